@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.hlo.operations import Operation
+from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning.machines import efficiencies, interconnect
+from lingvo_gshard.planning.machines.efficiencies import Efficiency
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -153,11 +154,7 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     collective = operation.collective
     if collective is not None:
         communication = interconnect.seconds_bound(collective, topology, mesh)
-        share = efficiencies.ACROSS_SLICES
-        if collective.slices == 1:
-            share = efficiencies.collective_efficiency(
-                collective.kind, collective.bytes, collective.group_size, chip
-            )
+        share = _collective_efficiency(collective, communication, topology, mesh)
         latency = interconnect.seconds_latency(collective, topology, mesh)
         formula = interconnect.seconds_by_formula(collective, topology, mesh)
         estimates.append(formula / share.value + latency)
@@ -170,4 +167,18 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         communication,
         max(compute, memory, communication),
         operation.times * max(estimates),
+    )
+
+
+def _collective_efficiency(
+    collective: Collective, seconds_bound: float, topology: Topology, mesh: Mesh
+) -> Efficiency:
+    """Returns the measured efficiency of a collective on the links that its groups span."""
+    chip = topology.chip
+    if collective.slices > 1:
+        return efficiencies.ACROSS_SLICES
+    if chip.network_bandwidth and interconnect.is_between_hosts(collective, topology, mesh):
+        return efficiencies.network_efficiency(seconds_bound * chip.network_bandwidth)
+    return efficiencies.collective_efficiency(
+        collective.kind, collective.bytes, collective.group_size, chip
     )

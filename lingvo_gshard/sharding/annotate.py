@@ -103,6 +103,9 @@ def _annotate(
         return tensor
     shape = None if kind == "activations" else cast("list[int]", tensor.shape.as_list())
     split = current.split(layout, kind, path, unsplit, reserved, shape)
+    if kind == "moments" and shape is not None:
+        # Moments that are stored whole are updated whole: else the step would gather each of them.
+        split = current.storage_split(shape, split)
     return xla.tile(tensor, split, current.mesh)
 
 

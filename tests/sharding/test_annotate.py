@@ -66,6 +66,21 @@ def test_dimensions_split_over_two_axes_and_unsplit_letters():
     assert stated == "devices=[4]0,2,1,3"
 
 
+def test_moments_that_are_stored_whole_are_updated_whole():
+    """Else each of them would be gathered after the update, to be stored."""
+    mesh = "data=4"
+    by_size = {
+        size: shardings(
+            lambda x: (annotate(x, "M", "moments"), annotate(x, "M", "weights")),
+            Partitioning.make(mesh, "weights: M->data | moments: M->data"),
+            (size,),
+        )
+        for size in (6, 8)
+    }
+    split = "devices=[4]0,1,2,3"
+    assert by_size == {6: ["replicated", split], 8: [split, split]}
+
+
 def test_einsum_annotates_its_result():
     got = shardings(lambda x, w: einsum("BLM,MH->BLH", x, w), EXPERT_TENSOR, (4, 2, 4), (4, 4))
     assert got == ["devices=[2,1,2]0,1,2,3"]

@@ -29,6 +29,10 @@ _MAMF = (
 _SCALING_GPUS = (
     "Austin et al., How to Scale Your Model, part 12, https://jax-ml.github.io/scaling-book/gpus"
 )
+_BETWEEN_HOSTS = (
+    "Bekman, Machine Learning Engineering, Inter-node speed depends on intra-node speed (4 hosts of"
+    " 8 B200, 400 Gbit/s for each GPU), https://github.com/stas00/ml-engineering/tree/master/network"
+)
 _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigatech/vpbenchmarking"
 
 
@@ -127,6 +131,20 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
+# Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s.
+_HOSTS_BUS = {1: 5.37, 4: 18.90, 16: 64.43, 64: 156.74, 256: 229.09, 1024: 361.99, 16384: 381.80}
+HOSTS = tuple(
+    MeasuredCollective(
+        "gpu:b200:4x8",
+        "all-reduce",
+        32,
+        mib * _MIB,
+        2 * 31 / 32 * mib * _MIB / (rate * 1e9),
+        _BETWEEN_HOSTS,
+    )
+    for mib, rate in _HOSTS_BUS.items()
+)
+
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
 
@@ -219,11 +237,33 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
     return Efficiency(_interpolate(levels, devices), points[0].source)
 
 
+def network_efficiency(size: float) -> Efficiency:
+    """Returns the efficiency of a collective between hosts of GPUs, relative to its bound.
+
+    Args:
+      size: bytes through the network adapter of one GPU, in one direction.
+    """
+    return Efficiency(_interpolate(_hosts_points(), size), HOSTS[0].source)
+
+
+@functools.cache
+def _hosts_points() -> list[tuple[float, float]]:
+    """Returns (bytes through the adapter of one GPU, efficiency) of HOSTS."""
+    points = []
+    for point in HOSTS:
+        rate = topologies.get(point.topology).chip.network_bandwidth
+        assert rate
+        points.append((point.efficiency * point.seconds * rate, point.efficiency))
+    return points
+
+
 def sources(chip: Chip) -> tuple[str, ...]:
     """Returns the sources of a chip's efficiencies."""
     found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
     for kind in ("all-reduce", "all-gather", "all-to-all"):
         found += [point.source for point in _points(kind, chip)]
+    if chip.kind == "gpu":
+        found.append(HOSTS[0].source)
     return tuple(dict.fromkeys(found))
 
 

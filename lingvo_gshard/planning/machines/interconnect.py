@@ -94,6 +94,19 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
     return 1e-6 * _hops(call, topology, mesh)
 
 
+def is_between_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> bool:
+    """Returns whether a group of a collective spans several hosts of GPUs."""
+    if topology.kind != "gpu":
+        return False
+    return _is_between_hosts(dataclasses.replace(collective, bytes=1), topology, mesh)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_between_hosts(call: Collective, topology: Topology, mesh: Mesh) -> bool:
+    host = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
+    return bool((host != host[:, :1]).any())
+
+
 def spanned_slices(axes: tuple[str, ...], topology: Topology, mesh: Mesh) -> int:
     """Returns the number of slices that groups along whole mesh axes span."""
     across = dict(zip(mesh.names, mesh.across_slices(topology.slices), strict=True))

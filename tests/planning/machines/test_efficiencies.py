@@ -2,12 +2,17 @@
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective
+from lingvo_gshard.hlo.operations import Collective, Operation
+from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.machines import chips, efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
 MEASURED = (*efficiencies.FIGURE_9, *efficiencies.IRONWOOD, *efficiencies.H100)
 NAMES = [f"{p.topology}-{p.kind}-{p.devices}-{p.bytes:.0f}" for p in MEASURED]
+
+
+def operation(call: Collective) -> Operation:
+    return Operation("x", call.kind, "layer", "forward", collective=call)
 
 
 @pytest.mark.parametrize("point", MEASURED, ids=NAMES)
@@ -84,3 +89,27 @@ def test_larger_buffers_are_more_efficient_on_gpus():
     )
     assert small == pytest.approx(150 / 450)
     assert large == pytest.approx(370 / 450)
+
+
+def test_collectives_between_hosts_are_as_fast_as_measured():
+    """4 GiB over 4 hosts of 8 B200 took 22.05 ms, as the source derives from bus bandwidth."""
+    topology = topologies.get("gpu:b200:4x8")
+    whole = Mesh((("all", 32),))
+    reduction = Collective("all-reduce", ("all",), 32, "float32", 2**32)
+    (timed,) = roofline.time_operations([operation(reduction)], topology, whole)
+    assert timed.seconds == pytest.approx(22.05e-3, rel=0.02)
+    # Eight rings of one GPU of each host, each with an eighth: the same bytes through each adapter.
+    mesh = Mesh((("hosts", 4), ("gpus", 8)))
+    part = Collective("all-reduce", ("hosts",), 4, "float32", 2**29)
+    (ring,) = roofline.time_operations([operation(part)], topology, mesh)
+    assert ring.seconds == pytest.approx(timed.seconds)
+    # Within hosts, the efficiency is that of NVLink.
+    inner = Collective("all-reduce", ("gpus",), 8, "float32", 2**29)
+    assert not interconnect.is_between_hosts(inner, topology, mesh)
+    assert interconnect.is_between_hosts(part, topology, mesh)
+
+
+def test_large_messages_between_hosts_are_more_efficient():
+    points = [point.efficiency for point in efficiencies.HOSTS]
+    assert points == sorted(points) and points[-1] == pytest.approx(381.8 * 3 / 31 / 50)
+    assert efficiencies.network_efficiency(1.0).value == pytest.approx(points[0])
