@@ -134,7 +134,7 @@ def _opened_now(run: Run) -> Decoder:
     executables = Executables(maker.make, devices, entry, batches, run.observer)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
-        entry.write_model(os.fspath(run.logdir.path), facts, arrays, weights)
+        entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)
         cache.prune(entry)
     return Decoder(model.step, Engine(facts, executables, weights), model.input)
 
@@ -146,7 +146,7 @@ def _compiler(run: Run) -> CompilerProcess | None:
     """
     if not run.compiles_elsewhere or run.backend.devices[0].platform != "cpu":
         return None
-    return CompilerProcess(os.fspath(run.logdir.path), run.options, run.precision, run.checkpoint)
+    return CompilerProcess(os.fspath(run.logdir.place), run.options, run.precision, run.checkpoint)
 
 
 class _LateMaker:
@@ -190,7 +190,7 @@ def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
         directory = os.path.join(os.path.expanduser(given), "decoding")
     backend = run.backend
     owner = [
-        os.fspath(run.logdir.path),
+        os.fspath(run.logdir.place),
         repr(backend.partitioning),
         backend.partitioner,
         run.precision,

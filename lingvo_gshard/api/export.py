@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 import time
 from typing import TYPE_CHECKING
 
@@ -74,7 +73,7 @@ def export(
         format=format,
         experiment=run.params.name,
         step=step,
-        files=file_sizes(pathlib.Path(output)),
+        files=file_sizes(output),
         seconds=time.monotonic() - started,
     )
 

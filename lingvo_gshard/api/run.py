@@ -123,9 +123,9 @@ class Run:
         self.compiles_elsewhere = False
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
-        if not self.logdir.path.is_dir():
+        if not self.logdir.exists():
             raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
-        if not self.logdir.params.exists() and not self.logdir.has_checkpoints():
+        if not self.logdir.has_params() and not self.logdir.has_checkpoints():
             raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
         self.params: Params = self.logdir.read_params()
         if not self.logdir.has_checkpoints():
@@ -184,7 +184,7 @@ class Run:
 
     def report(self, html: str | os.PathLike | None = None) -> Report:
         """Returns what `report` does of this run, and writes it to the file `html` as a page."""
-        return report(self.logdir.path, html=html)
+        return report(self.logdir.place, html=html)
 
     @names_arguments
     def translate(

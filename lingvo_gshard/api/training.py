@@ -142,7 +142,9 @@ def _train(
 ) -> Outcome:
     """Builds the input, the task and the trainer, restores them, and trains."""
     say = functools.partial(_say, console)
-    store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, say)
+    store = CheckpointStore(
+        logdir.checkpoints, params.trainer.keep_checkpoints, say, before_commit=logdir.push
+    )
     try:
         newest = store.peek()
         input_ = params.input.instantiate()

@@ -11,6 +11,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.export import new_folder_in_bucket
 from lingvo_gshard.training.stopping import called_before_abrupt_end
 
 
@@ -24,6 +27,9 @@ def check_output(path: str | os.PathLike) -> None:
     Raises:
       ValueError: it cannot be created; names --output.
     """
+    if is_bucket(path):
+        new_folder_in_bucket.check_output(path)
+        return
     target = _target(path)
     if target.is_dir():
         if any(target.iterdir()):
@@ -47,7 +53,8 @@ def check_output(path: str | os.PathLike) -> None:
 def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.Path]:
     """Gives a temporary directory beside a new one, and renames it when the context ends.
 
-    If the context fails, or a signal ends the process, the temporary directory is removed.
+    If the context fails, or a signal ends the process, the temporary directory is removed. For a
+    bucket, files are written to a local disk first and then copied.
 
     Args:
       path: the new directory, as for `check_output`.
@@ -56,6 +63,10 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
     Raises:
       ValueError: there is no room for `needed` bytes, or a file cannot be written; names --output.
     """
+    if is_bucket(path):
+        with new_folder_in_bucket.new_folder(path, needed) as local:
+            yield local
+        return
     check_output(path)
     target = _target(path)
     free = shutil.disk_usage(target.parent).free
@@ -78,13 +89,9 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
             raise
 
 
-def file_sizes(directory: pathlib.Path) -> dict[str, int]:
+def file_sizes(directory: str | os.PathLike[str]) -> dict[str, int]:
     """Returns path -> size in bytes of all files below a directory."""
-    return {
-        str(path.relative_to(directory)): path.stat().st_size
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    return {name: entry.size for name, entry in objects.find(directory).items()}
 
 
 def _complete(partial: pathlib.Path, target: pathlib.Path) -> None:

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects, paths
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -84,6 +86,12 @@ class PublishedModel:
         Raises:
           ValueError: files are missing, damaged, or do not fit the config.
         """
+        if is_bucket(directory):
+            raise ValueError(
+                f"{directory}: a published model is mapped into memory, so it must be on a local "
+                "disk. Copy it there first, as with `gcloud storage cp -r` or `aws s3 cp "
+                "--recursive`"
+            )
         source = pathlib.Path(directory)
         config = PublishedConfig.load(source)
         config.check_unpacked()
@@ -184,8 +192,9 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
     params.input.instantiate().load_vocabularies(model.directory)
     params = params.copy().locate()
     target = Logdir(logdir)
-    _check_space(target.path, model.nbytes)
-    remove = functools.partial(shutil.rmtree, target.path, ignore_errors=True)
+    if not is_bucket(logdir):
+        _check_space(target.path, model.nbytes)
+    remove = functools.partial(objects.remove_tree, target.place)
     with target.claim(params), called_before_abrupt_end(remove):
         try:
             _write(model, target, params)
@@ -205,8 +214,9 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
 
 def check_logdir(logdir: str | os.PathLike) -> None:
     """Raises ValueError if the directory of a new run exists and is not empty."""
-    path = pathlib.Path(logdir)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    path = paths.path_of(logdir)
+    is_folder = is_bucket(path) or path.is_dir()
+    if objects.names(path) if is_folder else path.exists():
         raise ValueError(f"--logdir={logdir} exists already; give the name of a new directory")
 
 

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import path_of
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.published_vocabulary import copy_files
@@ -33,7 +35,7 @@ Box = Sequence[tuple[int, int]]
 
 def is_published(directory: str | os.PathLike) -> bool:
     """Returns whether a directory has a published model, and not a run."""
-    return (pathlib.Path(directory) / CONFIG_FILE).is_file()
+    return objects.is_file(path_of(directory) / CONFIG_FILE)
 
 
 class PublishedStart:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.layers.weight_groups import layer_of
 from lingvo_gshard.reporting.run import RunReport, read_run
 from lingvo_gshard.training.records.sharding import Sharding
@@ -77,7 +78,7 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
         raise ValueError("--logdir is missing: the directory that gshard-train wrote")
     if len(given) > MOST_RUNS:
         raise ValueError(f"--logdir names {len(given)} runs; {MOST_RUNS} at most can be compared")
-    places = [os.path.realpath(logdir) for logdir in given]
+    places = [logdir if is_bucket(logdir) else os.path.realpath(logdir) for logdir in given]
     for place, logdir in zip(places, given, strict=True):
         if places.count(place) > 1:
             raise ValueError(f"--logdir={logdir} is named twice")

@@ -8,6 +8,8 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.files import objects, paths
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.pages import splits
 from lingvo_gshard.reporting import curves, events, profiles, routers
 from lingvo_gshard.reporting.curves import History
@@ -88,10 +90,12 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     Raises:
       ValueError: names --logdir if the directory holds no run, or a run without metrics.
     """
-    path, given = pathlib.Path(logdir), os.fspath(logdir)
+    given = os.fspath(logdir)
     check_run(given)
+    found = Logdir(given)
+    path = found.path
     history = curves.read_history(path / METRICS_FILE, points, layer_points)
-    params = Logdir(path).params_as_text()
+    params = found.params_as_text()
     experiment = params.get("name", "").strip("'\"")
     if history is None:
         raise ValueError(
@@ -122,15 +126,16 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
 
 def check_run(logdir: str) -> None:
     """Raises ValueError naming --logdir if there is no run in a directory."""
-    path, found = pathlib.Path(logdir), Logdir(logdir)
+    found = Logdir(logdir)
+    path = paths.path_of(logdir)
     advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
-    if not path.exists():
+    if not is_bucket(logdir) and path.exists() and not path.is_dir():
+        raise ValueError(f"--logdir={logdir} is a file; the directory of a run was expected")
+    if not found.exists():
         near = names.nearest(path.name, _runs_in(path.parent))
         hint = f"{near} " if near.startswith("Did") else ""
         raise ValueError(f"--logdir={logdir}: there is no such directory. {hint}{advice}")
-    if not path.is_dir():
-        raise ValueError(f"--logdir={logdir} is a file; the directory of a run was expected")
-    if found.params.exists() or found.has_checkpoints():
+    if found.has_params() or found.has_checkpoints():
         return
     inside = _runs_in(path)
     if inside:
@@ -146,7 +151,8 @@ def check_run(logdir: str) -> None:
 def _runs_in(directory: pathlib.Path) -> list[str]:
     """Returns the names of the runs in a directory, sorted."""
     try:
-        return sorted(p.parent.name for p in directory.glob("*/params.txt"))
+        inside = objects.names(directory)
+        return [name for name in inside if objects.is_file(directory / name / "params.txt")]
     except OSError:
         return []
 

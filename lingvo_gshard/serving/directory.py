@@ -24,7 +24,7 @@ class DirectoryWatch:
           choice: which checkpoint that was, as in `preferred`.
         """
         self._logdir, self._step, self._choice = logdir, step, choice
-        self._identity = self._identify()
+        self._identity = self._logdir.identity()
         self._last = UNCHANGED
 
     def state(self) -> str:
@@ -32,14 +32,14 @@ class DirectoryWatch:
         found = self._look()
         if found != self._last and found != UNCHANGED:
             _log.warning(
-                f"{self._logdir.path}: {found}. The server goes on with the model of step "
+                f"{self._logdir.place}: {found}. The server goes on with the model of step "
                 f"{self._step:,}; restart it to load another one"
             )
         self._last = found
         return found
 
     def _look(self) -> str:
-        identity = self._identify()
+        identity = self._logdir.identity()
         if identity is None:
             return "removed"
         if identity != self._identity:
@@ -51,16 +51,6 @@ class DirectoryWatch:
         """Returns the step of the checkpoint to load now, if it is of a later step."""
         try:
             first = preferred(self._logdir.checkpoints, self._choice)[:1]
-        except ValueError:  # The chosen one was deleted.
+        except (ValueError, OSError):  # The chosen one was deleted, or a bucket is in trouble.
             return None
         return first[0] if first and first[0] > self._step else None
-
-    def _identify(self) -> tuple[int, ...] | None:
-        """Returns numbers that another directory would not have; None if there is none."""
-        try:
-            parts = [self._logdir.path.stat(), self._logdir.params.stat()]
-        except OSError:
-            return None
-        return tuple(n for part in parts for n in (part.st_dev, part.st_ino)) + (
-            parts[1].st_mtime_ns,
-        )

@@ -213,11 +213,11 @@ def _print_outcome(
         steps = f"{params.trainer.steps:,}"
         output.say(
             console,
-            f"Nothing to do: the run in {logdir.path} has {step} steps already, and trainer.steps "
+            f"Nothing to do: the run in {logdir.place} has {step} steps already, and trainer.steps "
             f"is {steps}. To train longer, give a larger --steps.",
         )
     elif outcome.finished:
-        output.say(console, f"Trained {step} steps; the run is in {logdir.path}")
+        output.say(console, f"Trained {step} steps; the run is in {logdir.place}")
         output.say(console, "To train longer, give a larger --steps.")
     elif outcome.metrics:
         output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")

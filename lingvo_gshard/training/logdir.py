@@ -1,8 +1,14 @@
-"""The log directory of a run: its paths, and the check that it belongs to the run."""
+"""The log directory of a run: its paths, and the check that it belongs to the run.
+
+A log directory in a bucket has a local folder, a `Mirror`, for all files but the checkpoints. The
+run that claims the directory appends to the files there, and they are copied to the bucket from
+time to time and before each checkpoint is complete.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import secrets
@@ -12,8 +18,13 @@ from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.files import objects, paths
+from lingvo_gshard.core.files.mirror import Mirror
+from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.parts import PARAMS_COPY
+from lingvo_gshard.training.checkpoint.steps import steps_in
+from lingvo_gshard.training.lock.bucket_lock import BucketLock
 from lingvo_gshard.training.lock.run_lock import LockedError, RunLock
 from lingvo_gshard.training.stopping import called_before_abrupt_end
 
@@ -58,25 +69,82 @@ FREE_PATHS = frozenset(
 
 Say = Callable[[str], None]
 
+_PARAMS, _LOCK = "params.txt", "run.lock"
+
 
 def _warn(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 class Logdir:
-    """The directory of one run.
+    """The directory of one run, on a disk or in a bucket.
 
     Attributes:
-      path: the directory, absolute.
-      params: the file params.txt, with every hyperparameter.
-      checkpoints: the directory of the checkpoints.
+      place: where the directory is, absolute; for a bucket its URL.
+      checkpoints: the directory of the checkpoints, in `place`.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = pathlib.Path(path).absolute()
-        self.params = self.path / "params.txt"
-        self.checkpoints = self.path / "checkpoints"
-        self._lock: RunLock | None = None
+    def __init__(self, path: str | os.PathLike[str]):
+        self.place = paths.absolute(path)
+        self.checkpoints = self.place / "checkpoints"
+        self._is_remote = paths.is_bucket(path)
+        self._lock: RunLock | BucketLock | None = None
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The local directory of all files but the checkpoints: `place`, or its local copy.
+
+        A copy is up to date with the bucket when this is read. The run that claims the directory
+        changes the copy.
+
+        Raises:
+          ValueError: the bucket is in trouble.
+        """
+        if not self._is_remote:
+            return self.place
+        if self._lock is None:
+            with self._named():
+                self._mirror.pull()
+        return self._mirror.folder
+
+    @property
+    def params(self) -> pathlib.Path:
+        """The file params.txt, with every hyperparameter, in `path`."""
+        return self.path / _PARAMS
+
+    @functools.cached_property
+    def _mirror(self) -> Mirror:
+        return Mirror(self.place, _stays_in_bucket)
+
+    def exists(self) -> bool:
+        """Returns whether the directory is there. Raises ValueError as `path` does."""
+        with self._named():
+            return objects.exists(self.place) if self._is_remote else self.place.is_dir()
+
+    def has_params(self) -> bool:
+        """Returns whether params.txt, with every hyperparameter, is there."""
+        with self._named():
+            return objects.is_file(self.place / _PARAMS)
+
+    def identity(self) -> str | None:
+        """Returns text that another directory would not have; None if there is no run any more."""
+        try:
+            if self._is_remote:
+                entry = objects.children(self.place).get(_PARAMS)
+                return entry.tag if entry else None
+            parts = [self.place.stat(), (self.place / _PARAMS).stat()]
+        except OSError:
+            return None
+        return f"{[(part.st_dev, part.st_ino) for part in parts]} {parts[1].st_mtime_ns}"
+
+    def push(self) -> None:
+        """Copies what this run has changed to the bucket, if the directory is in one.
+
+        Raises:
+          OSError: the bucket is in trouble.
+        """
+        if self._is_remote and self._lock is not None:
+            self._mirror.push()
 
     def has_checkpoints(self) -> bool:
         """Returns whether the directory has a complete checkpoint."""
@@ -97,7 +165,7 @@ class Logdir:
           ValueError: the directory holds no run, or its Params are damaged.
         """
         try:
-            return _params_in(self.params)
+            return _params_in(self.place / _PARAMS)
         except ValueError as error:
             problem = error
         for step in sorted(self._steps(), reverse=True):
@@ -111,7 +179,7 @@ class Logdir:
     def params_as_text(self) -> dict[str, str]:
         """Returns path -> value of params.txt, as text; nothing if it is missing or damaged."""
         try:
-            text = self.params.read_text(encoding="utf-8")
+            text = objects.read_bytes(self.place / _PARAMS).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             return {}
         pairs = (line.partition(" : ") for line in text.splitlines())
@@ -133,22 +201,24 @@ class Logdir:
             if processes do not see the same directory, or if it belongs to another run (`check`).
         """
         try:
-            is_file = self.path.exists() and not self.path.is_dir()
+            is_file = objects.is_file(self.place)
         except OSError as error:
-            raise ValueError(f"--logdir {self.path} cannot be written: {error.strerror}") from None
+            raise ValueError(f"--logdir {self.place} cannot be written: {error.strerror}") from None
         if is_file:
-            raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
+            raise ValueError(f"--logdir {self.place} is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
         try:
             problem = processes.from_main(problem) or self._not_shared()
             if problem:
-                raise ValueError(f"--logdir {self.path} {problem}")
+                raise ValueError(f"--logdir {self.place} {problem}")
             with called_before_abrupt_end(self.release):
                 self.check(params, say)
                 if not self.has_checkpoints():
                     self.write_params(params)
                 yield
         finally:
+            if self._is_remote and self._lock is not None:
+                self._mirror.stop(say)
             self.release()
 
     def release(self) -> None:
@@ -174,7 +244,7 @@ class Logdir:
             if len(different) > 10:
                 shown.append(f"  and {len(different) - 10} more")
             raise ValueError(
-                f"--logdir {self.path} holds a run of {saved.name or 'another experiment'} with "
+                f"--logdir {self.place} holds a run of {saved.name or 'another experiment'} with "
                 "other Params. Choose another directory, or the same Params:\n" + "\n".join(shown)
             )
 
@@ -187,19 +257,31 @@ class Logdir:
         problem = self._write(params.to_text()) if processes.is_main() else None
         problem = processes.from_main(problem)
         if problem:
-            raise ValueError(f"--logdir {self.path} {problem}")
+            raise ValueError(f"--logdir {self.place} {problem}")
 
     def _steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints."""
-        if not self.checkpoints.is_dir():
-            return []
-        return [int(child.name) for child in self.checkpoints.iterdir() if child.name.isdigit()]
+        with self._named():
+            return steps_in(self.checkpoints)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Names --logdir in errors of a bucket."""
+        try:
+            yield
+        except BucketError as error:
+            raise ValueError(f"--logdir {self.place} cannot be read: {error.strerror}") from None
 
     def _take_lock(self, say: Say) -> str | None:
         """Locks the directory for this process. Returns the problem if that is impossible."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(self.path / "run.lock", say)
+            objects.make_folder(self.place)
+            if self._is_remote:
+                self._lock = BucketLock(self.place / _LOCK, say)
+                self._mirror.pull()
+                self._mirror.start(say)
+            else:
+                self._lock = RunLock(self.place / _LOCK, say)
         except LockedError as error:
             return f"{error}. Stop that run first, or choose another directory"
         except OSError as error:
@@ -212,6 +294,7 @@ class Logdir:
             unfinished = self.params.with_suffix(".txt.new")
             unfinished.write_text(text, encoding="utf-8")
             os.replace(unfinished, self.params)
+            self.push()
         except OSError as error:
             return f"cannot be written: {error.strerror}"
         return None
@@ -220,13 +303,13 @@ class Logdir:
         """Returns the problem if a process does not see the main process's directory."""
         if processes.count() == 1:
             return None
-        token = self.path / f".shared-{processes.from_main(secrets.token_hex(8))}"
+        token = self.place / f".shared-{processes.from_main(secrets.token_hex(8))}"
         if processes.is_main():
-            token.touch()
+            objects.write_bytes(token, b"")
         blind = [k for k, sees in enumerate(processes.gather(_appears(token))) if not sees]
         if processes.is_main():
             with contextlib.suppress(OSError):
-                token.unlink()
+                objects.remove(token)
         if not blind:
             return None
         return (
@@ -235,10 +318,16 @@ class Logdir:
         )
 
 
+def _stays_in_bucket(name: str) -> bool:
+    """Returns whether a file or folder of a log directory has no local copy."""
+    # Each launch writes curves for TensorBoard to a file of its own.
+    return name in ("checkpoints", "events") or name.startswith((_LOCK, "damaged-", ".shared-"))
+
+
 def _params_in(path: pathlib.Path) -> Params:
     """Returns the Params in a file; ValueError if it is missing, damaged or cut off."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = objects.read_bytes(path).decode("utf-8")
         params = experiment_from_text(text)
     except FileNotFoundError:
         raise ValueError(f"{path.parent} holds no run: it has no {path.name}") from None
@@ -255,7 +344,7 @@ def _params_in(path: pathlib.Path) -> Params:
 def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:
     """Waits for a file, which a network file system may show late. Returns whether it exists."""
     deadline = time.monotonic() + seconds
-    while not path.exists():
+    while not objects.exists(path):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

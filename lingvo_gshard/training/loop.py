@@ -338,6 +338,7 @@ class TrainingLoop:
         self._logdir.check_lock()
         self._store.delete_after(roll_back.last_step)
         self._roll_backs.add(roll_back)
+        self._logdir.push()
         checkpoint = self._store.restore(self._runtime.abstract_state())
         assert checkpoint is not None
         self._load(checkpoint)
@@ -391,6 +392,6 @@ class TrainingLoop:
         newest = max(self._store.steps, default=0)
         if not is_saved or newest != self.step:
             raise OSError(
-                f"step {self.step:,} could not be saved. Free some disk space; the same command "
+                f"step {self.step:,} could not be saved. {self._store.advice}; the same command "
                 f"then resumes from step {newest:,}"
             )

@@ -63,8 +63,7 @@ class Front:
         """
         self.faults = Faults()
         handler = type("Handler", (_Handler,), {"front": self, "target": port, "scheme": scheme})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.writing = threading.Lock()
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -73,6 +72,13 @@ class Front:
         """Stops it."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing: clients go away when they have read enough."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

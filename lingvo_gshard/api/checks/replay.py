@@ -13,7 +13,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.selection.choice import steps_in
+from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.determinism import replay as replaying
@@ -84,7 +84,7 @@ def _recorded(directory: Logdir, step: int) -> dict[int, Row]:
     if step not in recorded:
         last = max(recorded, default=0)
         raise ValueError(
-            f"--replay_step={step}: {directory.path / METRICS_FILE} has no row of this step; its "
+            f"--replay_step={step}: {directory.place / METRICS_FILE} has no row of this step; its "
             f"last row up to there is of step {last:,}"
         )
     return recorded

@@ -6,7 +6,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.training.checkpoint.run_item import read_run
-from lingvo_gshard.training.checkpoint.selection.choice import steps_in
+from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.logdir import Logdir
 
 

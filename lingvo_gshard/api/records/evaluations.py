@@ -49,7 +49,7 @@ def _record(run: Run, split: str, options: dict[str, Any], found: Evaluation) ->
         scores=found.to_record(),
     )
     try:
-        evaluations.append(run.logdir.path, row)
+        evaluations.append(run.logdir.place, row)
     except OSError as error:
         warnings.warn(
             f"{evaluations.EVALUATIONS_FILE} cannot be written ({error.strerror}); gshard-report "

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.api.errors import names_arguments
-from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.report import Report, read_report
 
@@ -32,7 +32,7 @@ def report(
     found = read_report([logdir] if is_one else list(logdir))
     if html is not None:
         try:
-            write_atomically(os.fspath(html), page.to_html(found).encode())
+            objects.write_bytes(html, page.to_html(found).encode())
         except OSError as error:
             raise ValueError(f"--html={html} cannot be written: {error.strerror}") from None
     return found

@@ -107,14 +107,21 @@ def names(path: GivenPath) -> list[str]:
     if not is_bucket(path):
         found = pathlib.Path(path)
         return sorted(os.listdir(found)) if found.is_dir() else []
+    return sorted(children(path))
+
+
+def children(path: GivenPath) -> dict[str, Entry | None]:
+    """Returns name -> Entry for the files in a folder of a bucket, and name -> None for folders."""
     try:
-        rows = _call(path, lambda fs, url: fs.ls(url, detail=False))
+        rows = _call(path, lambda fs, url: fs.ls(url, detail=True))
     except FileNotFoundError:
-        return []
-    _, bucket, key = split(path)
-    prefix = f"{bucket}/{key}/" if key else f"{bucket}/"
-    inside = (row.removeprefix(prefix).strip("/") for row in rows if row.startswith(prefix))
-    return sorted(name for name in inside if name)
+        return {}
+    prefix = _prefix(path)
+    return {
+        row["name"].removeprefix(prefix).strip("/"): _entry(row) if row["type"] == "file" else None
+        for row in rows
+        if row["name"].startswith(prefix) and row["name"] != prefix
+    }
 
 
 def find(path: GivenPath) -> dict[str, Entry]:
@@ -127,10 +134,9 @@ def find(path: GivenPath) -> dict[str, Entry]:
         rows = _call(path, lambda fs, url: fs.find(url, detail=True))
     except FileNotFoundError:
         return {}
-    _, bucket, key = split(path)
-    prefix = f"{bucket}/{key}/" if key else f"{bucket}/"
+    prefix = _prefix(path)
     return {
-        name.removeprefix(prefix): Entry(row["size"], str(row.get("generation") or row.get("ETag")))
+        name.removeprefix(prefix): _entry(row)
         for name, row in sorted(rows.items())
         if name.startswith(prefix) and not name.endswith("/")
     }
@@ -264,6 +270,16 @@ def _call(path: GivenPath, request: Callable[[Any, str], _Result], writes: bool 
     """
     url = os.fspath(path).rstrip("/")
     return attempt(url, lambda: request(file_system(url), url), writes)
+
+
+def _prefix(path: GivenPath) -> str:
+    """Returns how fsspec's names of the files in a folder of a bucket begin."""
+    _, bucket, key = split(path)
+    return f"{bucket}/{key}/" if key else f"{bucket}/"
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    return Entry(row["size"], str(row.get("generation") or row.get("ETag")))
 
 
 def _entry_of(found: os.stat_result) -> Entry:

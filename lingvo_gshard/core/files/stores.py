@@ -106,8 +106,10 @@ def _prepare(scheme: str) -> None:
 def _arguments(scheme: str) -> dict[str, Any]:
     """Returns arguments of a file system: nothing is cached, and no request waits for ever."""
     if scheme == "s3":
+        # Orbax's requests are repeated by the library alone.
+        retries = {"mode": "standard", "max_attempts": _RETRIES["max_retries"]}
         limits = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-        return {"use_listings_cache": False, "config_kwargs": limits}
+        return {"use_listings_cache": False, "config_kwargs": {**limits, "retries": retries}}
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(

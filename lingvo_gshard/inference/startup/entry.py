@@ -23,6 +23,7 @@ import numpy as np
 import safetensors.numpy
 
 from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.lazy import jax, jnp, serialize_executable
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
@@ -86,12 +87,12 @@ class CacheEntry:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the entry is damaged, or the directory of its run is gone."""
+        """Whether the entry is damaged, or the local directory of its run is gone."""
         try:
             record = self._record()
         except (OSError, ValueError):
             return True
-        return not os.path.isdir(record.logdir)
+        return not is_bucket(record.logdir) and not os.path.isdir(record.logdir)
 
     def write_model(
         self,

@@ -13,6 +13,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.arrays import unflatten
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
@@ -93,7 +94,7 @@ class SourceRun:
           OSError: it cannot be written. Nothing is left in `output`.
         """
         logdir = Logdir(output)
-        remove = functools.partial(shutil.rmtree, logdir.path, ignore_errors=True)
+        remove = functools.partial(objects.remove_tree, logdir.place)
         with logdir.claim(params), called_before_abrupt_end(remove):
             try:
                 self._save(logdir, params, state, step)

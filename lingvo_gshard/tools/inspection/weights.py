@@ -11,7 +11,7 @@ import numpy as np
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.selection.choice import steps_in
+from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.checkpoint.streamed_reader import WeightReader
 
 _ITEM = "theta"

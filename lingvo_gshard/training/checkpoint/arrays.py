@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
@@ -36,7 +37,7 @@ def save_arguments(arrays: Arrays) -> ocp.args.PyTreeSave:
 
 def describe(directory: pathlib.Path) -> dict[str, Any]:
     """Returns path -> an object with shape and dtype, for each array in a directory."""
-    return dict(ocp.PyTreeCheckpointHandler().metadata(directory).tree)
+    return dict(_handler(directory).metadata(directory).tree)
 
 
 def read(directory: pathlib.Path, shardings: Mapping[str, jax.sharding.Sharding | None]) -> Arrays:
@@ -48,7 +49,7 @@ def read(directory: pathlib.Path, shardings: Mapping[str, jax.sharding.Sharding 
     """
     arguments = {path: _restore_argument(sharding) for path, sharding in shardings.items()}
     restore = ocp.args.PyTreeRestore(restore_args=arguments)
-    return dict(ocp.PyTreeCheckpointHandler().restore(directory, args=restore))
+    return dict(_handler(directory).restore(directory, args=restore))
 
 
 def unflatten(specs: NestedMap, arrays: Arrays, name: str) -> NestedMap:
@@ -116,6 +117,15 @@ def check_digests(arrays: Arrays, expected: Mapping[str, int], name: str) -> Non
 def bytes_to_write(arrays: Arrays) -> int:
     """Returns the bytes of `arrays` that this process writes, before compression."""
     return sum(_bytes_to_write(array) for array in arrays.values())
+
+
+def _handler(directory: pathlib.Path) -> ocp.PyTreeCheckpointHandler:
+    if is_bucket(directory):
+        # Imports Orbax, which a start from the cache does not need.
+        from lingvo_gshard.training.checkpoint import in_bucket
+
+        in_bucket.teach_orbax()
+    return ocp.PyTreeCheckpointHandler()
 
 
 def _digests(arrays: Arrays, counts: bool) -> dict[str, int]:

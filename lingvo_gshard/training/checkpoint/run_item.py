@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 import lingvo_gshard
+from lingvo_gshard.core.files import copies
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.checkpoint.selection.best import Best
 
@@ -59,7 +60,7 @@ class Checkpoint:
     Attributes:
       record: the content of run.json.
       params_text: the run's Params, as `Params.to_text` writes them.
-      extras: directory of the input's files, such as vocabularies.
+      extras: directory of the input's files, such as vocabularies; a local copy for a bucket.
       arrays: item -> path -> array, of the items that were restored.
     """
 
@@ -119,7 +120,7 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
       OSError: a file cannot be read.
       ValueError: a file is damaged or missing.
     """
-    directory = checkpoint / ITEM
+    directory = copies.local_folder(checkpoint / ITEM)
     record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
     if record.digest and record != record.with_digest():
         raise ValueError(f"{ITEM}/{_RECORD} is damaged")

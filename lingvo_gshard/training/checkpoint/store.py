@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
+import os
 import pathlib
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core.files import paths
 from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
@@ -25,6 +25,7 @@ from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.arrays import Arrays, check_fit
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax, reason_of
 from lingvo_gshard.training.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
+from lingvo_gshard.training.checkpoint.places import place_of
 from lingvo_gshard.training.checkpoint.run_item import (
     Checkpoint,
     RunRecord,
@@ -32,14 +33,13 @@ from lingvo_gshard.training.checkpoint.run_item import (
     read_run,
 )
 from lingvo_gshard.training.checkpoint.selection.best import Best
-from lingvo_gshard.training.checkpoint.selection.choice import NEWEST, best_of, preferred, steps_in
+from lingvo_gshard.training.checkpoint.selection.choice import NEWEST, best_of, preferred
 from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
+from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.stopping import State
 
 Say = Callable[[str], None]
 
-# Ends the name of a checkpoint that is being deleted.
-_DELETED = ".deleted"
 # A save of several processes fails if one of them takes longer than this.
 _SAVE_SECONDS = 1800
 
@@ -57,23 +57,26 @@ class CheckpointStore:
 
     def __init__(
         self,
-        directory: str | pathlib.Path,
+        directory: str | os.PathLike[str],
         keep: int = 3,
         say: Say = print,
         writable: bool = True,
         choice: str | int = NEWEST,
+        before_commit: Callable[[], None] = lambda: None,
     ):
         """Opens a directory of checkpoints.
 
         Args:
-          directory: created if the store is writable.
+          directory: on a disk or in a bucket; created if the store is writable.
           keep: number of newest checkpoints to keep; older ones but the best are deleted.
           say: shows a line to the user.
           writable: False leaves every file as it is.
           choice: which checkpoint is read first, as in `preferred`. A store that is writable
             reads the newest.
+          before_commit: called before a checkpoint in a bucket becomes complete.
         """
-        self._directory = pathlib.Path(directory).absolute()
+        self._directory = paths.absolute(directory)
+        self._place = place_of(self._directory, before_commit)
         self._policy = NewestAndBest(keep)
         self.say = say
         self._writable = writable
@@ -81,6 +84,11 @@ class CheckpointStore:
         self._saving: tuple[int, Best | None] | None = None
         quiet_orbax()
         self._manager = self._open()
+
+    @property
+    def advice(self) -> str:
+        """What helps if a checkpoint could not be saved."""
+        return self._place.advice
 
     @property
     def steps(self) -> list[int]:
@@ -117,11 +125,14 @@ class CheckpointStore:
         }
         self._saving = step, best
         try:
+            self._manager = self._manager or self._open()
             self._check_free_space(arrays)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = RunRecord(step, position, run_item.versions(), digests, best=best)
             items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
-            items[run_item.ITEM] = run_handler.RunSave(record, params_text, write_extras)
+            is_remote = paths.is_bucket(self._directory)
+            kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
+            items[run_item.ITEM] = kind(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: self._manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.
@@ -219,7 +230,8 @@ class CheckpointStore:
         for later in reversed([one for one in self._steps if one > step]):
             processes.together(lambda later=later: self._delete(later))
             self._steps.remove(later)
-        self._manager.reload()
+        if self._manager is not None:
+            self._manager.reload()
 
     def close(self) -> None:
         """Waits for the save in progress and stops Orbax's threads."""
@@ -228,14 +240,13 @@ class CheckpointStore:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            self._warn(f"the last checkpoint could not be saved ({reason_of(error)})")
+            reason = self._place.reason_of(error)
+            self._warn(f"the last checkpoint could not be saved ({reason})")
         self._close_manager()
 
     def _open(self) -> ocp.CheckpointManager | None:
-        if self._writable and processes.is_main():
-            self._directory.mkdir(parents=True, exist_ok=True)
-            for doomed in self._directory.glob(f"*{_DELETED}"):
-                shutil.rmtree(doomed)
+        if self._writable:
+            processes.together(lambda: self._place.prepare() if processes.is_main() else None)
         self._steps = processes.from_main(steps_in(self._directory))
         self._preferred = processes.from_main(preferred(self._directory, self._choice))
         if not self._writable:
@@ -244,8 +255,7 @@ class CheckpointStore:
         self._policy.best_step = processes.from_main(best.step if best else None)
         several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._policy,
-            cleanup_tmp_directories=True,
+            **self._place.options(self._policy),
             create=False,
             async_options=ocp.AsyncOptions(timeout_secs=_SAVE_SECONDS),
             # Naming the processes makes them wait for one another with a time limit.
@@ -275,21 +285,20 @@ class CheckpointStore:
         """Raises OSError if the checkpoint would fill the disk."""
         own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
         needed = sum(processes.gather(own)) + 2**20
-        free = processes.from_main(shutil.disk_usage(self._directory).free)
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC,
-                f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free",
-            )
+        self._place.check_space(needed)
 
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""
         assert self._saving
         (step, _), self._saving = self._saving, None
+        reason = self._place.reason_of(error)
         self._close_manager()
-        self._manager = self._open()
+        self._manager = None
+        # A bucket that does not answer: the next save tries again.
+        with contextlib.suppress(OSError, processes.SharedError):
+            self._manager = self._open()
         last = f"the last good one is step {self._steps[-1]}" if self._steps else "there is none"
-        self._warn(f"the checkpoint of step {step} could not be saved ({reason_of(error)}); {last}")
+        self._warn(f"the checkpoint of step {step} could not be saved ({reason}); {last}")
 
     def _set_aside(self, step: int, error: Exception) -> None:
         """Reports a damaged checkpoint and renames it if the store is writable."""
@@ -299,24 +308,16 @@ class CheckpointStore:
         self._steps.remove(step)
         if self._writable:
             processes.together(lambda: self._rename_damaged(step))
-            self._manager.reload()
+            if self._manager is not None:
+                self._manager.reload()
 
     def _delete(self, step: int) -> None:
-        if not processes.is_main():
-            return
-        # Renamed first: a process that is killed in between leaves no checkpoint with holes.
-        doomed = self._path(step).rename(self._directory / f"{step}{_DELETED}")
-        shutil.rmtree(doomed)
+        if processes.is_main():
+            self._place.delete(step)
 
     def _rename_damaged(self, step: int) -> None:
-        if not processes.is_main():
-            return
-        number, target = 0, self._directory.parent / f"damaged-{step}"
-        while target.exists():
-            number += 1
-            target = self._directory.parent / f"damaged-{step}-{number}"
-        self._path(step).rename(target)
-        self.say(f"The damaged checkpoint was moved to {target}")
+        if processes.is_main():
+            self.say(f"The damaged checkpoint was moved to {self._place.set_aside(step)}")
 
     def _none_readable(self, steps: list[int]) -> None:
         """Returns None if there were no checkpoints, else raises ValueError."""

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,10 +21,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from lingvo_gshard.core.files import copies, objects
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest_of_part
+from lingvo_gshard.training.checkpoint.in_bucket import checkpointer
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax
 from lingvo_gshard.training.checkpoint.run_item import RunRecord, WriteExtras
+from lingvo_gshard.training.checkpoint.steps import marker
 from lingvo_gshard.training.checkpoint.transposing import contiguous
 
 # The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
@@ -177,25 +180,34 @@ def write_checkpoint(
       OSError: the disk is full, or cannot be written.
     """
     quiet_orbax()
-    unfinished = directory / f"{step}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    on_disk = not is_bucket(directory)
+    # A bucket cannot rename: there, the marker that is written last makes a checkpoint complete.
+    unfinished = directory / (f"{step}.unfinished" if on_disk else str(step))
+    objects.remove_tree(unfinished)
     try:
-        (unfinished / run_item.ITEM).mkdir(parents=True)
+        if on_disk:
+            (unfinished / run_item.ITEM).mkdir(parents=True)
         _write_arrays(unfinished / "theta", theta)
         digests = {"theta": {path: array.digest for path, array in theta.items()}}
         record = RunRecord(step, None, run_item.versions(), digests)
-        run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
-        os.replace(unfinished, directory / str(step))
+        if on_disk:
+            run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
+            os.replace(unfinished, directory / str(step))
+        else:
+            local = copies.new_folder("run-item")
+            run_item.write_run(local, record, params_text, write_extras)
+            copies.upload_all(local, unfinished / run_item.ITEM, list(objects.find(local)))
+            objects.write_bytes(marker(directory, step), b"")
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        objects.remove_tree(unfinished)
         raise
 
 
 def _write_arrays(directory: pathlib.Path, arrays: Mapping[str, StreamedArray]) -> None:
     registry = ocp.type_handlers.create_type_handler_registry((StreamedArray, _Handler()))
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    checkpointer = ocp.Checkpointer(handler)
+    writer = checkpointer(handler, directory)
     try:
-        checkpointer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
+        writer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
     finally:
-        checkpointer.close()
+        writer.close()

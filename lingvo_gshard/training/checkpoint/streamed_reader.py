@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import pathlib
 import threading
+from typing import Any
 
 import numpy as np
 import tensorstore
 
+from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.core.files.stores import key_value_store
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest_of_part
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 
@@ -90,7 +93,11 @@ class WeightReader:
         if path not in self._digests:
             raise ValueError(f"{self._directory} has no {path}; the checkpoint is of another model")
         if path not in self._open_arrays:
-            base = self._directory.absolute().as_uri() + "/"
+            base: str | dict[str, Any]
+            if is_bucket(self._directory):
+                base = key_value_store(f"{self._directory}/")
+            else:
+                base = self._directory.absolute().as_uri() + "/"
             store = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
             spec = {"driver": "zarr", "kvstore": store}
             self._open_arrays[path] = tensorstore.open(spec, read=True).result()

@@ -8,13 +8,20 @@ from typing import TypeVar
 
 import msgspec
 
+from lingvo_gshard.core.files.cell import Cell
+from lingvo_gshard.core.files.paths import is_bucket
+
 _Row = TypeVar("_Row")
 
 
 def append(path: pathlib.Path, row: object) -> None:
-    """Appends a row. Raises OSError if the file cannot be written."""
+    """Appends a row to a local file or one in a bucket. Raises OSError if it cannot be written."""
+    line = msgspec.json.encode(row) + b"\n"
+    if is_bucket(path):
+        Cell(path).append(line)
+        return
     with open(path, "ab") as file:
-        file.write(msgspec.json.encode(row) + b"\n")
+        file.write(line)
 
 
 def read(path: pathlib.Path, row: type[_Row]) -> list[_Row]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.training.checkpoint.run_item import read_run
 from lingvo_gshard.training.checkpoint.selection.best import Best
+from lingvo_gshard.training.checkpoint.steps import steps_in
 
 BEST, NEWEST = "best", "newest"
 
@@ -17,14 +18,6 @@ def check_choice(choice: str | int) -> None:
         raise ValueError(
             f"--checkpoint={choice}: expected {BEST}, {NEWEST} or the step of a checkpoint"
         )
-
-
-def steps_in(directory: pathlib.Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in a directory, ascending."""
-    if not directory.is_dir():
-        return []
-    # A checkpoint that is being written has a longer name.
-    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
 
 
 def best_of(directory: pathlib.Path, steps: Sequence[int]) -> Best | None:

@@ -1,0 +1,184 @@
+"""Where a store's checkpoints are: what disks and buckets do differently."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.core.files.problems import BucketError, problem_of
+from lingvo_gshard.core.lazy import checkpoint_managers
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.checkpoint.orbax_errors import reason_of
+from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
+from lingvo_gshard.training.checkpoint.steps import steps_in
+
+# Ends the name of a checkpoint that is being deleted.
+_DELETED = ".deleted"
+
+
+class Place(Protocol):
+    """A directory of checkpoints.
+
+    Attributes:
+      advice: what helps if a checkpoint could not be saved there.
+    """
+
+    advice: str
+
+    def prepare(self) -> None:
+        """Creates the directory, and deletes what was left by processes that were killed."""
+        ...
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions.
+
+        Args:
+          policy: which checkpoints are kept.
+        """
+        ...
+
+    def check_space(self, needed: int) -> None:
+        """Raises OSError if `needed` bytes do not fit."""
+        ...
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint. A process that is killed meanwhile leaves none with holes."""
+        ...
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory. Returns where it is then."""
+        ...
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        ...
+
+
+def place_of(directory: pathlib.Path, before_commit: Callable[[], None]) -> Place:
+    """Returns the place of a directory of checkpoints.
+
+    Args:
+      directory: the directory.
+      before_commit: called before a checkpoint in a bucket becomes complete.
+    """
+    return InBucket(directory, before_commit) if is_bucket(directory) else OnDisk(directory)
+
+
+class OnDisk:
+    """A directory on a disk, where renaming is atomic."""
+
+    advice = "Free some disk space"
+
+    def __init__(self, directory: pathlib.Path):
+        self._directory = directory
+
+    def prepare(self) -> None:
+        """Creates the directory, and deletes what was left by processes that were killed."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for doomed in self._directory.glob(f"*{_DELETED}"):
+            shutil.rmtree(doomed)
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions."""
+        return {
+            "preservation_policy": policy,
+            "cleanup_tmp_directories": True,
+        }
+
+    def check_space(self, needed: int) -> None:
+        """Raises OSError if `needed` bytes do not fit."""
+        free = processes.from_main(shutil.disk_usage(self._directory).free)
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free",
+            )
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint."""
+        # Renamed first: a process that is killed in between leaves no checkpoint with holes.
+        doomed = self._directory / f"{step}{_DELETED}"
+        (self._directory / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory."""
+        target = _unused(self._directory.parent, step)
+        (self._directory / str(step)).rename(target)
+        return target
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        return reason_of(error)
+
+
+class InBucket:
+    """A directory in a bucket, where a marker says that a checkpoint is complete."""
+
+    advice = "Check the bucket, the credentials and the network"
+
+    def __init__(self, directory: pathlib.Path, before_commit: Callable[[], None]):
+        self._directory, self._before_commit = directory, before_commit
+
+    def prepare(self) -> None:
+        """Deletes checkpoints without a marker."""
+        from lingvo_gshard.training.checkpoint import in_bucket
+
+        in_bucket.remove_unfinished(self._directory)
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions."""
+        from lingvo_gshard.training.checkpoint import in_bucket
+
+        in_bucket.teach_orbax()
+
+        def delete_old() -> None:
+            steps = steps_in(self._directory)
+            for step in set(steps).difference(policy.kept(steps)):
+                self.delete(step)
+
+        return {
+            # Orbax would ask further services how to delete.
+            "preservation_policy": checkpoint_managers.LatestN(None),
+            "temporary_path_class": in_bucket.temporary_path_class(
+                self._directory, self._before_commit, delete_old
+            ),
+        }
+
+    def check_space(self, needed: int) -> None:
+        """Buckets have no end."""
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint."""
+        from lingvo_gshard.training.checkpoint import in_bucket
+
+        in_bucket.delete(self._directory, step)
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory."""
+        target = _unused(self._directory.parent, step)
+        objects.copy_tree(self._directory / str(step), target)
+        self.delete(step)
+        return target
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        found = problem_of(error, os.fspath(self._directory))
+        if isinstance(found, BucketError) and found.errno != errno.EIO:
+            return str(found.strerror)
+        return reason_of(error)
+
+
+def _unused(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Returns a name for a damaged checkpoint that is not there yet."""
+    number, target = 0, directory / f"damaged-{step}"
+    while objects.exists(target):
+        number += 1
+        target = directory / f"damaged-{step}-{number}"
+    return target
