@@ -101,7 +101,8 @@ def check_readers(folder: str, emulator, tmp_path: pathlib.Path) -> None:
     """Checks the commands that read a run."""
     output, _ = command("translate", f"--logdir={folder}", emulator=emulator, text="Hund\n")
     assert output.count("\n") == 1
-    output, _ = command("evaluate", f"--logdir={folder}", "--beam_size=1", "--languages=de", emulator=emulator)
+    flags = (f"--logdir={folder}", "--beam_size=1", "--languages=de")
+    output, _ = command("evaluate", *flags, emulator=emulator)
     assert "chrF" in output
     recorded = json.loads(objects.read_bytes(f"{folder}/evaluations.jsonl"))
     assert recorded["step"] == _STEPS
