@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
 
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
@@ -24,6 +25,8 @@ from lingvo_gshard.training.checkpoint.steps import marker, steps_in
 
 _SPECS = "orbax.checkpoint._src.serialization.tensorstore_utils"
 _ATOMICITY = "orbax.checkpoint._src.path.atomicity"
+# Orbax deletes nothing.
+KEEP_ALL = checkpoint_managers.LatestN(None)
 
 
 @functools.cache

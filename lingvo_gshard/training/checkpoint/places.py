@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.files.problems import BucketError, problem_of
-from lingvo_gshard.core.lazy import checkpoint_managers
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.orbax_errors import reason_of
 from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
@@ -145,7 +144,7 @@ class InBucket:
 
         return {
             # Orbax would ask further services how to delete.
-            "preservation_policy": checkpoint_managers.LatestN(None),
+            "preservation_policy": in_bucket.KEEP_ALL,
             "temporary_path_class": in_bucket.temporary_path_class(
                 self._directory, self._before_commit, delete_old
             ),
