@@ -136,6 +136,7 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 SLOW_PAGES = (
     "README.md",
     "cleaning.md",
+    "data.md",
     "debugging.md",
     "decoding.md",
     "decoding_speed.md",
@@ -168,6 +169,7 @@ SCRIPTS = (
     "docs/cleaning.md",
     "docs/your_own_layer.md",
     "docs/planning.md",
+    pytest.param("docs/data.md", marks=pytest.mark.slow),
     pytest.param("docs/plan_any_program.md", marks=pytest.mark.slow),
     # It trains and loads twice. tests/api/test_run.py has a fast test of each call.
     pytest.param("docs/python_api.md", marks=pytest.mark.slow),
