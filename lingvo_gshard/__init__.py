@@ -6,8 +6,7 @@ The public API, in the order of a session:
     experiment     the Params of one, with settings
     describe       its hyperparameters with their meaning, as gin
     plan           memory, communication and time of a training step on any machine
-    preparation    the settings of prepare
-    prepare        raw text to tokenized shards for training, by many processes
+    prepare        raw text to tokenized shards for training; preparation_params has settings
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
     report         curves, scores and environment of one or several runs, as data and as a page
@@ -41,7 +40,7 @@ _API = {
     "open_model": "open_models.importing",
     "partition": "partitioning",
     "plan": "planning",
-    "preparation": "preparation",
+    "preparation_params": "preparation",
     "prepare": "preparation",
     "report": "records.report",
     "train": "training",
@@ -63,7 +62,7 @@ __all__ = [
     "open_model",
     "partition",
     "plan",
-    "preparation",
+    "preparation_params",
     "prepare",
     "report",
     "train",
@@ -77,7 +76,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan
-    from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation, prepare
+    from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation_params, prepare
     from lingvo_gshard.api.records.report import report
     from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train

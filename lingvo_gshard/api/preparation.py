@@ -11,10 +11,10 @@ from lingvo_gshard.preparation.inputs.source import Source
 from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.preparation.preparation import Preparation
 
-__all__ = ["PrepareOptions", "Source", "preparation", "prepare"]
+__all__ = ["PrepareOptions", "Source", "preparation_params", "prepare"]
 
 
-def preparation(
+def preparation_params(
     settings: Sequence[str] = (), gin_files: Sequence[str | os.PathLike] = ()
 ) -> Params:
     """Returns the Params of a preparation, with settings applied.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.cleaning.documents import DocumentCleaner
@@ -71,4 +73,4 @@ def to_settings(params: Params, sources: tuple[Source, ...]) -> dict[str, Any]:
     for number, source in enumerate(sources):
         for field, value in vars(source).items():
             settings[f"sources[{number}].{field}"] = value
-    return settings
+    return msgspec.json.decode(msgspec.json.encode(settings))

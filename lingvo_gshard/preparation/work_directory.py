@@ -117,7 +117,6 @@ class WorkDirectory:
 
 def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> None:
     """Raises ValueError that names a setting in which work or data of a directory differs."""
-    settings = msgspec.json.decode(msgspec.json.encode(settings))
     for name in sorted(settings.keys() | found.keys()):
         if settings.get(name) != found.get(name):
             raise ValueError(

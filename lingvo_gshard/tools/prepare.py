@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    params = preparation.preparation(values.gin_param, values.gin_file)
+    params = preparation.preparation_params(values.gin_param, values.gin_file)
     if values.params is not None:
         print(gin_text.to_gin(params, values.params), end="")
         return 0
