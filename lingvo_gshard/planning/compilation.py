@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 import time
+from collections.abc import Mapping
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
@@ -52,7 +53,10 @@ class CompiledProgram:
 
 
 def compile_for(
-    program: Program, topology: Topology, progress: Progress = ignore_progress
+    program: Program,
+    topology: Topology,
+    progress: Progress = ignore_progress,
+    options: Mapping[str, str] | None = None,
 ) -> CompiledProgram:
     """Compiles a program with the topology's compiler.
 
@@ -63,6 +67,7 @@ def compile_for(
       program: the program to compile.
       topology: the topology to compile it for.
       progress: called with each stage's description.
+      options: options of the compiler besides those of the topology.
 
     Raises:
       ValueError: if the mesh and the topology differ in the number of devices, if the compiler
@@ -72,7 +77,7 @@ def compile_for(
     progress(f"compiling for {topology.name}")
     started = time.monotonic()
     try:
-        return _compile(program, topology, started)
+        return _compile(program, topology, started, options)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
@@ -82,10 +87,16 @@ def compile_for(
     return _compile_for_larger(program, topology, message, started, progress)
 
 
-def _compile(program: Program, topology: Topology, started: float) -> CompiledProgram:
+def _compile(
+    program: Program,
+    topology: Topology,
+    started: float,
+    options: Mapping[str, str] | None = None,
+) -> CompiledProgram:
     """Compiles a program; `started` is the time from which its compile time counts."""
     with standard_error.capture(_EVERYTHING):
-        executable = Executable(program, topology.compile_devices(), topology.compiler_options)
+        options = {**topology.compiler_options, **(options or {})}
+        executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
     return CompiledProgram(
         module=executable.hlo_module(),

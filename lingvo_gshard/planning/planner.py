@@ -18,7 +18,7 @@ from lingvo_gshard.planning import (
 )
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compilation import CompiledProgram
-from lingvo_gshard.planning.machines import compilers, data_center
+from lingvo_gshard.planning.machines import compilers, cuda, data_center
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
@@ -120,6 +120,7 @@ def plan_program(
     tokens: float | None = None,
     progress: Progress = ignore_progress,
     calibration: Calibration | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
 
@@ -130,21 +131,20 @@ def plan_program(
       tokens: total tokens to train on; the plan then has a budget.
       progress: called with each stage as it begins.
       calibration: corrects the estimates; None keeps those of published efficiencies.
+      options: options of the compiler besides those of the topology.
 
     Raises:
       ValueError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
-    compiled = compilation.compile_for(program, topology, progress)
+    compiled = compilation.compile_for(program, topology, progress, options)
     progress("reading the compiled program")
-    module = compiled.module
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
-    found = hlo.read_operations(module, program.mesh, planned.layers, slices)
+    found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
     timed, step = _timed(found.operations, planned, topology, calibration)
-    sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
+    sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *([calibration.note] if calibration else [])]
-    notes += data_center.notes(timed, topology)
+    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration)]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -159,7 +159,7 @@ def plan_program(
         bytes_per_device=MemoryBytes(**sizes, capacity=topology.chip.usable_bytes),
         parameters=planned.parameters,
         tensors=list(planned.tensors),
-        largest_temporaries=memory.largest_temporaries(module, planned.layers),
+        largest_temporaries=memory.largest_temporaries(compiled.module, planned.layers),
         collectives=operation_rows.collective_rows(timed, step.communication_seconds),
         flops=flops,
         layers=operation_rows.layer_rows(timed),
@@ -189,6 +189,17 @@ def _timed(
     step = roofline.step_time(timed)
     seconds = step.seconds + calibration.seconds_outside
     return timed, dataclasses.replace(step, seconds=seconds)
+
+
+def _notes_on_operations(
+    timed: Sequence[TimedOperation], topology: Topology, calibration: Calibration | None
+) -> list[str]:
+    """Returns notes on the times, on what crosses slices, and on what a GPU computes again."""
+    notes = [calibration.note] if calibration else []
+    notes += data_center.notes(timed, topology)
+    if topology.compiler == "gpu":
+        notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
+    return notes
 
 
 def _fits(compiled: CompiledProgram, peak: int, topology: Topology) -> bool:

@@ -29,6 +29,13 @@ INSTALL = shlex.join(
 # Autotuning would run kernels, which takes a GPU.
 OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
 
+# The share, in percent, that the compiler takes of what 80% of the memory leave for temporaries.
+# It computes products again to stay below it, 95 by default.
+MEMORY_LIMIT = "xla_gpu_memory_limit_slop_factor"
+ALL_MEMORY = 200
+# Part of the names of operations that the compiler computes again to save memory.
+_AGAIN = ".remat"
+
 # Otherwise the plugin asks the driver for the number of GPUs, and is not used if there is none.
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
@@ -39,6 +46,23 @@ def installed() -> str | None:
         return min(importlib.metadata.version(package) for package in PACKAGES)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def recomputation_notes(seconds: Mapping[str, float]) -> list[str]:
+    """Returns a note on what the compiler computes again to save memory.
+
+    Args:
+      seconds: the estimate for each operation of the step, by the name of its instruction.
+    """
+    again = [taken for name, taken in seconds.items() if _AGAIN in name]
+    if not again:
+        return []
+    share = sum(again) / sum(seconds.values())
+    return [
+        f"the compiler computes {len(again)} operations again, {share:.0%} of the step, to stay "
+        f"below 80% of the memory; XLA_FLAGS=--{MEMORY_LIMIT}={ALL_MEMORY}, for plans and "
+        "trainings alike, lets it use more"
+    ]
 
 
 def check_version() -> None:

@@ -36,13 +36,20 @@ _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float
 class SavedStep:
     """A compiled training step from a file, with a state and a batch."""
 
-    def __init__(self, path: str, report: Callable[[str], None], initial: str | None = None):
+    def __init__(
+        self,
+        path: str,
+        report: Callable[[str], None],
+        initial: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ):
         """Loads and compiles a step.
 
         Args:
           path: file of the training step.
           report: called with each stage.
           initial: file of an init_state program; None for synthetic weights.
+          options: options of XLA's compiler.
 
         Raises:
           ValueError: names the file that is not such a program or needs other devices.
@@ -56,10 +63,11 @@ class SavedStep:
         self.path, self.record, self.work = path, record, record.work
         check_platform(path, record, jax.devices()[0])
         self.devices, self._exported = _devices(path, record), exported
+        self._options = dict(options or {})
         self.gemm_dtype = product_dtype(exported.mlir_module())
         report("compiling the step")
         started = time.perf_counter()
-        self._compiled = _compile(record, exported, self.devices)
+        self._compiled = _compile(record, exported, self.devices, self._options)
         self.compile_seconds = time.perf_counter() - started
         report("making a state")
         shardings = _shardings(record, record.inputs, self.devices)
@@ -96,7 +104,8 @@ class SavedStep:
         return max((each.get("peak_bytes_in_use", 0) for each in found), default=0) or None
 
     def recompile(self, options: Mapping[str, str]) -> None:
-        """Compiles the step again with options of XLA's compiler; the state stays."""
+        """Compiles the step again with more options of XLA's compiler; the state stays."""
+        options = {**self._options, **options}
         self._compiled = _compile(self.record, self._exported, self.devices, options)
 
     def __call__(self) -> Callable[[], float]:

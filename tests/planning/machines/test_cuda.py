@@ -72,6 +72,14 @@ def test_install_command_installs_the_tested_version():
     assert f'"plan_gpu": ["{second}", "{first}"]' in (ROOT / "setup.py").read_text()
 
 
+def test_operations_that_are_computed_again_are_noted():
+    assert cuda.recomputation_notes({"dot.1": 1.0, "fusion.2": 3.0}) == []
+    seconds = {"dot.1": 1.0, "dot.1.remat": 1.0, "fusion.2.remat4": 0.5, "fusion.2": 1.5}
+    (note,) = cuda.recomputation_notes(seconds)
+    assert note.startswith("the compiler computes 2 operations again, 38% of the step")
+    assert "XLA_FLAGS=--xla_gpu_memory_limit_slop_factor=200" in note
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
 @pytest.mark.parametrize("key", GPUS)

@@ -22,6 +22,7 @@ from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -102,6 +103,22 @@ def test_program_round_trips_through_a_file_and_runs(partitioner, tmp_path):
     assert inputs[0].is_deleted() and not inputs[1].is_deleted()
     # The sum over the two parts of H.
     assert [c.kind for c in executable.collectives()] == ["all-reduce"]
+
+
+def test_layers_and_platforms_are_in_the_file(program, tmp_path):
+    layers = LayerNames(("feed_forward", "norm"), (("feed_forward", None),))
+    path = tmp_path / "with_layers.zip"
+    dataclasses.replace(program, layers=layers).save(path)
+    assert Program.load(path).layers == layers
+    record, exported = program_file.read(path)
+    assert record.platforms == ("cpu", "cuda", "rocm", "tpu")
+    assert record.digest == program.digest
+    # Files of earlier versions have neither, and their stamp was computed without them.
+    earlier = msgspec.structs.replace(record, layers=msgspec.UNSET, platforms=msgspec.UNSET)
+    program_file.write(path, earlier, exported)
+    with zipfile.ZipFile(path) as file:
+        assert not {"layers", "platforms"} & set(json.loads(file.read("program.json")))
+    assert Program.load(path).layers is None
 
 
 def test_digest_covers_all_compiler_inputs(program):

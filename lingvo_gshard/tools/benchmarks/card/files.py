@@ -24,6 +24,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
       topology: the card, such as "gpu:h100:1x1".
       memory: bytes of the card.
       share: the most of them that the plan's peak may take.
+      options: options of XLA's compiler that the plan was made with.
     """
 
     experiment: str
@@ -33,6 +34,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
     topology: str
     memory: int
     share: float
+    options: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)

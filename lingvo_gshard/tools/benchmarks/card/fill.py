@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import planned_program, planner
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.runtime.program.program import Program
@@ -65,11 +66,14 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
     first = _first_value(wanted)
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    # The peak is checked here. XLA would compute products again well before the memory is full.
+    is_gpu = wanted.topology.compiler == "gpu"
+    options = {cuda.MEMORY_LIMIT: str(cuda.ALL_MEMORY)} if is_gpu else {}
     made: dict[int, tuple[Program, Plan]] = {}
 
     def peak(value: int) -> int:
         begin(f"planning {wanted.grown} = {value:,}")
-        made[value] = _planned(wanted.params(value), wanted.topology)
+        made[value] = _planned(wanted.params(value), wanted.topology, options)
         return made[value][1].bytes_per_device.peak
 
     capacity = int(wanted.memory * wanted.share)
@@ -91,6 +95,7 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
         topology=wanted.topology.name,
         memory=wanted.memory,
         share=wanted.share,
+        options=options,
     )
     program.save(path / files.STEP)
     (path / files.PLAN).write_text(plan.to_json(), encoding="utf-8")
@@ -98,15 +103,17 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
     return record, plan
 
 
-def _planned(params: Params, topology: Topology) -> tuple[Program, Plan]:
-    """Returns the training step of an experiment and its plan."""
+def _planned(
+    params: Params, topology: Topology, options: Mapping[str, str]
+) -> tuple[Program, Plan]:
+    """Returns the training step of an experiment and its plan with options of the compiler."""
     partitioning = planned_partitioning(params, topology, PlanOptions())
     trainer = experiments.make_trainer(params)
     batch = experiments.batch_specs(params)
     topology.compile_devices()
     planned = planned_program.lower_step(trainer, batch, partitioning, params.name, "gspmd")
     layers = planned_program.layer_names(trainer.task)
-    plan = planner.plan_program(planned, partitioning, topology)
+    plan = planner.plan_program(planned, partitioning, topology, options=options)
     return dataclasses.replace(planned.program, layers=layers), plan
 
 

@@ -81,7 +81,7 @@ def measure(
     """
     read = files.read(folder)
     _check_card(folder, read.card, jax.devices()[0])
-    step = SavedStep(read.step, report)
+    step = SavedStep(read.step, report, options=read.card.options)
     row = exported.measure_step(step, repeats, gemm_size, report)
     report("tracing")
     source = f"{row.gemm_dtype} products of {row.gemm_size} x {row.gemm_size}, timed here"

@@ -13,6 +13,7 @@ from lingvo_gshard.profiling.summary import StepFacts, Summary
 from lingvo_gshard.profiling.traces import xspace
 from lingvo_gshard.profiling.traces.jax_tracer import JaxTracer
 from lingvo_gshard.profiling.traces.recorder import Recorder
+from lingvo_gshard.profiling.traces.trace import Trace
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
@@ -47,9 +48,18 @@ def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, byte
         step()()
     serialized = recorder.end()
     trace = xspace.read(serialized)
-    # Some traces of GPUs lack the program.
-    trace.programs.setdefault(_PROGRAM, _as_hlo_proto(step.module))
+    add_program(trace, step.module)
     return Summary(trace, _facts(step, name, recorder, attainable)).profile(), serialized
+
+
+def add_program(trace: Trace, module: bytes) -> None:
+    """Adds a compiled program to a trace, since traces of GPUs may lack it.
+
+    Args:
+      trace: the trace.
+      module: the program, a serialized HloModuleProto.
+    """
+    trace.programs.setdefault(_PROGRAM, _as_hlo_proto(module))
 
 
 def _facts(step: SavedStep, name: str, recorder: Recorder, attainable: Rate) -> StepFacts:

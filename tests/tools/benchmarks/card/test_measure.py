@@ -10,20 +10,29 @@ import sys
 import msgspec
 import pytest
 import tensorflow as tf
+from jaxlib import _hlo
 
+from lingvo_gshard.hlo.protos.trace_messages import XSpace
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.programs.planned import ProgramFacts
 from lingvo_gshard.planning.programs.plans import plan_file
+from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.traces import xspace
+from lingvo_gshard.profiling.traces.trace import INPUT, STEP
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program import platforms, program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, Work
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.card import files, gaps
+from lingvo_gshard.tools.benchmarks.card import files, gaps, traced
 from lingvo_gshard.tools.benchmarks.card.files import CardRecord
 from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
 from lingvo_gshard.tools.console import startup
+from tests.profiling import cpu_trace
+from tests.profiling.cpu_trace import HLO, NUMBER, PRODUCT_FLOPS, PROGRAM, Plane
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 ROWS, LENGTH, VOCABULARY, MODEL = 4, 20, 8, 64
@@ -139,6 +148,44 @@ def test_card_is_measured_without_tensorflow(folder):
     assert "goal 50%" in row["findings"][0]
     assert row["profile"]["attainable"]["flops_per_second"] == measured["gemm_rate"]
     assert (folder / "measured.xplane.pb").stat().st_size > 1000
+
+
+def test_a_trace_of_a_gpu_without_its_program_is_summed_up_with_ours():
+    """Kernels on the streams of a GPU name their operations; the trace has no compiled program."""
+    space = XSpace()
+    host = Plane(space, "/host:CPU")
+    for step in range(3):
+        host.event("python", STEP, 100 * step, 100 * (step + 1), step_num=step + 1)
+        host.event("python", INPUT, 100 * step, 100 * step + 1, step_num=step + 1)
+    gpu = Plane(space, "/device:GPU:0")
+    of = {"hlo_module": PROGRAM, "program_id": NUMBER}
+    for start in (0, 100, 200):
+        gpu.event("Stream #13(Compute)", "gemm", start + 10, start + 40, hlo_op="dot.1", **of)
+        gpu.event("Stream #13(Compute)", "gemm", start + 40, start + 50, hlo_op="dot.2", **of)
+        gpu.event("Stream #13(Compute)", "loop", start + 60, start + 80, hlo_op="sub.1", **of)
+    trace = xspace.read(space.SerializeToString())
+    assert not trace.programs
+    traced.add_program(trace, _hlo.hlo_module_from_text(HLO).as_serialized_hlo_module_proto())
+    facts = StepFacts(
+        name="step",
+        steps=StepRange(1, 3),
+        device_summary="1 x NVIDIA H100",
+        chip="h100",
+        mesh=Mesh.parse("data=1"),
+        layers=cpu_trace.LAYERS,
+        kinds={"attention": "attention"},
+        seconds_per_step=1e-4,
+        busy_cores=1.0,
+        cores=1,
+        useful_flops=PRODUCT_FLOPS,
+        tokens_per_step=64,
+        attainable=None,
+        source_of=lambda _: "",
+    )
+    profile = Summary(trace, facts).profile()
+    seconds = {part.part: round(part.seconds * 1e6, 6) for part in profile.parts}
+    assert seconds["products"] == 30 and seconds["attention"] == 10
+    assert seconds["optimizer"] == 20 and sum(seconds.values()) == pytest.approx(100)
 
 
 def test_gaps_are_what_the_plan_does_not_explain():
