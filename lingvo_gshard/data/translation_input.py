@@ -22,7 +22,7 @@ from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import files
+from lingvo_gshard.data.vocabularies import coverage, files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -78,6 +78,13 @@ class TranslationInput(CorpusInput):
     def target_vocabulary(self) -> Vocabulary:
         """The vocabulary of the target."""
         return self._vocabularies[1]
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the training rows and the vocabularies that a user should know."""
+        covered = coverage.of_rows(self.rows("train"), *self._vocabularies)
+        described = (coverage.to_note(_to_json(languages)) for languages in covered.values())
+        return [*super().notes, *filter(None, described)]
 
     @property
     def text_ids(self) -> TextIds:
@@ -214,3 +221,7 @@ class TranslationInput(CorpusInput):
 
     def _settings(self) -> tuple[object, ...]:
         return self._shape, float(self.p.temperature), self.p.packing_window
+
+
+def _to_json(covered: dict[str, coverage.Coverage]) -> dict[str, dict[str, float]]:
+    return {language: one.to_json() for language, one in covered.items()}

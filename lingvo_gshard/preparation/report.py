@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 from lingvo_gshard.data.prepared.manifest import LanguageCounts, Manifest
+from lingvo_gshard.data.vocabularies import coverage
 
 
 def counts(manifest: Manifest) -> list[tuple[str, int]]:
@@ -33,6 +34,7 @@ def notes(manifest: Manifest) -> list[str]:
     lines += filter(None, (_loss(*item) for item in sorted(manifest.languages.items())))
     for vocabulary in manifest.vocabularies:
         lines.append(f"The {vocabulary.side} vocabulary has {vocabulary.size:,} ids.")
+        lines += filter(None, [coverage.to_note(vocabulary.coverage)])
     shards = [shard for shards in manifest.splits.values() for shard in shards]
     tokens = sum(shard.source_tokens + shard.target_tokens for shard in shards)
     lines.append(f"{tokens:,} tokens in {len(shards):,} shards")

@@ -120,6 +120,7 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
       files: paths within the directory.
       size: number of ids.
       sha256: digest of the contents of the files, in their order.
+      coverage: language -> how well the vocabulary writes it; "targets" for the targets of pairs.
     """
 
     side: str
@@ -127,6 +128,7 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
     files: list[str]
     size: int
     sha256: str
+    coverage: dict[str, dict[str, float]] = {}
 
 
 class Manifest(msgspec.Struct, kw_only=True):

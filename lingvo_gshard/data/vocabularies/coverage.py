@@ -5,10 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
+TARGETS = "targets"
+_ROWS_OF_A_LANGUAGE = 1000
+_LISTED = 8
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # Stands in the piece of a byte-level tokenizer that is a part of a character only.
 _PART = "\ufffd"
@@ -85,17 +89,46 @@ def _is_no_piece(vocabulary: Vocabulary, index: int) -> bool:
     return _PART in piece or bool(_BYTE.fullmatch(piece))
 
 
-def to_note(found: Mapping[str, Coverage], listed: int = 8) -> str:
-    """Returns one line about the languages that the vocabulary writes worst.
+def of_rows(
+    rows: Iterable[Row], source: Vocabulary, target: Vocabulary
+) -> dict[str, dict[str, Coverage]]:
+    """Returns how well the vocabularies write the first rows of each language.
 
     Args:
-      found: language -> its coverage.
-      listed: number of languages to name.
+      rows: sentence pairs, or texts without sources.
+      source: the vocabulary of sources.
+      target: the vocabulary of targets.
+
+    Returns:
+      Side -> language -> coverage. The side is "joint" if the vocabularies are the same object,
+      else "source" or "target". Targets of pairs are one language, TARGETS.
     """
-    worst = sorted(found, key=lambda language: -found[language].tokens_per_character)[:listed]
+    sources, targets = collections.defaultdict(list), collections.defaultdict(list)
+    taken = collections.Counter()
+    for row in rows:
+        taken[row.language] += 1
+        if taken[row.language] > _ROWS_OF_A_LANGUAGE:
+            continue
+        if row.source:
+            sources[row.language].append(row.source)
+        targets[TARGETS if row.source else row.language].append(row.target)
+    if source is target:
+        return {"joint": coverage(source, sources | targets)}
+    return {"source": coverage(source, sources), "target": coverage(target, targets)}
+
+
+def to_note(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns a line about the languages that a vocabulary writes with most tokens; "" for one.
+
+    Args:
+      found: language -> what `to_json` returns.
+    """
+    if len(found) < 2:
+        return ""
+    worst = sorted(found, key=lambda language: -found[language]["tokens_per_character"])
     described = ", ".join(
-        f"{language or 'targets'} {found[language].tokens_per_character:.2f} "
-        f"({found[language].covered:.1%})"
-        for language in worst
+        f"{language} {found[language]['tokens_per_character']:.2f} "
+        f"({found[language]['covered']:.1%})"
+        for language in worst[:_LISTED]
     )
-    return f"Most tokens per character (share of characters with pieces): {described}"
+    return f"Most tokens per character, and characters that have pieces: {described}"

@@ -12,6 +12,8 @@ from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.prepared import record as record_format
 from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import coverage
+from lingvo_gshard.data.vocabularies.coverage import Coverage
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -69,8 +71,9 @@ class TrainVocabulary:
             raise ValueError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
         save_pair(job.local_output, source, target)
         sides = {"joint": source} if source is target else {"source": source, "target": target}
+        covered = coverage.of_rows(rows, source, target)
         return VocabularyRecord(
-            [_described(job, side, vocabulary) for side, vocabulary in sides.items()],
+            [_described(job, side, one, covered[side]) for side, one in sides.items()],
             record_format.id_bytes(max(source.size, target.size)),
             [note.replace("input.vocabulary.", "vocabulary.") for note in trainer.notes],
         )
@@ -115,7 +118,9 @@ def _train(
     return joint, joint
 
 
-def _described(job: Job, side: str, vocabulary: Vocabulary) -> VocabularyFile:
+def _described(
+    job: Job, side: str, vocabulary: Vocabulary, covered: dict[str, Coverage]
+) -> VocabularyFile:
     file = f"{side}{vocabulary.suffix}"
     job.deliver(file)
     return VocabularyFile(
@@ -124,4 +129,5 @@ def _described(job: Job, side: str, vocabulary: Vocabulary) -> VocabularyFile:
         files=[file],
         size=vocabulary.size,
         sha256=sha256_of(f"{job.local_output}/{file}"),
+        coverage={language: one.to_json() for language, one in covered.items()},
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.data.vocabularies.coverage import coverage, to_note
+from lingvo_gshard.data.vocabularies.coverage import TARGETS, coverage, of_rows, to_note
 from tests.data import corpora
 from tests.data.vocabularies.test_json_vocabulary import JsonVocabulary, tokenizer
 
@@ -27,5 +27,25 @@ def test_coverage_is_that_of_each_character(tmp_path, is_json):
         kept = [character for character in text if character not in uncovered]
         assert counted.covered == pytest.approx(len(kept) / max(len(text), 1))
     assert found["ja"].tokens_per_character > found["de"].tokens_per_character
-    assert to_note(found).split(": ")[1].startswith("ja ")
+    note = to_note({language: one.to_json() for language, one in found.items()})
+    assert note.split(": ")[1].startswith("ja ")
     assert found["de"].to_json()["tokens_per_word"] == round(found["de"].tokens / 4, 4)
+
+
+def test_sides_and_languages_of_rows(tmp_path):
+    rows = corpora.rows(50)
+    joint = corpora.trainer(tmp_path).train(rows, 1.0)[0]
+    other = JsonVocabulary(tokenizer().to_str().encode())
+    assert set(of_rows(rows, joint, joint)["joint"]) == {"de", "fr", TARGETS}
+    apart = of_rows(rows, joint, other)
+    assert apart["source"] == coverage(joint, _texts(rows, "source", "de", "fr"))
+    assert apart["target"] == coverage(other, {TARGETS: [row.target for row in rows]})
+    text = [row._replace(source="") for row in rows]
+    assert set(of_rows(text, joint, joint)["joint"]) == {"de", "fr"}
+
+
+def _texts(rows, side, *languages):
+    return {
+        language: [getattr(row, side) for row in rows if row.language == language]
+        for language in languages
+    }
