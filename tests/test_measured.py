@@ -1,15 +1,18 @@
 """Measures figures of the documentation again: what compilers report."""
 
+import collections
 import json
 import pathlib
 import re
+import shlex
 
 import pytest
 
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
-from lingvo_gshard.tools import inspect
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.tools import inspect, plan
 from tests.runtime.sharded.causal_gradients import temporaries
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -85,3 +88,28 @@ def test_the_memory_of_long_rows_is_what_is_measured(axis, strategy, attention, 
 
 def test_the_table_of_memory_is_found():
     assert len(list(memory_rows())) == 6
+
+
+def test_the_table_of_gpu_clusters_is_what_is_planned(tmp_path, monkeypatch):
+    if topologies.get("gpu:h100:8x8").compiler == "cpu":
+        pytest.skip("its compiler is not installed")
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    section = page[page.index("## Plan clusters of GPUs") :]
+    command = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1].replace("\\\n", " ")
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "plan.json"
+    assert plan.main([*shlex.split(command), f"--json={path}"]) == 0
+    found = json.loads(path.read_text())
+    mesh, step, mfu, peak, calls = re.search(
+        r"^\| 8x7B \| 64 \| `([^`]*)` \| ([\d.]+) s \| (\d+)% \| ([\d.]+) \| ([^|]*) \|",
+        section,
+        re.MULTILINE,
+    ).groups()
+    assert found["mesh"] == mesh
+    assert found["seconds_per_step"] == pytest.approx(float(step), rel=0.02)
+    assert found["mfu"] == pytest.approx(int(mfu) / 100, abs=0.01)
+    assert found["bytes_per_device"]["peak"] / 2**30 == pytest.approx(float(peak), rel=0.02)
+    counts = collections.Counter()
+    for row in found["collectives"]:
+        counts[row["kind"]] += row["count"]
+    assert ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) == calls
