@@ -86,11 +86,11 @@ class ExpertDevices:
           by_part: [n, E], rows of n equal parts of the groups, in their order.
 
         Returns:
-          None if the groups of a device are not whole parts.
+          None if the groups of a device are not whole parts, or there are none.
         """
         sizes = [self.mesh.axis_size(axis) for axis in self.group_axes]
         devices = math.prod(sizes)
-        if len(by_part) % devices:
+        if not len(by_part) or len(by_part) % devices:
             return None
         by_device = by_part.reshape(devices, -1, by_part.shape[1]).sum(1)
         shaped = by_device.reshape(*sizes, by_part.shape[1])
