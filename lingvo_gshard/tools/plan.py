@@ -213,7 +213,7 @@ def main(argv: list[str]) -> int:
     program.check_program_flags(values, path)
     goodput.check_goodput_flags(values)
     budget.check_budget_flags(values)
-    loads.check_loads_flags(values, path)
+    loads.check_loads_flags(values)
     if values.budget is not None:
         return _budget(values, console)
     if values.paper or values.paper_rows:

@@ -6,6 +6,7 @@ import dataclasses
 
 from lingvo_gshard.planning.loads.layers import ExpertLayer
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER_PHASE
 
 _EXPERTS = "experts"
 _EXCHANGE = "all-to-all"
@@ -30,9 +31,11 @@ class LayerSeconds:
     def of(cls, plan: Plan, layer: ExpertLayer) -> LayerSeconds:
         """Returns what a plan says of a layer. Layers of one loop have equal shares of its time."""
         scope = f"{layer.scope}/{_EXPERTS}"
-        experts = sum(row.seconds for row in plan.layers if _is_in(row.layer, scope))
+        rows = [row for row in plan.layers if _is_in(row.layer, scope)]
         # Weights that are gathered, and gradients that are summed, do not depend on the rows.
-        experts -= sum(row.seconds for row in plan.collectives if _is_in(row.layer, scope))
+        others = [row for row in plan.collectives if _is_in(row.layer, scope)]
+        experts = sum(row.seconds for row in rows if row.phase != OPTIMIZER_PHASE)
+        experts -= sum(row.seconds for row in others if row.phase != OPTIMIZER_PHASE)
         exchange = sum(
             row.seconds
             for row in plan.collectives

@@ -36,24 +36,17 @@ def define_loads_flags(values: flags.FlagValues) -> None:
     )
 
 
-def check_loads_flags(values: flags.FlagValues, path: str | None) -> None:
-    """Raises ValueError if --loads is mixed with plans of anything but a training step.
-
-    Args:
-      values: the flags.
-      path: file of a program to plan, if there is one.
-    """
+def check_loads_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError if --loads is mixed with plans of anything but a training step."""
     loads_options(values).check()
     if values.loads is None:
         return
-    other = next(
-        (f"--{name}={values[name].value}" for name in _NOT_HERE if values[name].value), path
-    )
-    if other:
-        raise ValueError(
-            f"--loads={values.loads} does not apply to {other}: it is for the training step of an "
-            "experiment"
-        )
+    for name in _NOT_HERE:
+        if values[name].value:
+            raise ValueError(
+                f"--loads={values.loads} does not apply to --{name}={values[name].value}: it is "
+                "for the training step of an experiment"
+            )
 
 
 def loads_options(values: flags.FlagValues) -> LoadsOptions:

@@ -59,16 +59,16 @@ def _print_steps(console: rich.console.Console, loads: RouterLoads, seconds: flo
 
 def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
     table = make_table(
-        "rows of the slowest device, over the mean",
+        "rows of the slowest device",
         right=("devices", "50%", "90%", "worst", "placed", "busiest expert", "dropped"),
     )
     for layer in layers[:MAX_ROWS]:
         table.add_row(
-            escape(f"{layer.layer} ({layer.router}, {layer.dispatch})"),
+            escape(f"{layer.layer}\n  {layer.router}, {layer.dispatch}"),
             f"{layer.devices:,}",
-            *(f"{value:.2f}" for value in (layer.slowest.p50, layer.slowest.p90)),
-            f"{layer.slowest.worst:.2f}",
-            f"{layer.placed.p50:.2f}",
+            *(f"{value:.2f}x" for value in (layer.slowest.p50, layer.slowest.p90)),
+            f"{layer.slowest.worst:.2f}x",
+            f"{layer.placed.p50:.2f}x",
             f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)",
             _share(layer.dropped_share.p50 if layer.dropped_share else None),
         )
@@ -118,8 +118,8 @@ def _later(layer: LayerLoads) -> str:
     if layer.later is None:
         return ""
     return (
-        f"; found from the earlier half of the steps, it has {layer.later_placed:.2f} in the later "
-        f"half, {layer.later:.2f} without"
+        f"; found from the earlier half of the steps, it has {layer.later_placed:.2f}x in the "
+        f"later half, {layer.later:.2f}x without"
     )
 
 

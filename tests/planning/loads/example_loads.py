@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.planning.loads.devices import ExpertDevices
 from lingvo_gshard.planning.loads.layers import ExpertLayer
+from lingvo_gshard.planning.plan.plan import CollectiveRow, LayerRow, Plan
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.monitoring.routers.records import RouterRecord
+from tests.planning import example_plan
 
 LAYER = "decoder.layers[1].feed_forward"
+SCOPE = "decoder/layers_1/feed_forward"
 GROUPS, SIZE, EXPERTS, CHOICES = 8, 24, 8, 2
+STEP_SECONDS, EXPERTS_SECONDS, EXCHANGE_SECONDS = 1.0, 0.3, 0.02
 
 
 def choose(seed: int, groups: int = GROUPS, size: int = SIZE) -> np.ndarray:
@@ -61,7 +66,7 @@ def layer_of(
     """Returns a layer with the example's groups, of capacity buffers unless `values` say more."""
     given = {
         "path": path,
-        "scope": "decoder/layers_1/feed_forward",
+        "scope": SCOPE,
         "times": 1,
         "router": "Top2Router",
         "dispatch": "GatherDispatch",
@@ -83,3 +88,50 @@ def dropless(**values: object) -> ExpertLayer:
     """Returns a layer with a dropless dispatch."""
     given = {"dispatch": "DroplessDispatch", "limits": False, "is_dropless": True, "capacity": SIZE}
     return layer_of(**{**given, **values})
+
+
+def _layer_row(layer: str, phase: str, seconds: float) -> LayerRow:
+    names = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
+    return LayerRow(
+        layer=layer,
+        phase=phase,
+        times=1,
+        flops=1,
+        bytes=1,
+        seconds=seconds,
+        **dict.fromkeys(names, 0.0),
+    )
+
+
+def _collective(kind: str, layer: str, seconds: float) -> CollectiveRow:
+    given = {"axis": "data", "phase": "forward", "dtype": "float32", "bytes": 8, "count": 1}
+    return CollectiveRow(
+        kind=kind, layer=layer, seconds=seconds, seconds_bound=0.0, share=0.0, **given
+    )
+
+
+def plan() -> Plan:
+    """Returns a plan whose experts take 0.3 of a second, 0.1 of them to gather weights."""
+    weight = example_plan.as_plan(example_plan.example_plan()).tensors[0]
+    weights = [
+        msgspec.structs.replace(
+            weight, layer=f"{SCOPE}/experts", layout="EMH", bytes=EXPERTS * 1000, kind=kind
+        )
+        for kind in ("weights", "moments")
+    ]
+    return msgspec.structs.replace(
+        example_plan.as_plan(example_plan.example_plan()),
+        seconds_per_step=STEP_SECONDS,
+        tensors=weights,
+        layers=[
+            _layer_row(f"{SCOPE}/experts", "forward", 0.15),
+            _layer_row(f"{SCOPE}/experts/dropout", "backward", 0.25),
+            _layer_row(f"{SCOPE}/experts", "optimizer", 3.0),
+            _layer_row(f"{SCOPE}/experts_of_another", "forward", 7.0),
+        ],
+        collectives=[
+            _collective("all-gather", f"{SCOPE}/experts", 0.1),
+            _collective("all-to-all", SCOPE, EXCHANGE_SECONDS),
+            _collective("all-to-all", f"{SCOPE}_1", 5.0),
+        ],
+    )

@@ -7,67 +7,22 @@ import pytest
 from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.loads.rows import LayerRows
-from lingvo_gshard.planning.plan.plan import CollectiveRow, LayerRow, Plan, TensorRow
-from tests.planning import example_plan
+from lingvo_gshard.planning.plan.plan import Plan
 from tests.planning.loads.example_loads import (
+    EXCHANGE_SECONDS,
     EXPERTS,
+    EXPERTS_SECONDS,
     LAYER,
+    STEP_SECONDS,
     choose,
     dropless,
     layer_of,
+    plan,
     record_of,
 )
 
-STEPS, STEP_SECONDS, EXPERTS_SECONDS, EXCHANGE_SECONDS = 10, 1.0, 0.3, 0.02
-SCOPE = "decoder/layers_1/feed_forward"
+STEPS = 10
 RECORDS = [record_of(choose(step), step, 6) for step in range(1, STEPS + 1)]
-
-
-def layer_row(layer, phase, seconds):
-    names = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
-    return LayerRow(
-        layer=layer,
-        phase=phase,
-        times=1,
-        flops=1,
-        bytes=1,
-        seconds=seconds,
-        **dict.fromkeys(names, 0.0),
-    )
-
-
-def collective(kind, layer, seconds):
-    given = {"axis": "data", "phase": "forward", "dtype": "float32", "bytes": 8, "count": 1}
-    return CollectiveRow(
-        kind=kind, layer=layer, seconds=seconds, seconds_bound=0.0, share=0.0, **given
-    )
-
-
-def plan():
-    """Returns a plan whose experts take 0.3 of a second, 0.1 of them to gather weights."""
-    weight = example_plan.as_plan(example_plan.example_plan()).tensors[0]
-    weights = [
-        msgspec.structs.replace(
-            weight, layer=f"{SCOPE}/experts", layout="EMH", bytes=EXPERTS * 1000, kind=kind
-        )
-        for kind in ("weights", "moments")
-    ]
-    assert isinstance(weight, TensorRow)
-    return msgspec.structs.replace(
-        example_plan.as_plan(example_plan.example_plan()),
-        seconds_per_step=STEP_SECONDS,
-        tensors=weights,
-        layers=[
-            layer_row(f"{SCOPE}/experts", "forward", 0.15),
-            layer_row(f"{SCOPE}/experts/dropout", "backward", 0.25),
-            layer_row(f"{SCOPE}/experts_of_another", "forward", 7.0),
-        ],
-        collectives=[
-            collective("all-gather", f"{SCOPE}/experts", 0.1),
-            collective("all-to-all", SCOPE, EXCHANGE_SECONDS),
-            collective("all-to-all", f"{SCOPE}_1", 5.0),
-        ],
-    )
 
 
 def rated(layer, replicas=0, records=RECORDS):

@@ -1,0 +1,95 @@
+"""Places the experts of a run on devices as a plan advises.
+
+    gshard-experts report --logdir=runs/large --json=load.json
+    gshard-plan --experiment=... --topology=v5p:4x4x4 --loads=load.json --json=plan.json
+    gshard-experts place --logdir=runs/large --plan=plan.json --output=runs/placed
+
+Devices have equal parts of the experts of a layer, in their order. place writes a run with the
+experts in the order of the plan's placement, so that hot experts are on different devices. The
+router's weights and the optimizer moments are in the same order. The new run computes the same
+function and continues like any other: gshard-train --logdir=OUTPUT --steps=N, on the mesh of the
+plan.
+
+Steps become faster if experts compute only the rows that they get (DroplessDispatch). A placement
+with copies of experts (gshard-plan --replicas) cannot be applied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import rich.console
+from absl import flags
+
+from lingvo_gshard.api.run import Run
+from lingvo_gshard.planning.loads.record import RouterLoads
+from lingvo_gshard.planning.plan import file
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.expert_tools import source_run
+from lingvo_gshard.tools.expert_tools.source_run import SourceRun
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.monitoring.routers.counts import watched_layers
+from lingvo_gshard.training.surgery import placing
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+    source_run.define_output_flag(values)
+    flags.DEFINE_string(
+        "plan",
+        None,
+        "The plan with the placement, which gshard-plan --loads --json wrote.",
+        flag_values=values,
+    )
+    output.define_json_flag(values, "what was written")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> None:
+    """Runs the subcommand. Raises ValueError for a user's mistake."""
+    source_run.check_output(values.output)
+    output.check_writable(values, "json")
+    loads = _loads(values.plan)
+    with DataProgress(console) as stages:
+        stages.begin("Starting")
+        run = Run(required_logdir(values))
+        run.observer = stages
+        source = SourceRun.read(run)
+    layers = watched_layers(source.trainer.task)
+    try:
+        orders = {
+            row.layer: placing.order_of(row.layer, row.placement, layers) for row in loads.layers
+        }
+    except ValueError as error:
+        raise ValueError(f"--plan={values.plan}: {error}") from None
+    checkpoint = source.checkpoint
+    state = placing.placed_state(source.trainer, checkpoint.theta, checkpoint.moments, orders)
+    source.write(values.output, run.params, state, checkpoint.step)
+    for row in loads.layers:
+        console.print(f"{row.layer}: {_in_words(row.placement)}", markup=False, soft_wrap=True)
+    console.print(f"the run is in {values.output}", markup=False, soft_wrap=True)
+    record = {"logdir": values.output, "step": checkpoint.step}
+    record["experts"] = {layer: order.tolist() for layer, order in orders.items()}
+    output.write_json(values.json, record)
+
+
+def _loads(path: str | None) -> RouterLoads:
+    """Returns the loads of the plan in a file; ValueError if it has none."""
+    if not path:
+        raise ValueError("--plan is missing: the file that gshard-plan --loads --json wrote")
+    found = file.load(path).loads
+    if found is None:
+        raise ValueError(
+            f"--plan={path} has no placement of experts; plan with gshard-plan --loads"
+        )
+    return found
+
+
+def _in_words(placement: list[list[int]]) -> str:
+    order = np.concatenate(placement)
+    if np.array_equal(order, np.arange(len(order))):
+        return f"{len(order)} experts stay where they are"
+    devices = (", ".join(map(str, experts)) for experts in placement)
+    return f"experts {' | '.join(devices)}"
