@@ -73,9 +73,15 @@ def plan_experiment(
     batch = experiments.batch_specs(experiment)
     given = None
     if loads:
-        progress("reading the loads")
-        replicas = options.loads.replicas
-        given = GivenLoads.of(loads, replicas, trainer, batch, partitioning, experiment.name)
+        given = GivenLoads.of(
+            loads,
+            options.loads.replicas,
+            trainer,
+            batch,
+            partitioning,
+            experiment.name,
+            progress,
+        )
     plan = planner.plan_step(
         trainer,
         batch,

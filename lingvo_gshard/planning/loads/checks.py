@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads.file import FLAG, Loads
 from lingvo_gshard.planning.loads.layers import ExpertLayer
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord
 
 
-def check_model(loads: Loads, layers: Sequence[ExpertLayer], name: str) -> None:
+def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str) -> None:
     """Raises ValueError that names the layer and the counts if loads are of another model.
 
     Args:
       loads: the loads.
-      layers: the layers with experts of the planned step.
+      layers: the layers with experts of the planned model by path.
       name: name of the planned experiment.
     """
     where = f"{FLAG}={loads.path}"
     if not layers:
         raise ValueError(f"{where}: {name} has no layer with experts")
-    counts = f"{name} has {_count(len(layers), 'layer')} with experts, the file {len(loads.layers)}"
-    planned = {layer.path: layer for layer in layers}
+    counts = (
+        f"{name} has {_count(len(layers), 'layer')} with experts, the file {len(loads.layers)}: "
+        "are they of another model?"
+    )
     for path in loads.layers:
-        if path not in planned:
+        if path not in layers:
             raise ValueError(
                 f"{where} has loads of {path}, which is no layer with experts of {name}. "
-                f"{names.nearest(path, planned)} {counts}: are they of another model?"
+                f"{names.nearest(path, layers)} {counts}"
             )
-    for path, layer in planned.items():
+    for path, layer in layers.items():
         if path not in loads.layers:
-            raise ValueError(
-                f"{where} has no loads of {path}. {counts}: are they of another model?"
-            )
-        _check_layer(where, loads, layer, name)
+            raise ValueError(f"{where} has no loads of {path}. {counts}")
+        _check_layer(where, loads.layers[path][0], layer, name)
 
 
 def check_replicas(replicas: int, layers: Sequence[ExpertLayer]) -> None:
@@ -48,18 +50,19 @@ def check_replicas(replicas: int, layers: Sequence[ExpertLayer]) -> None:
             )
 
 
-def _check_layer(where: str, loads: Loads, layer: ExpertLayer, name: str) -> None:
-    record = loads.layers[layer.path][0]
-    if record.num_experts != layer.num_experts:
+def _check_layer(where: str, record: RouterRecord, layer: MixtureOfExperts, name: str) -> None:
+    experts = layer.p.num_experts
+    if record.num_experts != experts:
         raise ValueError(
-            f"{where} has loads of {_count(record.num_experts, 'expert')} in {layer.path}, where "
-            f"{name} has {layer.num_experts}: expected the loads of the same model"
+            f"{where} has loads of {_count(record.num_experts, 'expert')} in {record.layer}, where "
+            f"{name} has {experts}: expected the loads of the same model"
         )
-    if record.experts_per_token not in (0.0, layer.experts_per_token):
+    each = float(layer.router.experts_per_token(layer.router.p))
+    if record.experts_per_token not in (0.0, each):
         raise ValueError(
-            f"{where} has loads of {record.experts_per_token:g} experts per token in {layer.path} "
-            f"({record.router}), where {name} has {layer.experts_per_token:g} ({layer.router}): "
-            "expected the loads of the same router"
+            f"{where} has loads of {record.experts_per_token:g} experts per token in "
+            f"{record.layer} ({record.router}), where {name} has {each:g} "
+            f"({type(layer.router).__name__}): expected the loads of the same router"
         )
 
 

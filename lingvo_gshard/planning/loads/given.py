@@ -11,8 +11,10 @@ from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.loads.record import RouterLoads
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.monitoring.routers.counts import watched_layers
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -67,6 +69,7 @@ class GivenLoads:
         batch: BatchSpecs,
         partitioning: Partitioning,
         name: str,
+        progress: Progress,
     ) -> GivenLoads:
         """Returns the loads with the layers of a trainer's step.
 
@@ -77,12 +80,14 @@ class GivenLoads:
           batch: shape and dtype of each array of a batch.
           partitioning: mesh and strategy of the step.
           name: name of the experiment.
+          progress: called when tracing begins.
 
         Raises:
           ValueError: the loads are of another model, or there is no room for the replicas.
         """
+        checks.check_model(loads, watched_layers(trainer.task), name)
+        progress("reading the loads")
         layers = expert_layers(trainer, batch, partitioning)
-        checks.check_model(loads, layers, name)
         checks.check_replicas(replicas, layers)
         return cls(loads, layers, replicas)
 

@@ -220,7 +220,7 @@ CASES = (
     Case(
         "no expert tool",
         "gshard-experts",
-        error="the subcommand is missing. Valid: prune, report, upcycle, watched.",
+        error="the subcommand is missing. Valid: place, prune, report, upcycle, watched.",
     ),
     Case(
         "experts of nothing",

@@ -7,11 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from lingvo_gshard.layers.moe import SwitchRouter
 from lingvo_gshard.planning.loads import checks, file
 from lingvo_gshard.tools.expert_tools import report
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.monitoring.routers.counts import watched_layers
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import LAYER, choose, layer_of, record_of
+from tests.runtime import tiny_translation
 
 OTHER = "encoder.layers[1].feed_forward"
 RECORDS = [
@@ -103,26 +106,31 @@ def test_a_missing_file_and_a_step_after_the_last(tmp_path):
         file.load(path, 16)
 
 
+def layers_of(router=None, **values):
+    """Returns the layers with experts of a model of two layers on each side, or more."""
+    stack = {"moe.router": router} if router else {}
+    stack |= {"num_layers": values.pop("num_layers")} if "num_layers" in values else {}
+    return watched_layers(tiny_translation.trainer(stack_values=stack, **values).task)
+
+
 def test_loads_of_another_model_name_layer_and_count(tmp_path):
     loads = file.load(written(tmp_path, RECORDS))
-    one, two = layer_of(), layer_of(path=OTHER)
-    checks.check_model(loads, [one, two], "mine")
+    mine = layers_of()
+    checks.check_model(loads, mine, "mine")
     with pytest.raises(ValueError) as error:
-        checks.check_model(loads, [one], "mine")
+        checks.check_model(loads, {LAYER: mine[LAYER]}, "mine")
     assert str(error.value) == (
         f"--loads={loads.path} has loads of {OTHER}, which is no layer with experts of mine. Did "
         f"you mean '{LAYER}'? mine has 1 layer with experts, the file 2: are they of another model?"
     )
-    third = layer_of(path="decoder.layers[3].feed_forward")
-    with pytest.raises(ValueError, match=r"has no loads of decoder\.layers\[3\].*has 3 layers"):
-        checks.check_model(loads, [one, two, third], "mine")
+    with pytest.raises(ValueError, match=r"has no loads of encoder\.layers\[3\].*has 4 layers"):
+        checks.check_model(loads, layers_of(num_layers=4), "mine")
     with pytest.raises(ValueError, match="has loads of 8 experts in .*, where mine has 16: "):
-        checks.check_model(loads, [layer_of(num_experts=16), two], "mine")
+        checks.check_model(loads, layers_of(num_experts=16), "mine")
     with pytest.raises(ValueError, match=r"2 experts per token in .* mine has 1 \(SwitchRouter\)"):
-        one_each = layer_of(experts_per_token=1.0, router="SwitchRouter")
-        checks.check_model(loads, [one_each, two], "mine")
+        checks.check_model(loads, layers_of(SwitchRouter.params()), "mine")
     with pytest.raises(ValueError, match="mine has no layer with experts"):
-        checks.check_model(loads, [], "mine")
+        checks.check_model(loads, {}, "mine")
 
 
 def test_replicas_have_room():
