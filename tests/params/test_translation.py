@@ -32,6 +32,7 @@ def test_all_experiments_are_registered():
     assert NAMES == [
         "translation.from_files",
         "translation.hundred_languages",
+        "translation.large",
         "translation.quickstart",
         "translation.quickstart_dense",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -133,12 +134,14 @@ class PreparedInput(Input):
     @functools.cached_property
     def notes(self) -> list[str]:
         """Lines about the training rows that a user should know."""
-        lengths = self.table("train").lengths
-        bucket = self.buckets[-1]
+        counts = [collections.Counter[int]() for _ in range(2)]
+        for lengths in self.table("train").lengths.shards():
+            for side, counter in enumerate(counts):
+                found = np.unique(lengths[:, side], return_counts=True)
+                counter.update(dict(zip(*map(np.ndarray.tolist, found), strict=True)))
         limits = [
-            Limit(f"input.{side}_length", f"{side} tokens", bucket[1 + column], part)
-            for column, side in enumerate(self._limited_sides)
-            for part in [np.concatenate([table[:, column] for table in lengths.shards()])]
+            Limit(f"input.{side}_length", f"{side} tokens", self.buckets[-1][1 + column], count)
+            for column, (side, count) in enumerate(zip(self._limited_sides, counts, strict=False))
         ]
         return [limit.advice() for limit in limits if limit.exceeded]
 

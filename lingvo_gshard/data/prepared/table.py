@@ -86,6 +86,7 @@ class Table:
         self._root = paths.path_of(directory)
         self._width = manifest.id_bytes
         self._on_damage = on_damage
+        self.damaged: collections.Counter[str] = collections.Counter()
         shards = manifest.splits[split]
         self._shards = sorted(
             (shard for shard in shards if shard.rows),
@@ -96,7 +97,6 @@ class Table:
         self.lengths = Lengths(self._root, self._shards)
         self.groups = _groups(self._shards)
         self._reader = functools.lru_cache(_MOST_OPEN)(self._open)
-        self.damaged: collections.Counter[str] = collections.Counter()
 
     def __len__(self) -> int:
         """The number of rows."""
