@@ -13,6 +13,7 @@
     gshard-bench exported train_step.zip --json=exported.json
     gshard-bench serve --logdir=runs/quickstart --clients=300 --seconds=60
     gshard-bench input --rows=20000000 --workers=2 --json=input.json
+    gshard-bench input --prepared=prepared/large
     gshard-bench parity --peers_python=peers/bin/python --families=llama,mixtral
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
@@ -78,7 +79,9 @@ server's generated tokens per second relative to those of the translator in this
 translates the same sentences before and after.
 
 `input` prepares made text with gshard-prepare: rows per second, and the memory of all processes
-together, which depends on --workers and not on --rows (docs/data.md).
+together, which depends on --workers and not on --rows. Then it reads what was prepared, or the
+directory --prepared (docs/data.md): tokens per second, the share of positions that hold tokens, and
+the share of time that the quickstart's training steps wait for batches.
 
 `parity` measures no speed. transformers, of --peers_python, makes small random models of --families
 with each option of their configs. Each is imported, and compared with transformers: logits,
@@ -92,6 +95,7 @@ and the table to standard error.
 from __future__ import annotations
 
 import functools
+import tempfile
 import typing
 
 import rich.box
@@ -107,7 +111,6 @@ from lingvo_gshard.tools.flags.run import required_logdir
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported, serve
-    from lingvo_gshard.tools.benchmarks.input import preparation
 
 NAME = "gshard-bench"
 SUBCOMMANDS = (
@@ -164,6 +167,7 @@ def define_flags() -> flags.FlagValues:
     string("logdir", None, "Directory of the trained model of `serve`.")
     integer("rows", 1_000_000, "Rows of made text that `input` prepares.")
     integer("workers", 2, "Processes that `input` prepares them with.")
+    string("prepared", None, "Prepared sentence pairs that `input` reads instead of made text.")
     integer("clients", 300, "Clients of `serve` that send requests at the same time.")
     integer("seconds", 60, "How long `serve` measures.")
     integer("beam_size", 4, "Hypotheses of each search of `serve`.")
@@ -244,7 +248,7 @@ def main(argv: list[str]) -> int:
     elif subcommand == SERVE:
         device, rows = "CPU", [measure_server(values, console)]
     elif subcommand == INPUT:
-        device, rows = "CPU", [measure_input(values, console)]
+        device, rows = "CPU", measure_input(values, console)
     else:
         device, rows = measure_model(values, subcommand, console)
     output.write_json(values.json, {"device": device, "rows": rows})
@@ -271,14 +275,22 @@ def measure_server(values: flags.FlagValues, console: rich.console.Console) -> s
     return row
 
 
-def measure_input(values: flags.FlagValues, console: rich.console.Console) -> preparation.Row:
-    """Measures gshard-prepare; returns the row."""
-    from lingvo_gshard.tools.benchmarks.input import preparation
+def measure_input(values: flags.FlagValues, console: rich.console.Console) -> list:
+    """Measures gshard-prepare and reading, or reading of --prepared alone; returns the rows."""
+    from lingvo_gshard.tools.benchmarks.input import preparation, reading
 
-    with console.status("starting") as status:
-        row = preparation.measure(values.rows, values.workers, status.update)
-    preparation.print_rows(console, [row])
-    return row
+    rows, directory = [], values.prepared
+    with tempfile.TemporaryDirectory(prefix="gshard-bench-") as folder:
+        if directory is None:
+            directory = f"{folder}/prepared"
+            with console.status("starting") as status:
+                row = preparation.measure(values.rows, values.workers, folder, status.update)
+            preparation.print_rows(console, [row])
+            rows.append(row)
+        with console.status("starting") as status:
+            found = reading.measure(directory, status.update)
+    reading.print_rows(console, found)
+    return [*rows, *found]
 
 
 def measure_exported(

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training.records import json_lines
+from lingvo_gshard.training.records import free_memory, json_lines
 
 # Name of an input -> (shape, dtype).
 Inputs: TypeAlias = Mapping[str, tuple[tuple[int, ...], str]]
@@ -31,12 +31,16 @@ class _InProgress:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Marks that a program is being compiled, which may take far longer than a step."""
+    """Marks that a program is being compiled, which may take far longer than a step.
+
+    Afterwards the compiler's memory is given back to the system.
+    """
     _InProgress.count += 1
     try:
         yield
     finally:
         _InProgress.count -= 1
+        free_memory.give_back()
 
 
 def is_compiling() -> bool:

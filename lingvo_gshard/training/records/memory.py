@@ -18,11 +18,12 @@ def memory_metrics(runtime: Runtime) -> Row:
       host_memory_bytes: memory of the process that is in RAM now.
       peak_device_memory_bytes: the most that was ever in use on a device; missing for CPUs.
     """
-    row = {HOST_MEMORY: float(_resident_bytes())}
+    row = {HOST_MEMORY: float(resident_bytes())}
     peak = runtime.peak_device_memory()
     return row if peak is None else {**row, DEVICE_MEMORY: float(peak)}
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Returns the memory of this process that is in RAM now."""
     # The second number is the resident set, in pages.
     return int(_STATUS.read_bytes().split()[1]) * resource.getpagesize()

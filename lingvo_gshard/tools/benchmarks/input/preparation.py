@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -56,32 +55,32 @@ class Row:
     peak_bytes: int
 
 
-def measure(rows: int, workers: int, tell: Callable[[str], None]) -> Row:
+def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -> Row:
     """Makes text and prepares it in a process of its own.
 
     Args:
       rows: number of rows to make.
       workers: number of workers.
+      folder: an empty folder; the prepared data is then in its folder `prepared`.
       tell: shows what is being done.
 
     Raises:
       RuntimeError: preparation fails.
     """
-    with tempfile.TemporaryDirectory(prefix="gshard-bench-") as folder:
-        source = pathlib.Path(folder) / "made.tsv"
-        tell(f"making {rows:,} rows")
-        made_text.write_tsv(source, rows)
-        tell(f"preparing {rows:,} rows")
-        module = "lingvo_gshard.tools.benchmarks.input.prepare_run"
-        command = [sys.executable, "-m", module, source, f"{folder}/prepared", str(workers)]
-        before = os.times()
-        began = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            peak = _peak(process)
-            output = process.communicate()[0]
-        seconds, after = time.monotonic() - began, os.times()
-        if process.returncode:
-            raise RuntimeError(f"preparation ended with exit code {process.returncode}")
+    source = pathlib.Path(folder) / "made.tsv"
+    tell(f"making {rows:,} rows")
+    made_text.write_tsv(source, rows)
+    tell(f"preparing {rows:,} rows")
+    module = "lingvo_gshard.tools.benchmarks.input.prepare_run"
+    command = [sys.executable, "-m", module, source, f"{folder}/prepared", str(workers)]
+    before = os.times()
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = _peak(process)
+        output = process.communicate()[0]
+    seconds, after = time.monotonic() - began, os.times()
+    if process.returncode:
+        raise RuntimeError(f"preparation ended with exit code {process.returncode}")
     found = msgspec.json.decode(output.splitlines()[-1])
     cpu = after.children_user + after.children_system
     cpu -= before.children_user + before.children_system

@@ -1,0 +1,187 @@
+"""Measures how fast prepared data becomes batches, and how long training steps wait for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from lingvo_gshard import params as experiments  # noqa: F401
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
+from lingvo_gshard.data.input import Input, TrainBatches
+from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.records.memory import resident_bytes
+
+# Source length, target length and rows of a batch.
+_SHAPES = ((128, 128, 64), (512, 512, 16))
+# Batches of one measurement: some blocks of rows.
+_BATCHES = 200
+_STEPS = 20
+_OF_STEPS, _SHAPE_OF_STEPS = "translation.quickstart", (96, 80, 24)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+      measure: "read" for batches alone, "train" for training steps on them.
+      rows: training rows of the data.
+      source_length: source positions of a batch's row.
+      target_length: target positions of a batch's row.
+      filled: share of positions that hold tokens.
+      tokens_per_second: tokens of both sides.
+      tokens_per_cpu_second: tokens by the processor time, which other programs hardly change; 0 for
+        "train".
+      rows_per_second: rows of the data.
+      first_seconds: time to the first batch.
+      wait_share: share of the time that steps waited for batches; 0 for "read".
+      memory_bytes: memory of the process at the end.
+    """
+
+    measure: str
+    rows: int
+    source_length: int
+    target_length: int
+    filled: float
+    tokens_per_second: float
+    tokens_per_cpu_second: float
+    rows_per_second: float
+    first_seconds: float
+    wait_share: float
+    memory_bytes: int
+
+
+def measure(directory: str, tell: Callable[[str], None]) -> list[Row]:
+    """Measures reading alone with rows of 128 and 512, and training steps of the quickstart.
+
+    Args:
+      directory: prepared sentence pairs.
+      tell: shows what is being done.
+
+    Raises:
+      ValueError: the directory cannot be read.
+    """
+    rows = []
+    for source_length, longest_target, batch_rows in _SHAPES:
+        tell(f"reading rows of {source_length}")
+        rows.append(_read(_input(directory, source_length, longest_target, batch_rows)))
+    tell("training")
+    rows.append(_train(_input(directory, *_SHAPE_OF_STEPS)))
+    return rows
+
+
+def print_rows(console: rich.console.Console, rows: list[Row]) -> None:
+    """Prints measurements."""
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    for column in ("", "rows of", "filled", "tokens/s", "on a core", "first", "waits", "memory"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        is_read = row.measure == "read"
+        table.add_row(
+            "reading alone" if is_read else "training steps",
+            f"{row.source_length} + {row.target_length}",
+            f"{row.filled:.1%}",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.tokens_per_cpu_second:,.0f}" if is_read else "",
+            f"{row.first_seconds:.1f} s",
+            "" if is_read else f"{row.wait_share:.2%}",
+            in_bytes(row.memory_bytes),
+        )
+    console.print(table)
+
+
+def _input(directory: str, source_length: int, longest_target: int, rows: int) -> Params:
+    """Returns Params with the data's ratio of target to source tokens."""
+    p = PreparedTranslationInput.params().set(
+        directory=directory, batch_rows=rows, source_length=source_length
+    )
+    groups = p.instantiate().table("train").groups
+    source, target = (sum(group.tokens[side] for group in groups) for side in range(2))
+    target_length = 4 * round(source_length * target / source / 4)
+    return p.set(target_length=min(longest_target, max(4, target_length)))
+
+
+def _read(params: Params) -> Row:
+    """Takes batches as fast as they are made."""
+    input_ = params.instantiate()
+    batches, first = _first(input_)
+    began, cpu = time.monotonic(), time.process_time()
+    taken = [next(batches) for _ in range(_BATCHES)]
+    seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+    batches.close()
+    return _row("read", input_, taken, seconds, cpu, first, 0.0)
+
+
+def _train(params: Params) -> Row:
+    """Takes training steps of the quickstart's model."""
+    input_, experiment = params.instantiate(), registry.get(_OF_STEPS)
+    task = experiment.task.set(share_embeddings=_is_joint(input_))
+    trainer = experiment.trainer.instantiate(with_vocabulary_sizes(task, input_))
+    runtime = SingleDeviceRuntime(trainer)
+    runtime.init_state()
+    batches, first = _first(input_)
+    runtime.train_step(next(batches)).read()
+    taken, waits, began = [], [], time.monotonic()
+    for _ in range(_STEPS):
+        asked = time.monotonic()
+        taken.append(next(batches))
+        waits.append(time.monotonic() - asked)
+        runtime.train_step(taken[-1]).read()
+    seconds = time.monotonic() - began
+    batches.close()
+    return _row("train", input_, taken, seconds, 0.0, first, sum(waits) / seconds)
+
+
+def _is_joint(input_: PreparedTranslationInput) -> bool:
+    return input_.source_vocabulary is input_.target_vocabulary
+
+
+def _first(input_: Input) -> tuple[TrainBatches, float]:
+    """Returns the batches after the first one, and the seconds that it took."""
+    input_.check_split("train")
+    began = time.monotonic()
+    batches = input_.train_batches(1)
+    next(batches)
+    return batches, time.monotonic() - began
+
+
+def _row(
+    measure: str,
+    input_: PreparedTranslationInput,
+    batches: list[PackedBatch],
+    seconds: float,
+    cpu: float,
+    first: float,
+    wait_share: float,
+) -> Row:
+    tokens = sum(
+        np.count_nonzero(batch[f"{side}_segments"])
+        for batch in batches
+        for side in ("source", "target")
+    )
+    p = input_.p
+    return Row(
+        measure=measure,
+        rows=input_.manifest.rows("train"),
+        source_length=p.source_length,
+        target_length=p.target_length,
+        filled=float(statistics.mean(map(efficiency, batches))),
+        tokens_per_second=float(tokens / seconds),
+        tokens_per_cpu_second=float(tokens / cpu) if cpu else 0.0,
+        rows_per_second=sum(int((batch.examples >= 0).sum()) for batch in batches) / seconds,
+        first_seconds=first,
+        wait_share=wait_share,
+        memory_bytes=resident_bytes(),
+    )
