@@ -165,9 +165,6 @@ def define_flags() -> flags.FlagValues:
     integer("row_length", 256, "Tokens of a row of the encoder's batch.")
     integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
     string("logdir", None, "Directory of the trained model of `serve`.")
-    integer("rows", 1_000_000, "Rows of made text that `input` prepares.")
-    integer("workers", 2, "Processes that `input` prepares them with.")
-    string("prepared", None, "Prepared sentence pairs that `input` reads instead of made text.")
     integer("clients", 300, "Clients of `serve` that send requests at the same time.")
     integer("seconds", 60, "How long `serve` measures.")
     integer("beam_size", 4, "Hypotheses of each search of `serve`.")
@@ -188,9 +185,26 @@ def define_flags() -> flags.FlagValues:
         1,
         flag_values=values,
     )
+    define_input_flags(values)
     define_decode_flags(values)
     card.define_card_flags(values)
     return values
+
+
+def define_input_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `input`."""
+    flags.DEFINE_integer(
+        "rows", 1_000_000, "Rows of made text that `input` prepares.", 1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "workers", 2, "Processes that `input` prepares them with.", 1, flag_values=values
+    )
+    flags.DEFINE_string(
+        "prepared",
+        None,
+        "Prepared sentence pairs that `input` reads instead of made text.",
+        flag_values=values,
+    )
 
 
 def define_decode_flags(values: flags.FlagValues) -> None:
