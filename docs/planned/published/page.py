@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from docs.planned.page import table
 from docs.planned.published.rows import Row, Rows
@@ -44,6 +45,7 @@ def text(found: Rows) -> str:
             [_configuration(each, row) for each, row in planned],
         ),
         "ratios": _ratios(planned),
+        **_ranges(planned),
         "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
     }
     page = TEXT.read_text(encoding="utf-8")
@@ -68,22 +70,74 @@ def _result(training: Training, row: Row) -> tuple[str, ...]:
     )
 
 
-def _times(training: Training, row: Row) -> tuple[str, ...]:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """Where the time of a step goes.
+
+    Attributes:
+      shares: of products, products of attention, the rest of attention, collectives, and others.
+      without_rest: the measured seconds over those of the estimate without the rest of attention.
+      hidden: as `without_rest`, with collectives that run while others compute.
+    """
+
+    shares: tuple[float, ...]
+    without_rest: float
+    hidden: float
+
+    @property
+    def rest(self) -> float:
+        """The share of the rest of attention."""
+        return self.shares[2]
+
+
+def _parts(training: Training, row: Row) -> _Parts:
     attention = min(row.attention_products, row.kinds[kinds.ATTENTION])
     rest = row.kinds[kinds.ATTENTION] - attention
     collectives = row.kinds.get(kinds.COLLECTIVES, 0.0)
     other = sum(seconds for kind, seconds in row.kinds.items() if kind not in _SHOWN)
     parts = (row.kinds[kinds.PRODUCTS], attention, rest, collectives, other)
     measured = row.tokens / row.chips / training.published
-    hidden = max(row.seconds - rest - collectives, collectives)
+    return _Parts(
+        shares=tuple(seconds / row.seconds for seconds in parts),
+        without_rest=measured / (row.seconds - rest),
+        hidden=measured / max(row.seconds - rest - collectives, collectives),
+    )
+
+
+def _times(training: Training, row: Row) -> tuple[str, ...]:
+    parts = _parts(training, row)
     return (
         training.name,
         _machine(training),
         f"{row.seconds:.2f} s",
-        *(f"{seconds / row.seconds:.0%}" for seconds in parts),
-        f"{measured / (row.seconds - rest):.2f}",
-        f"{measured / hidden:.2f}",
+        *(f"{share:.0%}" for share in parts.shares),
+        f"{parts.without_rest:.2f}",
+        f"{parts.hidden:.2f}",
     )
+
+
+def _ranges(planned: Iterable[tuple[Training, Row]]) -> dict[str, str]:
+    """Returns ranges of columns over groups of rows, for the text."""
+    all_parts = [(each, row, _parts(each, row)) for each, row in planned]
+    tpus = [parts for _, row, parts in all_parts if row.compiler == "tpu"]
+    h100 = [parts for _, row, parts in all_parts if row.machine == "h100"]
+    titan = [parts for each, _, parts in all_parts if each.publisher == "torchtitan"]
+    old = [
+        row.tokens_per_second / row.chips / each.published
+        for each, row, _ in all_parts
+        if row.machine == "a100" and "model" in row.mesh
+    ]
+    return {
+        "tpu_rest": _range("{:.0%}", [parts.rest for parts in tpus]),
+        "h100_rest": _range("{:.0%}", [parts.rest for parts in h100]),
+        "tpu_hidden": _range("{:.2f}", [parts.hidden for parts in tpus]),
+        "titan_hidden": _range("{:.2f}", [parts.hidden for parts in titan]),
+        "a100_tensor": _range("{:.2f}", old),
+    }
+
+
+def _range(form: str, values: Sequence[float]) -> str:
+    return f"{form.format(min(values))} to {form.format(max(values))}"
 
 
 def _configuration(training: Training, row: Row) -> tuple[str, ...]:
@@ -111,7 +165,7 @@ def _large(value: float) -> str:
 
 
 def _versions(row: Row) -> str:
-    name = "libtpu" if row.compiler == "tpu" else "jaxlib"
+    name = "libtpu" if row.compiler == "tpu" else "jax-cuda12-pjrt"
     return f"{name} {row.versions[name]}"
 
 
