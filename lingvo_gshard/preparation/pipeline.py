@@ -29,6 +29,7 @@ from lingvo_gshard.preparation.job import Job, Task
 from lingvo_gshard.preparation.pool import Pool
 from lingvo_gshard.preparation.stages import (
     find_leaks,
+    find_near_copies,
     read_rows,
     row_files,
     tokenize_rows,
@@ -134,6 +135,7 @@ class _Run:
         part_list = list(parts.parts_of(equal, surveys, self._job.sources))
         buckets = self._unique(part_list, self._read(part_list, surveys))
         self._inspector.check_languages(buckets)
+        self._find_near_copies(buckets)
         self._find_leaks(buckets)
         vocabulary = self._vocabulary(buckets)
         paths = tuple(part.spans[0].path for part in part_list)
@@ -232,6 +234,25 @@ class _Run:
             self._tally.add(record.tally)
         return found
 
+    def _find_near_copies(self, buckets: Sequence[unique_rows.BucketRecord]) -> None:
+        near = self._job.cleaner.near_duplicates
+        if not near.is_on:
+            return
+        stage, kind = "Looking for near duplicates", find_near_copies.NearRecord
+        train = list(enumerate(_groups_of_train(buckets)))
+        # A range has as many candidates as a bucket has rows, if all rows are candidates.
+        ranges = len(buckets) * near.bands_of_row
+        mean = sum(group.rows for _, groups in train for group in groups) // ranges + 1
+        sizes = ranges, len(buckets), mean
+        keys = [find_near_copies.KeyBucket(*numbered) for numbered in train]
+        self._do(stage, "rows", keys, kind)
+        common = [find_near_copies.CommonKeys(number, *sizes) for number in range(ranges)]
+        self._do(stage, "rows", common, kind)
+        candidates = [find_near_copies.CollectCandidates(*numbered, ranges) for numbered in train]
+        self._do(stage, "rows", candidates, kind)
+        compared = [find_near_copies.CompareCandidates(n, *sizes) for n in range(ranges)]
+        self._do(stage, "rows", compared, kind)
+
     def _find_leaks(self, buckets: Sequence[unique_rows.BucketRecord]) -> None:
         held_out = tuple(tuple(filter(find_leaks.can_leak, bucket.groups)) for bucket in buckets)
         if not any(held_out):
@@ -259,11 +280,13 @@ class _Run:
         paths: tuple[str, ...],
     ) -> list[tokenize_rows.TokensRecord]:
         tasks = [
-            tokenize_rows.TokenizeBucket(number, tuple(bucket.groups), id_bytes, paths)
+            tokenize_rows.TokenizeBucket(
+                number, tuple(bucket.groups), id_bytes, paths, len(buckets)
+            )
             for number, bucket in enumerate(buckets)
         ]
         found = self._do("Tokenizing", "rows", tasks, tokenize_rows.TokensRecord)
-        for stage in (unique_rows.STAGE, find_leaks.STAGE):
+        for stage in (unique_rows.STAGE, find_near_copies.STAGE, find_leaks.STAGE):
             self._job.work.remove_files(stage)
         for record in found:
             self._tally.add(record.tally)

@@ -23,6 +23,9 @@ class BaseCleaner(Configurable, abc.ABC):
 
     `rules` cleans row by row, for pipelines that work on parts of a corpus. `clean` also drops
     duplicates, among rows in memory.
+
+    Attributes:
+      near_duplicates: finds near duplicates, if that is switched on.
     """
 
     @classmethod
@@ -48,7 +51,7 @@ class BaseCleaner(Configurable, abc.ABC):
         super().__init__(params)
         # Refuses wrong settings before anything is read.
         self._normalizer_to(CleaningReport())
-        self._near = self.p.near_duplicates.instantiate()
+        self.near_duplicates: NearDuplicates = self.p.near_duplicates.instantiate()
 
     @abc.abstractmethod
     def rules(self, split: str, report: CleaningReport) -> RowRules:
@@ -84,13 +87,13 @@ class BaseCleaner(Configurable, abc.ABC):
             else:
                 kept.append(clean)
         clean_row.finish()
-        if split == "train" and self._near.is_on:
+        if split == "train" and self.near_duplicates.is_on:
             kept = self._without_near_duplicates(kept, report)
         report.keep(kept)
         return kept, report
 
     def _without_near_duplicates(self, rows: list[Row], report: CleaningReport) -> list[Row]:
-        copies = set(self._near.copies_among(rows))
+        copies = set(self.near_duplicates.copies_among(rows))
         for index in sorted(copies):
             report.drop(rows[index], near_duplicates.REASON)
         return [row for index, row in enumerate(rows) if index not in copies]

@@ -11,7 +11,8 @@ worked on in any order and anywhere.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -28,6 +29,8 @@ _MISSED = 0.01
 _ROWS_AT_A_TIME = 4096
 # Rows of a bucket that later ones are compared with. Boilerplate makes buckets of millions.
 _COMPARED = 128
+# Rows whose n-grams are kept, since candidates share several buckets.
+_REMEMBERED = 1 << 16
 _SEED = 0x6E656172
 
 
@@ -85,7 +88,7 @@ class NearDuplicates(Configurable):
                 keys = splitmix64(keys ^ values[:, column :: self._band_rows])
         return keys
 
-    def copies(self, rows: Sequence[Row]) -> list[int]:
+    def copies(self, rows: Iterable[Row]) -> list[int]:
         """Returns which rows of one bucket are near duplicates of an earlier one in it.
 
         Of any two near duplicates in a bucket, at most one is not named. Rows after the first 128
@@ -97,7 +100,8 @@ class NearDuplicates(Configurable):
         Returns:
           Their indices, in order.
         """
-        return self._copies(rows, range(len(rows)), {})
+        entries = ((index, row.language, self._grams(row)) for index, row in enumerate(rows))
+        return self._copies(entries)
 
     def copies_among(self, rows: Sequence[Row]) -> list[int]:
         """Returns which rows are near duplicates of an earlier one, among rows of all buckets."""
@@ -105,10 +109,12 @@ class NearDuplicates(Configurable):
             self.bands(rows[begin : begin + _ROWS_AT_A_TIME])
             for begin in range(0, len(rows), _ROWS_AT_A_TIME)
         ]
-        found, grams = set(), {}
+        grams = functools.lru_cache(maxsize=_REMEMBERED)(lambda index: self._grams(rows[index]))
+        found = set()
         for keys in np.concatenate(parts).T if parts else ():
             for bucket in _buckets(keys):
-                found.update(self._copies(rows, bucket, grams))
+                entries = ((index, rows[index].language, grams(index)) for index in bucket)
+                found.update(self._copies(entries))
         return sorted(found)
 
     def similarity(self, one: Row, other: Row) -> float:
@@ -117,18 +123,15 @@ class NearDuplicates(Configurable):
             return 0.0
         return _jaccard(self._grams(one), self._grams(other))
 
-    def _copies(
-        self, rows: Sequence[Row], bucket: Sequence[int], grams: dict[int, frozenset[str]]
-    ) -> list[int]:
+    def _copies(self, entries: Iterable[tuple[int, str, frozenset[str]]]) -> list[int]:
+        """Returns the numbers of the copies among (number, language, n-grams) in order."""
         named, kept = [], collections.defaultdict(list)
-        for index in bucket:
-            if index not in grams:
-                grams[index] = self._grams(rows[index])
-            before = kept[rows[index].language]
-            if any(_jaccard(grams[index], grams[i]) >= self._similarity for i in before):
-                named.append(index)
+        for number, language, grams in entries:
+            before = kept[language]
+            if any(_jaccard(grams, other) >= self._similarity for other in before):
+                named.append(number)
             elif len(before) < _COMPARED:
-                before.append(index)
+                before.append(grams)
         return named
 
     def _text(self, row: Row) -> str:

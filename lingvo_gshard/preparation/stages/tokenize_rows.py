@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
-from lingvo_gshard.preparation.stages import find_leaks
+from lingvo_gshard.preparation.stages import find_leaks, find_near_copies
 from lingvo_gshard.preparation.stages.tally import Tally
 from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
 
@@ -43,7 +43,7 @@ class TokensRecord(msgspec.Struct):
 
     Attributes:
       groups: the rows.
-      tally: the rows that were held out, and leak.
+      tally: the near duplicates, and the rows that were held out and leak.
     """
 
     groups: list[TokenGroup]
@@ -64,12 +64,14 @@ class TokenizeBucket:
       groups: its rows.
       id_bytes: bytes of an integer of a record.
       paths: the raw file of each part, for examples of rows left out.
+      buckets: number of buckets.
     """
 
     bucket: int
     groups: tuple[Group, ...]
     id_bytes: int
     paths: tuple[str, ...]
+    buckets: int
 
     @property
     def name(self) -> str:
@@ -87,11 +89,16 @@ class TokenizeBucket:
         record, done = TokensRecord([], Tally()), 0
         is_held_out = any(find_leaks.can_leak(group) for group in self.groups)
         leaks = find_leaks.Leaks(job) if is_held_out else None
+        near = job.cleaner.near_duplicates
+        ranges = self.buckets * near.bands_of_row
+        copies = find_near_copies.NearCopies(job, self.bucket, ranges) if near.is_on else None
         with job.work.writing(tokens_file(self.bucket)) as file:
             for group in self.groups:
                 rows = read_group(job, self.bucket, group)
                 if leaks and find_leaks.can_leak(group):
                     rows = leaks.without(group, rows, self.paths, record.tally)
+                if copies and group.split == "train":
+                    rows = copies.without(group, rows, self.paths, record.tally)
                 record.groups.append(
                     TokenGroup(
                         split=group.split,

@@ -1,0 +1,275 @@
+"""Finds near duplicates among the training rows of all buckets.
+
+MinHash gives each row some keys, and similar rows share keys. Ranges of keys are worked on one by
+one. First the keys that several rows have are found; then the rows that have such a key are brought
+together and compared. So only keys, and texts of candidates, are written a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.data.cleaning.near_duplicates import REASON
+from lingvo_gshard.data.sources.report import excerpt
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages.tally import Example, Tally
+from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
+
+STAGE = "3-near"
+_ROWS_AT_A_TIME = 4096
+# A candidate: its key, where it was read, its number in its bucket, and its text in the file.
+_CANDIDATE = np.dtype(
+    [("key", "<u8"), ("part", "<u4"), ("line", "<u8"), ("bucket", "<u4"), ("number", "<u8")]
+    + [("begin", "<u8"), ("size", "<u4")]
+)
+# Rows with the same key are in the order of the sources. Buckets follow each other by digests.
+_ORDER = ("key", "part", "line", "bucket", "number")
+
+
+class NearRecord(msgspec.Struct):
+    """A part of the search that is done; what it found is in a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyBucket:
+    """Writes the sorted keys of the training rows of a bucket.
+
+    Attributes:
+      bucket: number of the bucket.
+      groups: its groups of training rows.
+    """
+
+    bucket: int
+    groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/keys-{self.bucket:06d}"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for group in self.groups)
+
+    def run(self, job: Job, progress: Progress) -> NearRecord:
+        """Writes the keys."""
+        parts, done = [np.zeros(0, np.uint64)], 0
+        for _, rows, keys in _keyed(job, self.bucket, self.groups):
+            parts.append(keys.ravel())
+            done += len(rows)
+            progress(len(rows), done / max(1, self.rows))
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, np.sort(np.concatenate(parts)))
+        return NearRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonKeys:
+    """Finds the keys of a range that several rows have.
+
+    Attributes:
+      number: number of the range.
+      ranges: number of ranges.
+      buckets: number of buckets.
+      rows: share of the stage's work.
+    """
+
+    number: int
+    ranges: int
+    buckets: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/common-{self.number:06d}"
+
+    def run(self, job: Job, progress: Progress) -> NearRecord:
+        """Writes the keys, sorted."""
+        limits = _limits(self.ranges)
+        begin, end = limits[self.number], limits[self.number + 1]
+        found = []
+        for bucket in range(self.buckets):
+            keys = np.load(job.work.file(f"{STAGE}/keys-{bucket:06d}.npy"), mmap_mode="r")
+            first, last = np.searchsorted(keys, [begin, end])
+            found.append(np.asarray(keys[first : last if self.number + 1 < self.ranges else None]))
+        unique, counts = np.unique(np.concatenate(found), return_counts=True)
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, unique[counts > 1])
+        progress(self.rows, 1.0)
+        return NearRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectCandidates:
+    """Writes the training rows of a bucket that have a key in common with other rows.
+
+    Attributes:
+      bucket: number of the bucket.
+      groups: its groups of training rows.
+      ranges: number of ranges of keys.
+    """
+
+    bucket: int
+    groups: tuple[Group, ...]
+    ranges: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/candidates-{self.bucket:06d}"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for group in self.groups)
+
+    def run(self, job: Job, progress: Progress) -> NearRecord:
+        """Writes the texts, and for each candidate key where its text is, ordered by key."""
+        files = [job.work.file(f"{STAGE}/common-{i:06d}.npy") for i in range(self.ranges)]
+        # Ranges follow each other, so the whole is sorted.
+        common = np.concatenate([np.load(file) for file in files])
+        candidates, begin, done = [], 0, 0
+        with job.work.writing(f"{self.name}.texts") as file:
+            for (group, first), rows, keys in _keyed(job, self.bucket, self.groups):
+                is_common = _are_in(common, keys)
+                for index in np.flatnonzero(is_common.any(axis=1)).tolist():
+                    row = rows[index]
+                    content = msgspec.msgpack.encode((group.language, row.source, row.target))
+                    place = row.part, row.line, self.bucket, first + index, begin, len(content)
+                    candidates += [(k, *place) for k in keys[index, is_common[index]].tolist()]
+                    begin += file.write(content)
+                done += len(rows)
+                progress(len(rows), done / max(1, self.rows))
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, np.sort(np.array(candidates, _CANDIDATE), order="key"))
+        return NearRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareCandidates:
+    """Compares the candidates that share a key of a range.
+
+    Attributes:
+      number: number of the range.
+      ranges: number of ranges.
+      buckets: number of buckets.
+      rows: share of the stage's work.
+    """
+
+    number: int
+    ranges: int
+    buckets: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/copies-{self.number:06d}"
+
+    def run(self, job: Job, progress: Progress) -> NearRecord:
+        """Writes which rows are copies, as columns of bucket and number."""
+        limits = _limits(self.ranges)
+        begin, end = limits[self.number], limits[self.number + 1]
+        found = []
+        for bucket in range(self.buckets):
+            path = job.work.file(f"{STAGE}/candidates-{bucket:06d}.npy")
+            part = np.load(path, mmap_mode="r")
+            first, last = np.searchsorted(part["key"], [begin, end])
+            found.append(np.asarray(part[first : last if self.number + 1 < self.ranges else None]))
+        candidates = np.sort(np.concatenate(found), order=_ORDER)
+        texts, copies = _Texts(job, self.buckets), [np.zeros((0, 2), np.uint64)]
+        ends = np.flatnonzero(np.append(np.diff(candidates["key"]) != 0, True)) + 1
+        for first, last in zip([0, *ends[:-1]], ends if len(candidates) else (), strict=False):
+            rows = candidates[first:last]
+            near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
+            copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
+        progress(self.rows, 1.0)
+        return NearRecord()
+
+
+class NearCopies:
+    """The near duplicates of a bucket."""
+
+    def __init__(self, job: Job, bucket: int, ranges: int):
+        """Loads what `CompareCandidates` has written for all ranges."""
+        found = set()
+        for number in range(ranges):
+            copies = np.load(job.work.file(f"{STAGE}/copies-{number:06d}.npy"))
+            found.update(copies[copies[:, 0] == bucket, 1].tolist())
+        self._numbers, self._next = found, 0
+
+    def without(
+        self, group: Group, rows: Sequence[KeptRow], paths: Sequence[str], tally: Tally
+    ) -> list[KeptRow]:
+        """Returns the rows of the next group of training rows, and counts the near duplicates.
+
+        Args:
+          group: the group.
+          rows: its rows.
+          paths: the raw file of each part, for examples.
+          tally: counts the rows left out.
+        """
+        kept = []
+        for number, row in enumerate(rows, self._next):
+            if number not in self._numbers:
+                kept.append(row)
+                continue
+            tally.reject(REASON, group.language)
+            text = f"{paths[row.part]}:{row.line}: {excerpt(row.source or row.target)}"
+            tally.show(REASON, Example(row.part, row.line, text))
+        self._next += len(rows)
+        return kept
+
+
+class _Texts:
+    """The texts of candidates, each read when it is compared."""
+
+    def __init__(self, job: Job, buckets: int):
+        names = (f"{STAGE}/candidates-{bucket:06d}.texts" for bucket in range(buckets))
+        paths = [job.work.file(name) for name in names]
+        empty = np.zeros(0, np.uint8)
+        # An empty file cannot be mapped into memory.
+        self._texts = [np.memmap(p, mode="r") if p.stat().st_size else empty for p in paths]
+
+    def row(self, candidate: np.void) -> Row:
+        """Returns the row of a candidate."""
+        begin, size = int(candidate["begin"]), int(candidate["size"])
+        content = self._texts[int(candidate["bucket"])][begin : begin + size].tobytes()
+        return Row(*msgspec.msgpack.decode(content))
+
+
+def _keyed(
+    job: Job, bucket: int, groups: Sequence[Group]
+) -> Iterator[tuple[tuple[Group, int], list[KeptRow], np.ndarray]]:
+    """Yields (group, number of the first row), some rows of a bucket, and their keys [n, k]."""
+    number = 0
+    for group in groups:
+        rows = read_group(job, bucket, group)
+        for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+            part = rows[begin : begin + _ROWS_AT_A_TIME]
+            texts = [Row(group.language, row.source, row.target) for row in part]
+            yield (group, number), part, job.cleaner.near_duplicates.bands(texts)
+            number += len(part)
+
+
+def _limits(ranges: int) -> np.ndarray:
+    """Returns the smallest key of each range and, for the last one, the largest of all."""
+    steps = [(number << 64) // ranges for number in range(ranges)]
+    return np.array([*steps, (1 << 64) - 1], np.uint64)
+
+
+def _are_in(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Returns which keys are among sorted values."""
+    if not len(values):
+        return np.zeros(keys.shape, bool)
+    places = np.searchsorted(values, keys)
+    return values[np.minimum(places, len(values) - 1)] == keys
