@@ -27,8 +27,8 @@ def notes(loads: Loads, layers: Sequence[LayerRows], replicas: int) -> list[str]
     fixed = [rows for rows in layers if not rows.layer.is_dropless]
     if fixed:
         found.append(
-            f"loads: {_paths(fixed)} compute all capacity slots, full or empty: loads decide what "
-            "is dropped, and neither they nor a placement change the time"
+            f"loads: all capacity slots of {_paths(fixed)} are computed, full or empty: loads "
+            "decide what is dropped, and neither they nor a placement change the time"
         )
     others = [rows for rows in layers if not (loads.is_measured or rows.has_same_groups)]
     if others:

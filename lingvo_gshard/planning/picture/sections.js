@@ -48,6 +48,11 @@ function figures(given) {
     rows.push(["Goodput", share(whole.goodput.mean), `a failure every ${digits(whole.between_failures / 3600)} hours`]);
     rows.push(["Days", digits(whole.days.mean), `${digits(whole.days.low)} to ${digits(whole.days.high)} in 90% of simulated runs`]);
   }
+  const loads = given.loads;
+  if (loads) {
+    const dropped = loads.dropped_share ? `, ${share(loads.dropped_share.p90)} of the requests dropped` : "";
+    rows.push(["Time under loads", seconds(loads.step_seconds.p90), `at most, in 90% of ${digits(loads.steps)} steps of ${loads.path}${dropped}`]);
+  }
   return rows.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, note))));
 }
 

@@ -92,8 +92,9 @@ def _groups(before: Plan, after: Plan) -> Iterator[Change]:
     for group, unit in (("parameters", "count"), ("flops", "flops"), ("budget", "number")):
         old, new = (_items(getattr(plan, group)) for plan in (before, after))
         yield from changed_items("headline", f"{group}.", old, new, unit)
-    old, new = (_numbers(plan.goodput) for plan in (before, after))
-    yield from changed_items("headline", "goodput.", old, new, "number")
+    for group in ("goodput", "loads"):
+        old, new = (_numbers(getattr(plan, group)) for plan in (before, after))
+        yield from changed_items("headline", f"{group}.", old, new, "number")
 
 
 def _numbers(record: object) -> Mapping[str, object]:

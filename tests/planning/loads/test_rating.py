@@ -66,7 +66,7 @@ def test_buffers_cost_the_same_under_all_loads_and_more_if_nothing_is_to_be_drop
     check_quantiles(found.dropped_share, np.array([r.dropped_share for r in RECORDS]))
     (one,) = found.layers
     assert (one.capacity, one.capacity_factor) == (6, 1.0) and one.bound is None
-    assert any("compute all capacity slots" in note for note in found.notes)
+    assert any("are computed, full or empty" in note for note in found.notes)
 
 
 def test_the_share_of_all_layers_counts_requests():

@@ -5,10 +5,14 @@ import dataclasses
 import pytest
 
 from lingvo_gshard.planning import picture
+from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.planning.training.job import JobOptions
 from tests.pages import browser
 from tests.planning import example_plan
+from tests.planning.loads import example_loads
+from tests.planning.loads.example_loads import choose, layer_of, record_of
 
 pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 
@@ -61,6 +65,15 @@ def test_goodput_and_days_of_a_training_are_figures(page):
         values[-2] == f"{found.goodput.mean:.0%}".replace("%", " %") + "a failure every 3.91 hours"
     )
     assert "in 90% of simulated runs" in values[-1]
+
+
+def test_time_under_the_loads_of_routers_is_a_figure(page):
+    record = record_of(choose(1), 50, 6)
+    layer = layer_of()
+    found = rate(example_loads.plan(), [layer], Loads("load.json", {layer.path: [record]}))
+    opened = page(example_plan.example_plan() | {"loads": dataclasses.asdict(found)})
+    assert opened.texts(".figures dt")[-1] == "Time under loads"
+    assert "in 90% of 1 steps of load.json, " in opened.texts(".figures dd")[-1]
 
 
 def test_no_window_width_needs_horizontal_scrolling(page):

@@ -3,10 +3,15 @@
 import copy
 import re
 
+import msgspec
 import pytest
 
+from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.plan import diff
 from tests.planning import example_plan
+from tests.planning.loads import example_loads
+from tests.planning.loads.example_loads import choose, layer_of, record_of
 
 
 @pytest.fixture
@@ -169,3 +174,19 @@ def test_plans_of_other_versions_are_rejected(plan, other, package):
         changes_between(plan, other, names=("A.json", "B.json"))
     changes = changes_between(plan, other, allow_other_versions=True)
     assert by_section(changes) == {"versions": [(package, "", old, "9.9")]}
+
+
+def test_numbers_of_loads_are_compared():
+    layer = layer_of()
+
+    def under(seed):
+        records = [record_of(choose(seed), 50, 6)]
+        whole = example_loads.plan()
+        found = rate(whole, [layer], Loads("load.json", {layer.path: records}))
+        return msgspec.structs.replace(whole, loads=found)
+
+    assert diff.diff(under(1), under(1)) == []
+    dropped = {c.what: (c.before, c.after) for c in diff.diff(under(1), under(2))}[
+        "loads.dropped_share"
+    ]
+    assert dropped == tuple(under(seed).loads.dropped_share.mean for seed in (1, 2))
