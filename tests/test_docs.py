@@ -113,6 +113,8 @@ ELSEWHERE = {
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
     r"gshard-train .* --writer=.*": "tests/training/writers/test_row_writer.py",
+    # These need a bucket.
+    r".*(?:gs|s3)://my-bucket/.*": "tests/buckets/test_page.py",
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",

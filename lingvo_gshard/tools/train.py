@@ -85,7 +85,10 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_experiment_flags(values)
     flags.DEFINE_string(
-        "logdir", None, "Directory of the run; created if it is new.", flag_values=values
+        "logdir",
+        None,
+        "Directory of the run, on a disk or in a bucket (gs://, s3://); created if it is new.",
+        flag_values=values,
     )
     flags.DEFINE_string(
         "init_from",

@@ -8,6 +8,7 @@ them is gone, and a main process that prints and writes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import signal
@@ -39,6 +40,8 @@ _NEWS_SECONDS = 2.0
 # jax reports the loss of process 0 at length; the line that helps the user comes after it.
 _JAX_REPORT_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 3600
+# A bucket gets this long to take the files that tell why a run ended.
+_PUSH_SECONDS = 10.0
 _LONGEST_ERROR = 300
 
 
@@ -163,10 +166,24 @@ class Cluster:
         self._is_leaving.set()
         sys.stdout.flush()
         os.write(2, f"\n{self._describe(departure)}\n".encode())
+        if self._monitor is not None:
+            self._monitor.announce_departure(departure)
+        self._push_files()
         if self._monitor is None:
             end_abruptly(1)
-        self._monitor.announce_departure(departure)
         _end(1)
+
+    def _push_files(self) -> None:
+        """Copies the stacks of all processes to the run's bucket, if it has one that answers."""
+
+        def push() -> None:
+            with contextlib.suppress(Exception):
+                if self.logdir is not None:
+                    self.logdir.push()
+
+        thread = threading.Thread(target=push, daemon=True)
+        thread.start()
+        thread.join(_PUSH_SECONDS)
 
     def _at_exit(self) -> None:
         """Ends the process before jax would wait for the others once more."""

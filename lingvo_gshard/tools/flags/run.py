@@ -9,7 +9,12 @@ from lingvo_gshard.training.checkpoint.selection.choice import BEST
 
 def define_logdir_flag(values: flags.FlagValues) -> None:
     """Defines --logdir, the directory of a trained run."""
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    flags.DEFINE_string(
+        "logdir",
+        None,
+        "Directory that gshard-train wrote, on a disk or in a bucket (gs://, s3://).",
+        flag_values=values,
+    )
 
 
 def define_checkpoint_flag(values: flags.FlagValues) -> None:

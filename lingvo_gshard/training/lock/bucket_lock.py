@@ -22,6 +22,7 @@ from lingvo_gshard.training.lock.run_lock import STALE_SECONDS, LockedError, Los
 
 _REFRESH_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_RELEASE_SECONDS = 10.0
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -75,6 +76,12 @@ class BucketLock:
         if self._released.is_set():
             return
         self._released.set()
+        # A bucket that does not answer must not keep the process from ending.
+        thread = threading.Thread(target=self._delete, name="run lock's end", daemon=True)
+        thread.start()
+        thread.join(_RELEASE_SECONDS)
+
+    def _delete(self) -> None:
         with self._writing, contextlib.suppress(OSError):
             if not self._is_lost:
                 self._cell.delete(self._generation)
