@@ -168,7 +168,7 @@ class InBucket:
 
     def reason_of(self, error: Exception) -> str:
         """Returns why a save failed, as one line."""
-        found = problem_of(error, os.fspath(self._directory))
+        found = problem_of(error, os.fspath(self._directory), writes=True)
         if isinstance(found, BucketError) and found.errno != errno.EIO:
             return str(found.strerror)
         return reason_of(error)
