@@ -151,3 +151,12 @@ def test_no_text_and_too_small_sizes_are_refused(tmp_path):
     message = "size = 100 is too small: 4 ids are special and 256 stand for bytes .* at least 400"
     with pytest.raises(ValueError, match=message):
         corpora.trainer(tmp_path, size=100).train(corpora.rows(200), 1.0)
+
+
+def test_a_vocabulary_of_nfkc_converts_texts(tmp_path):
+    trainer = corpora.trainer(tmp_path)
+    trainer.unicode_form = "NFKC"
+    vocabulary = trainer.train(corpora.rows(200), 1.0)[0]
+    plain = corpora.trainer(tmp_path).train(corpora.rows(200), 1.0)[0]
+    assert vocabulary.encode("ｔｈｅ ﬁ") == vocabulary.encode("the fi")
+    assert plain.encode("ｔｈｅ") != plain.encode("the") == vocabulary.encode("the")

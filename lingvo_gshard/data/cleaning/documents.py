@@ -33,7 +33,7 @@ class DocumentCleaner(BaseCleaner):
             "Largest number of characters of a document; 0: no limit.",
             minimum=0,
         )
-        p.define("language", "", "Code of the documents' language; '': not known.")
+        p.define("language", "", "Code of the documents' language; '': that of each row.")
         return p
 
     def __init__(self, params: Params):

@@ -42,3 +42,18 @@ def test_duplicates_can_be_allowed_and_held_out_documents_are_never_dropped():
 def test_rejects_empty_size_ranges():
     with pytest.raises(ValueError, match="input.cleaning.min_characters.*not 3 with"):
         clean([], min_characters=3, max_characters=2)
+
+
+def test_documents_are_in_the_language_of_the_setting_or_of_the_row():
+    rows = [Row("ru", "", "Open the file"), Row("", "", "Откройте файл")]
+    reason = "the text is not in a script of its language"
+    for language, kept in (("", rows[1:]), ("en", rows[:1])):
+        cleaner = DocumentCleaner.params().set(language=language).instantiate()
+        assert cleaner.clean(rows, "train")[0] == kept
+        assert cleaner.clean(rows, "train")[1].dropped == {reason: 1}
+
+
+def test_documents_have_one_side_only():
+    assert clean(["a <b>", "c"], markup="drop")[0] == ["c"]
+    with pytest.raises(ValueError, match="markup must be 'keep' or 'drop', not 'equal'"):
+        clean([], markup="equal")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.cleaning.rules import markup
-from lingvo_gshard.data.cleaning.rules.identification import (
-    SOURCE_LANGUAGE,
-    TARGET_LANGUAGE,
-    OtherLanguage,
-)
-from lingvo_gshard.data.cleaning.rules.scripts import SOURCE_SCRIPT, TARGET_SCRIPT, WrongScript
+from lingvo_gshard.data.cleaning.rules.identification import OtherLanguage
+from lingvo_gshard.data.cleaning.rules.scripts import WrongScript
 from lingvo_gshard.data.sources.row import Row
 
 EMPTY = "a side is empty"
@@ -25,6 +22,8 @@ _POLICIES = "'keep', 'drop', or for pairs 'equal', which drops those whose sides
 
 # Returns why a normalized row is dropped; "" if the rule keeps it.
 Rule = Callable[[Row], str]
+# Returns whether a text is wrong for a language.
+_IsWrong = Callable[[str, str], bool]
 
 
 def define(p: Params) -> None:
@@ -68,7 +67,7 @@ def of_pairs(p: Params) -> list[Rule]:
     rules: list[Rule] = [_lengths(p.min_characters, p.max_characters, p.max_length_ratio)]
     if p.drop_identical:
         rules.append(_identical)
-    return rules + _of_texts(p, p.target_language, markup.POLICIES)
+    return rules + _of_texts(p, _PairLanguages(p.target_language), markup.POLICIES)
 
 
 def of_documents(p: Params) -> list[Rule]:
@@ -77,10 +76,10 @@ def of_documents(p: Params) -> list[Rule]:
     Raises:
       ValueError: a setting is wrong, or needs a package that is not installed.
     """
-    return _of_texts(p, p.language, (markup.KEEP, markup.DROP))
+    return _of_texts(p, _DocumentLanguage(p.language), (markup.KEEP, markup.DROP))
 
 
-def _of_texts(p: Params, target_language: str, policies: Sequence[str]) -> list[Rule]:
+def _of_texts(p: Params, sides: _Sides, policies: Sequence[str]) -> list[Rule]:
     rules: list[Rule] = [_damaged] if p.drop_damaged else []
     for kind in (markup.MARKUP, markup.PLACEHOLDERS):
         policy = markup.Policy(kind, p.get(kind.name), policies)
@@ -88,12 +87,10 @@ def _of_texts(p: Params, target_language: str, policies: Sequence[str]) -> list[
             rules.append(lambda row, policy=policy: policy(row.source, row.target))
     wrong_script = WrongScript(p.max_foreign_letters, p.scripts)
     if p.max_foreign_letters < 1:
-        reasons = SOURCE_SCRIPT, TARGET_SCRIPT
-        rules.append(_on_languages(wrong_script, target_language, reasons))
+        rules.append(sides.rule(wrong_script, "is not in a script of its language"))
     if p.max_other_language < 1:
         other = OtherLanguage(p.max_other_language, p.language_model)
-        reasons = SOURCE_LANGUAGE, TARGET_LANGUAGE
-        rules.append(_on_languages(other, target_language, reasons))
+        rules.append(sides.rule(other, "is in another language"))
     return rules
 
 
@@ -126,14 +123,38 @@ def _damaged(row: Row) -> str:
     return DAMAGED if "\ufffd" in row.source or "\ufffd" in row.target else ""
 
 
-def _on_languages(
-    is_wrong: Callable[[str, str], bool], target_language: str, reasons: tuple[str, str]
-) -> Rule:
-    """Returns a rule that asks for each side whether it is wrong for its language."""
+class _Sides(Protocol):
+    """Knows the language of each text of a row."""
 
-    def reason(row: Row) -> str:
-        if is_wrong(row.language, row.source):
-            return reasons[0]
-        return reasons[1] if is_wrong(target_language, row.target) else ""
+    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
+        """Returns a rule that drops rows with a text that is wrong for its language."""
+        ...
 
-    return reason
+
+class _PairLanguages:
+    """The languages of sentence pairs: the row's for the source, and that of all targets."""
+
+    def __init__(self, target: str):
+        self._target = target
+
+    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
+        def reason(row: Row) -> str:
+            if is_wrong(row.language, row.source):
+                return f"the source {what}"
+            return f"the target {what}" if is_wrong(self._target, row.target) else ""
+
+        return reason
+
+
+class _DocumentLanguage:
+    """The language of documents: one for all, or else that of the row."""
+
+    def __init__(self, language: str):
+        self._language = language
+
+    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
+        def reason(row: Row) -> str:
+            is_out = is_wrong(self._language or row.language, row.target)
+            return f"the text {what}" if is_out else ""
+
+        return reason

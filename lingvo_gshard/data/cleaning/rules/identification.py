@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-SOURCE_LANGUAGE = "the source is in another language"
-TARGET_LANGUAGE = "the target is in another language"
-
 EXTRA = "language_id"
 # Codes of corpora -> the detector's code of the same language.
 _SAME = {"nb": "no", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "sh": "sr", "mo": "ro"}

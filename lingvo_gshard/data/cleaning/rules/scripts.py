@@ -12,9 +12,6 @@ import regex
 from lingvo_gshard.core.config import names
 from lingvo_gshard.data.cleaning.rules.language_scripts import LANGUAGES
 
-SOURCE_SCRIPT = "the source is not in a script of its language"
-TARGET_SCRIPT = "the target is not in a script of its language"
-
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
 _CHARACTERS_OF = {
