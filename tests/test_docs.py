@@ -53,6 +53,11 @@ TINY = {
     "gshard-train --experiment=translation.quickstart": [*_SMALL_MODEL, *_LITTLE_TEXT],
     "gshard-train --experiment=translation.quickstart_dense": [*_SMALL_MODEL, *_LITTLE_TEXT],
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
+    "gshard-train --experiment=translation.large": [
+        *_SMALL_MODEL,
+        "--gin_param=task.encoder.num_heads = 2",
+        "--gin_param=task.decoder.num_heads = 2",
+    ],
     "gshard-train --experiment=starved.experiment": [*_SMALL_MODEL, *_LITTLE_TEXT],
     # The task of the other run has no such Params.
     "gshard-train --experiment=language_model.quickstart(?! --logdir=runs/bigrams)": (

@@ -68,7 +68,7 @@ class PreparedInput(Input):
                 f"{names.nearest(self.p.on_damage, choices)}"
             )
         self._shares: Shares = self.p.mixing.instantiate()
-        self._mixture: Mixture | None = None
+        self._planner: Planner | None = None
         self._batches: TrainBatches | None = None
         # Checked here, so that a mistake is told before anything is read.
         self.buckets = self.buckets_of(self.p)
@@ -150,9 +150,10 @@ class PreparedInput(Input):
 
     def usage(self) -> list[Use]:
         """Returns how often the rows of each language were read; none before training."""
-        if self._mixture is None or self._batches is None:
+        if self._planner is None or self._batches is None:
             return []
-        return self._mixture.uses(self._batches.get_state()["block"])
+        position = self._batches.get_state()
+        return self._planner.uses(position["block"], position["batch"])
 
     def usage_notes(self) -> list[str]:
         """Returns lines about epochs and repeats of languages, for the end of training."""
@@ -223,18 +224,16 @@ class PreparedInput(Input):
         from lingvo_gshard.data.prepared import stream
 
         table, identity = self.table("train"), self._identity(seed)
-        self._mixture = Mixture(
-            table.groups, self._shares, self.p.packing_window, seed, self._steps_of
-        )
-        planner = Planner(
-            self._mixture,
+        mixture = Mixture(table.groups, self._shares, self.p.packing_window, seed, self._steps_of)
+        self._planner = Planner(
+            mixture,
             lambda rows: self.cut(rows, table.lengths.of(rows)),
             self.buckets,
             self.p.packing_window,
             seed,
         )
         assembly = self._assembly("train", identity)
-        batches = stream.dataset(planner, assembly, self._own_rows, self.p.prefetch_batches)
+        batches = stream.dataset(self._planner, assembly, self._own_rows, self.p.prefetch_batches)
         self._batches = stream.PreparedBatches(batches, identity)
         return self._batches
 

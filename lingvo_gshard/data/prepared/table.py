@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,8 +53,6 @@ class Group:
 class Table:
     """The rows of a split, numbered by language, source and shard.
 
-    Only one thread may read.
-
     Attributes:
       groups: the rows of each language and source, in the order of their numbers.
       lengths: source and target tokens of each row.
@@ -96,6 +95,8 @@ class Table:
         self._starts = np.cumsum([0, *(shard.rows for shard in self._shards)])
         self.lengths = Lengths(self._root, self._shards)
         self.groups = _groups(self._shards)
+        # A reader has a place in its file, which threads must not move for one another.
+        self._lock = threading.Lock()
         self._reader = functools.lru_cache(_MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
@@ -112,11 +113,15 @@ class Table:
           ValueError: a shard cannot be read. Names the file.
         """
         records: list[bytes] = [b""] * len(rows)
+        with self._lock:
+            self._fill(records, rows)
+        return record.decode(records, self._width)
+
+    def _fill(self, records: list[bytes], rows: np.ndarray) -> None:
         for shard, places in by_shard(rows, self._starts):
             inside = rows[places] - self._starts[shard]
             for place, content in zip(places.tolist(), self._read(shard, inside), strict=True):
                 records[place] = content
-        return record.decode(records, self._width)
 
     def _read(self, number: int, rows: np.ndarray) -> list[bytes]:
         """Returns the records of some rows of a shard."""

@@ -248,8 +248,12 @@ def test_epochs_are_counted_by_language(directory):
     input_ = make(directory, temperature=5.0)
     assert input_.usage() == []
     batches = input_.train_batches(1)
-    take(batches, 150)
+    taken = np.concatenate([batch.examples.ravel() for batch in take(batches, 150)])
     read = {use.language: use for use in input_.usage()}
+    languages = input_.table("train").groups
+    for language, use in read.items():
+        own = [group for group in languages if group.language == language]
+        assert use.read == sum(((taken >= g.begin) & (taken < g.begin + g.rows)).sum() for g in own)
     assert read["fr"].rows == 150 and read["fr"].epochs > read["de"].epochs
     notes = input_.usage_notes()
     batches.close()

@@ -93,11 +93,19 @@ class Mixture:
         rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         return rows[permutation(len(rows), self._seed, 2, number)]
 
-    def uses(self, number: int) -> list[Use]:
-        """Returns how often the rows of each language are read before a block."""
+    def uses(self, number: int, more: np.ndarray) -> list[Use]:
+        """Returns how often the rows of each language are read.
+
+        Args:
+          number: all rows of the blocks before this one are counted.
+          more: numbers of further rows.
+        """
+        begins = np.array([group.begin for group in self.groups])
+        groups = np.searchsorted(begins, more, side="right") - 1
+        counts = self._drawn(number) + np.bincount(groups, minlength=len(begins))
         read: dict[str, int] = {}
         rows: dict[str, int] = {}
-        for group, count in zip(self.groups, self._drawn(number).tolist(), strict=True):
+        for group, count in zip(self.groups, counts.tolist(), strict=True):
             read[group.language] = read.get(group.language, 0) + count
             rows[group.language] = rows.get(group.language, 0) + group.rows
         return [Use(language, rows[language], read[language]) for language in sorted(read)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.batching.row_filler import RowFiller
-from lingvo_gshard.data.prepared.planning.mixture import Mixture
+from lingvo_gshard.data.prepared.planning.mixture import Mixture, Use
 from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, bucket_of, no_pieces
 
 # A chapter's last rows and batches are not as full as others: with 16 blocks of 8,192 pairs, that
@@ -60,6 +60,22 @@ class Planner:
         """
         self._mixture, self._cut, self._buckets = mixture, cut, list(buckets)
         self._window, self._seed = window, seed
+
+    def uses(self, block: int, batch: int) -> list[Use]:
+        """Returns how often the rows of each language are in the batches before a position.
+
+        Rows of earlier chapters count if they were drawn, also if they fit no batch.
+
+        Args:
+          block: number of a block.
+          batch: number of a batch of the block.
+        """
+        first = block - block % BLOCKS_OF_CHAPTER
+        rows = [np.zeros(0, np.int64)]
+        for number, batches in zip(range(first, block + 1), self.blocks(first), strict=False):
+            pieces = [planned.pieces for planned in batches[: batch if number == block else None]]
+            rows += [piece.rows[piece.begins == 0] for piece in pieces]
+        return self._mixture.uses(first, np.concatenate(rows))
 
     def blocks(self, begin: int) -> Iterator[list[PlannedBatch]]:
         """Yields the batches of each block from block `begin` on, without an end."""
