@@ -115,6 +115,9 @@ setup(
         "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
         # Parquet files as sources of gshard-prepare.
         "parquet": PARQUET,
+        # gshard-prepare on several machines. Beam needs older versions of pillow, protobuf and
+        # pyarrow than those in constraints.txt.
+        "beam": ["apache-beam>=2.77"],
         "plan": ["libtpu==0.0.42.1"],
         "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],

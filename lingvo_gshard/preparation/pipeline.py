@@ -19,6 +19,7 @@ from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.preparation import preparation
+from lingvo_gshard.preparation.beam import BeamPool
 from lingvo_gshard.preparation.inputs import parts
 from lingvo_gshard.preparation.inputs.part import Part
 from lingvo_gshard.preparation.inputs.part_readers import PartOptions
@@ -54,12 +55,15 @@ class PrepareOptions:
       on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
         line, "skip" leaves them out and counts them.
       work: local directory of unfinished work; "": `.work` in the output.
+      beam: options of Apache Beam's pipelines, such as "--runner=FlinkRunner", which then do the
+        work; None: processes of this machine do it.
     """
 
     params: Params | None = None
     workers: int = 0
     on_bad_row: str = "refuse"
     work: str = ""
+    beam: tuple[str, ...] | None = None
 
 
 def prepare(
@@ -112,21 +116,34 @@ def prepare(
         work=WorkDirectory(options.work or pathlib.Path(output) / WORK),
         reading=PartOptions(options.on_bad_row, params.max_line_bytes),
     )
-    with job.work.claimed(), Pool(job, options.workers or os.cpu_count() or 1) as pool:
-        return _Run(job, pool, observer or SilentObserver()).run()
+    # A missing file leaves no trace of the attempt.
+    files = parts.find_files(parsed)
+    with job.work.claimed(), _pool(job, options) as pool:
+        return _Run(job, pool, observer or SilentObserver()).run(files)
+
+
+def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
+    """Returns what does the tasks."""
+    if options.beam is not None:
+        return BeamPool(job, options.beam)
+    return Pool(job, options.workers or os.cpu_count() or 1)
 
 
 class _Run:
     """One run of a preparation."""
 
-    def __init__(self, job: Job, pool: Pool, observer: Observer):
+    def __init__(self, job: Job, pool: Pool | BeamPool, observer: Observer):
         self._job, self._pool, self._observer = job, pool, observer
         self._tally = Tally()
         self._inspector = Inspector(job, self._tally)
 
-    def run(self) -> Manifest:
+    def run(self, files: Sequence[parts.Files]) -> Manifest:
+        """Does what is left to do.
+
+        Args:
+          files: the files of all sources.
+        """
         settings = preparation.to_settings(self._job.params, self._job.sources)
-        files = parts.find_files(self._job.sources)
         surveys = self._survey(files)
         if objects.exists(f"{self._job.output}/{manifests.FILE}"):
             return self._finished(settings, surveys)
@@ -176,7 +193,7 @@ class _Run:
             done[1] += work
             self._observer.update(done[0], min(1.0, done[1] / total))
 
-        for task, record in self._pool.run(left, report):
+        for task, record in self._pool.run(left, kind, report):
             records[task.name] = record
         return [records[task.name] for task in tasks]
 

@@ -42,16 +42,18 @@ class Pool:
         for worker in self._workers:
             worker.kill()
 
-    def run(self, tasks: Sequence[Task], report: Report) -> Iterator[tuple[Task, Any]]:
+    def run(self, tasks: Sequence[Task], kind: type, report: Report) -> Iterator[tuple[Task, Any]]:
         """Yields each task with its record, in the order in which they are finished.
 
         Args:
           tasks: the tasks.
+          kind: type of the records.
           report: is told of progress.
 
         Raises:
           ValueError: a task refuses its input, or a worker was killed.
         """
+        del kind
         if not self._workers:
             yield from self._run_here(tasks, report)
             return

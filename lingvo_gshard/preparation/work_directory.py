@@ -54,6 +54,10 @@ class WorkDirectory:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_atomically(os.fspath(path), msgspec.json.encode(record))
 
+    def forget(self, task: str) -> None:
+        """Removes the record of a task, if there is one."""
+        self._record_file(task).unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
         """Opens a file that gets its name when the block ends without an error."""

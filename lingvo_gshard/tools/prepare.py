@@ -75,6 +75,13 @@ def define_flags() -> flags.FlagValues:
         "Local directory of unfinished work; by default, .work in the output.",
         flag_values=values,
     )
+    flags.DEFINE_multi_string(
+        "beam",
+        None,
+        "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be repeated. "
+        "The work is then done by Beam, on a file system that all its workers share.",
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "params",
         None,
@@ -103,6 +110,7 @@ def main(argv: list[str]) -> int:
         workers=values.workers,
         on_bad_row=values.on_bad_row,
         work=values.work or "",
+        beam=None if values.beam is None else tuple(values.beam),
     )
     console = output.make_console(values.json)
     with DataProgress(console) as progress:

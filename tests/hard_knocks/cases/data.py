@@ -16,6 +16,7 @@ _CATALOG = (
     + "--gin_param='input.corpus = @lingvo_gshard.data.sources.gettext.GettextReader' "
     + "--gin_param='input.corpus.train = (\"de.mo\",)' "
 )
+_PREPARE = "gshard-prepare --output=out "
 _GOOD = "de\tDas Haus ist alt.\tThe house is old.\n"
 _RUN = ("run", "run/*")
 _SET_SKIP = ". Set input.corpus.on_bad_row='skip' to leave such rows out, counted."
@@ -103,5 +104,37 @@ CASES = (
         error="de.mo:0: damaged catalog: truncated: the table of messages ends at byte 100, but "
         "the file has 28 bytes" + _SET_SKIP,
         changes=_RUN,
+    ),
+    Case(
+        "a source of gshard-prepare that is missing",
+        _PREPARE + "--source=alll.tsv",
+        given=(write("all.tsv", _GOOD),),
+        error="--source=alll.tsv: alll.tsv: no such file. Did you mean 'all.tsv'?",
+    ),
+    Case(
+        "an unknown field of a source",
+        _PREPARE + "--source=all.tsv,nam=news",
+        given=(write("all.tsv", _GOOD),),
+        error="--source=all.tsv,nam=news: unknown field 'nam'. Did you mean 'name'?",
+    ),
+    Case(
+        "an unknown choice for bad rows",
+        _PREPARE + "--source=all.tsv --on_bad_row=skp",
+        given=(write("all.tsv", _GOOD),),
+        error="--on_bad_row=skp is unknown. Did you mean 'skip'?",
+    ),
+    Case(
+        "no source for gshard-prepare",
+        _PREPARE,
+        error="--source is missing: name at least one file to prepare",
+    ),
+    Case(
+        "a damaged row for gshard-prepare",
+        _PREPARE + "--source=all.tsv --workers=1",
+        given=(write("all.tsv", _GOOD + "de\tJa\n"),),
+        error="all.tsv:2: wrong number of columns: 2, expected 3 (language, source, target) set "
+        "apart by tabs. Set --on_bad_row=skip to leave such rows out, counted.",
+        changes=("out", "out/*"),
+        slow=True,
     ),
 )
