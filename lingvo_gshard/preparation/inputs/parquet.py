@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pyarrow
-import pyarrow.parquet
-
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data.sources.row import Row
@@ -33,6 +30,10 @@ class ParquetPart(PartReader):
             number += 1
 
     def _fields(self, path: str) -> Iterator[dict[str, object]]:
+        # pyarrow starts threads, which processes that are forked would lack.
+        import pyarrow
+        import pyarrow.parquet
+
         of, span = self._of, self._piece.spans[0]
         try:
             with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
@@ -49,6 +50,9 @@ class ParquetPart(PartReader):
 
 def row_groups(path: str) -> list[int]:
     """Returns the number of rows of each row group; none if the file is damaged."""
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
             metadata = file.metadata

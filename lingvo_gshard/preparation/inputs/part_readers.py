@@ -185,7 +185,7 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
         params = cls.params().set(target_language=of.target_language)
         return cls(params, part, of, options)
     if of.format == source.PARQUET:
-        # pyarrow is an extra.
+        # It derives from this file's class.
         from lingvo_gshard.preparation.inputs.parquet import ParquetPart
 
         return ParquetPart(ParquetPart.params(), part, of, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
 from lingvo_gshard.data.sources.moses import UNEQUAL
 from lingvo_gshard.preparation.inputs import source as formats
 from lingvo_gshard.preparation.inputs import survey
+from lingvo_gshard.preparation.inputs.parquet import row_groups
 from lingvo_gshard.preparation.inputs.part import Part, Span
 from lingvo_gshard.preparation.inputs.source import Source
 from lingvo_gshard.preparation.inputs.survey import Cut, Survey
@@ -135,6 +137,10 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 
 def _find(number: int, source: Source) -> Iterator[Files]:
     setting = f"--source={source.path}"
+    if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise ValueError(
+            f"{setting}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"
+        )
     if is_bucket(source.path):
         yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
         return
@@ -174,9 +180,6 @@ def _reader(source: Source) -> Any:
 
 def _with_row_groups(found: Survey) -> Survey:
     """Returns the survey of a Parquet file with its row groups as parts."""
-    # pyarrow is an extra.
-    from lingvo_gshard.preparation.inputs.parquet import row_groups
-
     rows = row_groups(found.path)
     firsts = [1, *itertools.accumulate(rows, initial=1)][1:-1] if rows else [1]
     cuts = [Cut(group, first) for group, first in enumerate(firsts)]
