@@ -20,6 +20,7 @@ from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.preparation import preparation
 from lingvo_gshard.preparation.beam import BeamPool
+from lingvo_gshard.preparation.description import describe
 from lingvo_gshard.preparation.inputs import parts
 from lingvo_gshard.preparation.inputs.part import Part
 from lingvo_gshard.preparation.inputs.part_readers import PartOptions
@@ -158,7 +159,7 @@ class _Run:
         paths = tuple(part.spans[0].path for part in part_list)
         tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
         shards = self._shards(tokens, vocabulary.id_bytes)
-        manifest = self._manifest(settings, files, surveys, shards, vocabulary)
+        manifest = describe(self._job, self._tally, settings, files, surveys, shards, vocabulary)
         manifests.write(manifest, self._job.local_output)
         self._job.deliver(manifests.FILE)
         self._job.work.remove()
@@ -323,55 +324,6 @@ class _Run:
             for task in write_shards.shards_of(groups, self._job.params.shard_rows, id_bytes)
         ]
         return self._do("Writing shards", "rows", tasks, manifests.Shard)
-
-    def _manifest(
-        self,
-        settings: dict[str, Any],
-        files: Sequence[parts.Files],
-        surveys: dict[str, Survey],
-        shards: Sequence[manifests.Shard],
-        vocabulary: train_vocabulary.VocabularyRecord,
-    ) -> Manifest:
-        sources = collections.defaultdict(dict)
-        for entry in files:
-            for path in entry.paths:
-                found = surveys[path]
-                sources[self._job.sources[entry.source].name][path] = manifests.SourceFile(
-                    path=path, bytes=found.bytes, sha256=found.sha256
-                )
-        splits = collections.defaultdict(list)
-        languages = collections.defaultdict(manifests.LanguageCounts)
-        for language, count in self._tally.read.items():
-            languages[language].read = count
-        for reason, counts in self._tally.rejected.items():
-            for language, count in counts.items():
-                languages[language].rejected[reason] = count
-        for shard in shards:
-            splits[shard.split].append(shard)
-            kept = languages[shard.language].kept
-            kept[shard.split] = kept.get(shard.split, 0) + shard.rows
-        rejected = sorted(self._tally.rejected_rows.items(), key=lambda item: (-item[1], item[0]))
-        return Manifest(
-            content=self._job.sources[0].content,
-            id_bytes=vocabulary.id_bytes,
-            sources=[
-                manifests.Source(name=name, files=list(files.values()))
-                for name, files in sources.items()
-            ],
-            settings=settings,
-            splits=dict(splits),
-            languages=dict(languages),
-            rejections=[
-                manifests.Rejection(
-                    reason=reason,
-                    rows=rows,
-                    examples=[example.text for example in self._tally.examples.get(reason, [])],
-                )
-                for reason, rows in rejected
-            ],
-            rewritten=self._tally.rewritten,
-            vocabularies=vocabulary.files,
-        )
 
 
 def _groups_of_train(
