@@ -217,7 +217,7 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     [
         (
             [],
-            "the subcommand is missing. Valid: choices, decode, depth, exported,",
+            "the subcommand is missing. Valid: card, choices, decode, depth, exported,",
         ),
         (["moe", "--experts=eight"], "--experts=eight: expected positive integers"),
         (["depth", "--depths=0,6"], "--depths=0,6: expected positive integers"),

@@ -209,8 +209,31 @@ CASES = (
     Case(
         "a benchmark of nothing",
         "gshard-bench",
-        error="the subcommand is missing. Valid: choices, decode, depth, exported, moe, parity, "
-        "partition, serve, step.",
+        error="the subcommand is missing. Valid: card, choices, decode, depth, exported, fill, "
+        "input, moe, parity, partition, serve, step.",
+    ),
+    Case(
+        "a card to fill with nothing",
+        "gshard-bench fill --topology=gpu:h100:1x1 --folder=dense",
+        error="fill needs an experiment, such as --experiment=language_model.one_gpu_dense or "
+        "--experiment=language_model.one_gpu_experts",
+    ),
+    Case(
+        "a setting to grow that is no number",
+        "gshard-bench fill --topology=cpu:1 --folder=dense "
+        "--experiment=language_model.one_gpu_dense --grow=trainer.precision",
+        error="--grow=trainer.precision is 'bfloat16' in language_model.one_gpu_dense; expected a "
+        "positive integer, such as task.decoder.num_layers or input.batch_rows",
+    ),
+    Case(
+        "a card to measure without its folder",
+        "gshard-bench card dense",
+        error="dense has no train_step.zip; gshard-bench fill --folder=dense writes it",
+    ),
+    Case(
+        "a flag of fill with card",
+        "gshard-bench card dense --share=0.5",
+        error="--share=0.5 applies to `fill`, not to `card`",
     ),
     Case(
         "an expert tool that is not there",

@@ -8,7 +8,6 @@ import typing
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.benchmarks.card.files import CardRecord
@@ -108,8 +107,7 @@ def check_flags(values: flags.FlagValues, subcommand: str) -> None:
     for name in ("topology", "folder", "grow", "gin_param", "share", "memory_gib"):
         if values[name].present and subcommand != FILL:
             raise ValueError(
-                f"--{name}={values[name].value} applies to `{FILL}`, not to `{subcommand}`. "
-                f"{names.nearest(subcommand, [FILL, CARD])}"
+                f"--{name}={values[name].value} applies to `{FILL}`, not to `{subcommand}`"
             )
 
 
