@@ -17,8 +17,13 @@ from lingvo_gshard.hlo.shapes import Shape, shape_from_proto
 
 def read_module(compiled: jax.stages.Compiled) -> Module:
     """Returns the program that one device executes."""
+    return Module.from_bytes(read_proto(compiled))
+
+
+def read_proto(compiled: jax.stages.Compiled) -> bytes:
+    """Returns the program that one device executes as a serialized HloModuleProto."""
     (module,) = compiled.runtime_executable().hlo_modules()
-    return Module.from_bytes(module.as_serialized_hlo_module_proto())
+    return module.as_serialized_hlo_module_proto()
 
 
 class Module:

@@ -8,8 +8,11 @@ import re
 import time
 from collections.abc import Mapping
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.planning.compiling import settings
+from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+from lingvo_gshard.planning.compiling.key import key_of
+from lingvo_gshard.planning.compiling.tpu_process import TpuProcess
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.progress import Progress, ignore_progress
@@ -28,28 +31,6 @@ _NEEDED = re.compile(
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The chips with the most memory that libtpu compiles for. The second has two devices per chip.
 _LARGEST_CHIPS = ("v5p", "tpu7x")
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-    """A program compiled for a topology.
-
-    Attributes:
-      module: the program of one device.
-      memory: bytes per device by class, as runtime.program.memory_bytes returns them.
-      seconds: compile time.
-      full_replications: tensors that the partitioner replicates in full to reshard them.
-      refused: whether the chip's own compiler reported that the program does not fit, so that it
-        was compiled for another chip with more memory.
-      note: an explanation for the user if the program was refused; else empty.
-    """
-
-    module: hlo.Module
-    memory: dict[str, int]
-    seconds: float
-    full_replications: list[hlo.FullReplication]
-    refused: bool = False
-    note: str = ""
 
 
 def compile_for(
@@ -74,10 +55,26 @@ def compile_for(
         rejects the program, or if the program fits no chip.
     """
     check_mesh(program.mesh, topology)
+    chosen = settings.current()
+    if chosen.cache is None:
+        return _compile_anew(program, topology, progress, options)
+    progress("looking for the compiled program in the cache")
+    key = key_of(program, topology, chosen.generates_code, options)
+    found = chosen.cache.get(key)
+    if found is None:
+        found = _compile_anew(program, topology, progress, options)
+        chosen.cache.put(key, found)
+    return found
+
+
+def _compile_anew(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> CompiledProgram:
+    """Compiles a program that is not in the cache."""
     progress(f"compiling for {topology.name}")
     started = time.monotonic()
     try:
-        return _compile(program, topology, started, options)
+        return _compile(program, topology, started, progress, options)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
@@ -91,19 +88,33 @@ def _compile(
     program: Program,
     topology: Topology,
     started: float,
+    progress: Progress,
     options: Mapping[str, str] | None = None,
 ) -> CompiledProgram:
     """Compiles a program; `started` is the time from which its compile time counts."""
+    if topology.compiler == "tpu":
+        compiled = _compile_for_tpu(program, topology, progress, options)
+        return dataclasses.replace(compiled, seconds=time.monotonic() - started)
     with standard_error.capture(_EVERYTHING):
         options = {**topology.compiler_options, **(options or {})}
         executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
     return CompiledProgram(
-        module=executable.hlo_module(),
+        proto=executable.hlo_proto(),
         memory=executable.memory(),
         seconds=seconds,
         full_replications=executable.full_replications(),
     )
+
+
+def _compile_for_tpu(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> CompiledProgram:
+    def on_code() -> None:
+        progress("generating code")
+
+    with TpuProcess(topology) as process:
+        return process.compile(program, settings.current().generates_code, on_code, options)
 
 
 def check_mesh(mesh: Mesh, topology: Topology) -> None:
@@ -136,7 +147,7 @@ def _compile_for_larger(
         raise ValueError(_too_large(program, topology, message))
     progress(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
-        compiled = _compile(program, larger, started)
+        compiled = _compile(program, larger, started, progress)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(
             f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "

@@ -27,6 +27,8 @@ To plan generation with a language model, its decoding and the prefill of prompt
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
         --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
 
+--largest_batch in place of --batch searches the largest batch that fits.
+
 To plan a program that is a file, with its own shardings (docs/plan_any_program.md): a step that
 gshard-inspect --program or jax.export wrote:
 
@@ -71,9 +73,7 @@ step fits, and 1 if there is no plan.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import pathlib
 
 import msgspec
 import rich.console
@@ -81,14 +81,14 @@ from absl import flags
 
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.api.open_models.importing import open_model
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import plan_generation
+from lingvo_gshard.planning.largest_batch.generation import plan_largest_batch
+from lingvo_gshard.planning.largest_batch.record import LargestBatch
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan import diff, file, limits
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.plans import plan_file
 from lingvo_gshard.planning.search.experiment_search import search_experiment
@@ -98,11 +98,19 @@ from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import budget, generation, goodput, loads, program, runtime
+from lingvo_gshard.tools.flags import (
+    budget,
+    compiling,
+    generation,
+    goodput,
+    loads,
+    program,
+    runtime,
+)
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     budget_report,
-    diff_report,
+    diff_command,
     generation_report,
     limit_report,
     paper_report,
@@ -111,8 +119,6 @@ from lingvo_gshard.tools.plan_reports import (
 )
 
 NAME = "gshard-plan"
-DIFF = "diff"
-_DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
 
 
 def define_flags() -> flags.FlagValues:
@@ -136,6 +142,7 @@ def define_flags() -> flags.FlagValues:
     budget.define_budget_flags(values)
     loads.define_loads_flags(values)
     runtime.define_splitting_flags(values)
+    compiling.define_compiling_flags(values)
     flags.DEFINE_float(
         "tokens",
         None,
@@ -195,15 +202,15 @@ def define_config_flags(values: flags.FlagValues) -> None:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
-    path, argv = program.program_path(argv, [DIFF])
-    compared, argv = _compared(argv)
+    path, argv = program.program_path(argv, [diff_command.DIFF])
+    compared, argv = diff_command.compared_files(argv)
     startup.parse_flags(values, argv, __doc__)
     console = output.make_console(values.json, values.html)
     output.check_writable(values, "json", "html")
     if values.tokens is not None and not 0 < values.tokens < math.inf:
         raise ValueError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
     if compared:
-        return _diff(compared, values, console)
+        return diff_command.run(compared, values, console)
     if values.list_topologies:
         output.say(console, topologies.listing())
         output.write_json(values.json, topologies.records())
@@ -216,6 +223,12 @@ def main(argv: list[str]) -> int:
     loads.check_loads_flags(values)
     if values.budget is not None:
         return _budget(values, console)
+    with compiling.using_flags(values, console):
+        return _planned(values, path, console)
+
+
+def _planned(values: flags.FlagValues, path: str | None, console: rich.console.Console) -> int:
+    """Plans what the flags say. Returns the exit code."""
     if values.paper or values.paper_rows:
         return _paper(values, console)
     planned = goodput.planned_before(values)
@@ -312,11 +325,15 @@ def _budget(values: flags.FlagValues, console: rich.console.Console) -> int:
 def _generate(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
-    asked = generation.generation_options(values)
+    asked, options = generation.generation_options(values), plan_options(values)
     with Stages(topology.compiler_choice) as shown:
-        plan = plan_generation(params, topology, plan_options(values), asked, shown.begin)
-    generation_report.print_generation(plan, console)
-    output.write_json(values.json, plan)
+        plan = plan_largest_batch if values.largest_batch else plan_generation
+        found = plan(params, topology, options, asked, shown.begin)
+    if isinstance(found, LargestBatch):
+        generation_report.print_largest_batch(found, console)
+    else:
+        generation_report.print_generation(found, console)
+    output.write_json(values.json, found)
     return 0
 
 
@@ -348,49 +365,3 @@ def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
     paper_report.print_report(report, console)
     output.write_json(values.json, report)
     return paper_report.exit_code(report)
-
-
-def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the two files that `diff` compares and the remaining arguments.
-
-    Without `diff` there are no files, and all arguments remain.
-    """
-    subcommand = next(iter(argv[1:]), DIFF)
-    if not subcommand.startswith("-") and subcommand != DIFF:
-        raise ValueError(
-            f"the subcommand {subcommand!r} is unknown. {names.nearest(subcommand, [DIFF])} "
-            "Without one, flags or the file of a program say what to plan, see --help"
-        )
-    if argv[1:2] != [DIFF]:
-        return [], argv
-    compared = [argument for argument in argv[2:] if not argument.startswith("--")]
-    rest = [argument for argument in argv[2:] if argument.startswith("--")]
-    if len(compared) != 2 and not set(rest) & {"--help", "-h"}:
-        raise ValueError(
-            f"{NAME} {DIFF} compares two files written by --json; {len(compared)} "
-            f"{'was' if len(compared) == 1 else 'were'} given"
-        )
-    return compared, [argv[0], *rest]
-
-
-def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
-    for name in values:
-        if values[name].present and name not in _DIFF_FLAGS:
-            valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
-            raise ValueError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
-    limited = limits.parse(values.fail_on)
-    output.check_writable(values, "markdown")
-    before, after = (file.load(path) for path in compared)
-    changes = diff.diff(
-        before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)
-    )
-    diff_report.print_diff(changes, console)
-    checked = [limit.check(before, after) for limit in limited]
-    if checked:
-        limit_report.print_limits(checked, console)
-    if values.markdown:
-        text = limit_report.markdown(checked, changes, compared)
-        pathlib.Path(values.markdown).write_text(text, encoding="utf-8")
-    rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
-    output.write_json(values.json, rows)
-    return limit_report.EXCEEDED if any(row.is_exceeded for row in checked) else 0

@@ -68,11 +68,11 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
     """The bytes that TPU compilers report include arguments and outputs."""
     calls = []
 
-    def compile_(program, topology, started):
+    def compile_(program, topology, started, progress):
         calls.append(topology.name)
         if len(calls) == 1:
             raise jax.errors.JaxRuntimeError(message)
-        return compilation.CompiledProgram(None, dict(MEMORY), 1.0, [])
+        return compilation.CompiledProgram(b"", dict(MEMORY), 1.0, [])
 
     monkeypatch.setattr(compilation, "_compile", compile_)
     found = compilation.compile_for(program("cpu:8"), topologies.get("v3:2x2"))
@@ -91,7 +91,7 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
     ],
 )
 def test_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words):
-    def compile_(program, topology, started):
+    def compile_(program, topology, started, progress):
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(compilation, "_compile", compile_)

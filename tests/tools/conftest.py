@@ -50,3 +50,11 @@ def language_model_logdir(tmp_path_factory):
         train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
 
     return make_once(tmp_path_factory, "language_model", make) / "run"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_caches(tmp_path_factory):
+    """Keeps compiled programs and vocabularies out of the user's caches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -33,7 +33,11 @@ ALGORITHMS = dict(
 )
 
 _TABLES = {
-    "HloProto": "hlo_module:1:HloModuleProto",
+    "HloProto": "hlo_module:1:HloModuleProto buffer_assignment:3:BufferAssignmentProto",
+    "BufferAssignmentProto": "buffer_allocations:3:[BufferAllocationProto]",
+    "BufferAllocationProto": (
+        "size:2:int64 is_entry_computation_parameter:5:bool maybe_live_out:7:bool color:8:int64"
+    ),
     "HloModuleProto": (
         "name:1:string computations:3:[HloComputationProto] entry_computation_id:6:int64 "
         "schedule:7:HloScheduleProto"

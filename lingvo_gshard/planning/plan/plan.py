@@ -237,6 +237,8 @@ class Plan(Record, frozen=True, kw_only=True):
       budget: cost of a training; None if no number of tokens was given.
       remedies: changes that were tried because the step does not fit.
       compile_seconds: time that the compilation took.
+      has_code: whether the compiler generated code. If not, the peak lacks the code's bytes, and
+        compile_seconds the time to generate it.
       versions: version of each package that affects the plan.
       notes: assumptions and warnings.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
@@ -273,6 +275,7 @@ class Plan(Record, frozen=True, kw_only=True):
     budget: Budget | None
     remedies: list[Remedy]
     compile_seconds: float
+    has_code: bool = True
     versions: dict[str, str]
     notes: list[str]
     goodput: Goodput | None = None

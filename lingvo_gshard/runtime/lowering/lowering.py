@@ -12,6 +12,7 @@ from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
+from lingvo_gshard.runtime.lowering.names import name_module
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
@@ -128,7 +129,7 @@ def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner
     """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
-        _name(parsed, name)
+        name_module(parsed, name)
         make_constants(parsed, constants)
         make_iotas(parsed)
         separate_constants(parsed)
@@ -136,25 +137,3 @@ def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner
             to_shardy(parsed, mesh)
         version = stablehlo.get_minimum_version()
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
-
-
-def _name(module: ir.Module, name: str) -> None:
-    """Names the module and its functions.
-
-    TensorFlow numbers functions by how many the process has traced before, so the same step would
-    lower to different text in every process. One walk renames all uses: MLIR's own
-    `replace_all_symbol_uses` walks the module once for every function.
-    """
-    module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-    functions = [function for function in module.body if function.name.value != "main"]
-    names = {function.name.value: f"function_{index}" for index, function in enumerate(functions)}
-
-    def rename_callee(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "func.call":
-            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
-            operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(names.get(callee, callee))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(rename_callee)
-    for function in functions:
-        ir.SymbolTable.set_symbol_name(function, names[function.name.value])

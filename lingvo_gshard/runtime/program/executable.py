@@ -87,6 +87,10 @@ class Executable:
         """Returns the compiled program of one device as data."""
         return hlo.read_module(self._compiled)
 
+    def hlo_proto(self) -> bytes:
+        """Returns the compiled program of one device as a serialized HloModuleProto."""
+        return hlo.read_proto(self._compiled)
+
     def operations(self, layers: Iterable[str] | None = None) -> hlo.OperationList:
         """Returns the operations that one device executes, as `hlo.read_operations` does."""
         return hlo.read_operations(self.hlo_module(), self.program.mesh, layers)

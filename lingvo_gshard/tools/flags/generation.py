@@ -8,7 +8,7 @@ from lingvo_gshard.planning.generation import GenerationOptions
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
-_ONLY_HERE = ("batch", "prompt", "every_layer")
+_ONLY_HERE = ("batch", "largest_batch", "prompt", "every_layer")
 _NOT_HERE = ("search", "paper", "tokens", "html", "calibration")
 
 
@@ -22,6 +22,12 @@ def define_generation_flags(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer(
         "batch", 1, "Texts decoded together, with --generate.", 1, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "largest_batch",
+        False,
+        "With --generate, searches the largest batch that fits in place of --batch.",
+        flag_values=values,
     )
     flags.DEFINE_integer(
         "prompt",
@@ -48,6 +54,11 @@ def check_generation_flags(values: flags.FlagValues) -> None:
                     f"--{name}={values[name].value} applies to --generate, which is not given"
                 )
         return
+    if values.largest_batch and values["batch"].present:
+        raise ValueError(
+            f"--batch={values.batch} and --largest_batch both say how many texts are decoded "
+            "together; give one of them"
+        )
     for name in _NOT_HERE:
         if values[name].present and values[name].value:
             raise ValueError(

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import rich.console
 
+from lingvo_gshard.planning.largest_batch.record import LargestBatch
 from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.plan_reports import time_tables
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
+
+
+def print_largest_batch(found: LargestBatch, console: rich.console.Console) -> None:
+    """Prints the largest batch that fits, the batches that were compiled, and its plan."""
+    if not found.batch:
+        say(console, "No batch fits: one text is too much.", style="bold red")
+    elif found.next_batch is None:
+        say(console, f"{found.batch:,} texts fit, the most that are tried.", style="bold green")
+    else:
+        say(
+            console,
+            f"The largest batch has {found.batch:,} texts: {found.next_batch:,} do not fit.",
+            style="bold green",
+        )
+    table = make_table("texts", right=("fits", "peak", "of capacity", "tokens/s"))
+    for trial in found.trials:
+        table.add_row(
+            f"{trial.batch:,}",
+            "yes" if trial.fits else "no",
+            units.in_bytes(trial.peak),
+            units.in_share(trial.peak / trial.capacity),
+            units.in_large(trial.tokens_per_second),
+        )
+    print_table(console, table)
+    print_generation(found.plan, console)
 
 
 def print_generation(plan: GenerationPlan, console: rich.console.Console) -> None:

@@ -1,0 +1,126 @@
+"""The cache of the planner: programs compiled for a topology, kept on disk for later plans.
+
+A file holds a SHA-256 of its content and the compressed content. It is written atomically and
+checked when it is read. One that is damaged or of another format is removed, and its program
+compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import zlib
+
+import msgspec
+
+from lingvo_gshard import hlo
+from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+
+# Files used longest ago are removed when all together have more bytes.
+MOST_BYTES = 2 * 2**30
+# Programs that compile faster are not worth a file.
+_LEAST_SECONDS = 1.0
+_SUFFIX = ".compiled"
+# Nothing else in the directory is touched.
+_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file. Its fields are those of CompiledProgram."""
+
+    proto: bytes
+    memory: dict[str, int]
+    seconds: float
+    full_replications: list[hlo.FullReplication]
+    refused: bool
+    note: str
+    has_code: bool
+
+
+@dataclasses.dataclass
+class CompilationCache:
+    """Compiled programs in a directory. Errors of the disk never reach the caller.
+
+    Attributes:
+      directory: where the files are. It is made when the first one is written.
+      most_bytes: the largest size of all files together.
+      read: number of programs that were found.
+      compiled: number of programs that were not found.
+      damaged: how many of these had a file that was damaged.
+    """
+
+    directory: pathlib.Path
+    most_bytes: int = MOST_BYTES
+    read: int = 0
+    compiled: int = 0
+    damaged: int = 0
+
+    def get(self, key: str) -> CompiledProgram | None:
+        """Returns a compiled program and counts the request; None if there is no usable file.
+
+        Args:
+          key: 64 hexadecimal digits that stand for all that the compilation depends on.
+        """
+        path = self._path(key)
+        found = None
+        try:
+            found = _decoded(path.read_bytes())
+            os.utime(path)
+        except (ValueError, zlib.error):
+            self.damaged += 1
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except OSError:  # Nothing there, or unreadable.
+            pass
+        self.read += found is not None
+        self.compiled += found is None
+        return found
+
+    def put(self, key: str, program: CompiledProgram) -> None:
+        """Writes what `get` returns, and removes the files used longest ago if there are too many.
+
+        Programs that were compiled in less than a second are left out.
+        """
+        if program.seconds < _LEAST_SECONDS:
+            return
+        fields = {name: getattr(program, name) for name in _Content.__struct_fields__}
+        packed = zlib.compress(msgspec.msgpack.encode(_Content(**fields)), 1)
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(str(self._path(key)), hashlib.sha256(packed).digest() + packed)
+            self._prune(self._path(key))
+
+    def _path(self, key: str) -> pathlib.Path:
+        return self.directory / f"{key}{_SUFFIX}"
+
+    def _prune(self, newest: pathlib.Path) -> None:
+        """Removes files used longest ago until the rest is small enough. The newest one stays."""
+        files = [p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p != newest]
+        total = newest.stat().st_size
+        for path in sorted(files, key=_last_used, reverse=True):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+                if total > self.most_bytes:
+                    path.unlink()
+
+
+def _decoded(content: bytes) -> CompiledProgram:
+    """Returns the program of a file. Raises ValueError or zlib.error if it is damaged."""
+    digest, packed = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if hashlib.sha256(packed).digest() != digest:
+        raise ValueError("its digest differs")
+    found = msgspec.msgpack.decode(zlib.decompress(packed), type=_Content)
+    return CompiledProgram(**{name: getattr(found, name) for name in found.__struct_fields__})
+
+
+def _last_used(path: pathlib.Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,143 @@
+"""Compiles for TPUs in a process of its own, which ends as soon as a plan has what it reads.
+
+libtpu spends nine tenths of its time on generating code for each operation, after the program is
+optimized, scheduled and assigned to memory. It has no option to stop there, so its process is
+ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.hlo import full_replications
+from lingvo_gshard.planning.compiling import dump
+from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+from lingvo_gshard.planning.compiling.tpu_worker import Answer, Request
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.runtime.program.program import Program
+
+_MODULE = "lingvo_gshard.planning.compiling.tpu_worker"
+_POLL_SECONDS = 0.05
+# Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
+# compiled to the end, so that the verdict is the compiler's own.
+_SHARE_FOR_CODE = 0.05
+# Settings of jax that change what is compiled.
+EFFORT = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
+
+
+class TpuProcess:
+    """A process that compiles one program for a topology. Used as a context manager."""
+
+    def __init__(self, topology: Topology):
+        """Starts the process, which loads libtpu.
+
+        Args:
+          topology: the slices of TPUs to compile for.
+        """
+        self._topology = topology
+        self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
+        self._log = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, topology.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # Ctrl-C is for the parent, which ends this process.
+            process_group=0,
+        )
+
+    def __enter__(self) -> TpuProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process and removes its files."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+        self._directory.cleanup()
+
+    def compile(
+        self,
+        program: Program,
+        generates_code: bool,
+        on_code: Callable[[], None],
+        options: Mapping[str, str] | None = None,
+    ) -> CompiledProgram:
+        """Compiles a program as far as a plan needs it.
+
+        Args:
+          program: the program.
+          generates_code: whether to generate the device's code in any case. Else it is generated
+            only if the program nearly fills the memory.
+          on_code: called before code is generated.
+          options: options of libtpu.
+
+        Raises:
+          jax.errors.JaxRuntimeError: the compiler refused the program, or its process ended.
+        """
+        started = time.monotonic()
+        self._send(program, dict(options or {}))
+        proto, memory = b"", {}
+        while self._process.poll() is None:
+            if dump.is_accepted(self._directory.name):
+                proto, memory = dump.read(self._directory.name, code=0)
+                break
+            time.sleep(_POLL_SECONDS)
+        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
+        has_code = not memory or generates_code or memory["peak"] > limit
+        if has_code:
+            if memory:
+                on_code()
+            answer = self._answer()
+            proto, memory = dump.read(self._directory.name, answer.code)
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace")
+        return CompiledProgram(
+            proto=proto,
+            memory=memory,
+            seconds=time.monotonic() - started,
+            full_replications=full_replications.full_replications(output),
+            has_code=has_code,
+        )
+
+    def _send(self, program: Program, options: dict[str, str]) -> None:
+        effort = {name: getattr(jax.config, name) for name in EFFORT}
+        request = Request(pickle.dumps(program), self._directory.name, effort, options)
+        content = msgspec.msgpack.encode(request)
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(b"%d\n" % len(content) + content)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._answer()
+
+    def _answer(self) -> Answer:
+        """Waits for the end of the compilation. Raises JaxRuntimeError if it failed."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        answer = msgspec.json.decode(line, type=Answer) if line else Answer(self._last_words())
+        if answer.error:
+            raise jax.errors.JaxRuntimeError(answer.error)
+        return answer
+
+    def _last_words(self) -> str:
+        """Describes how the process ended without an answer."""
+        code = self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return (
+            f"libtpu's process ended with exit code {code}: {lines[-1] if lines else 'no output'}"
+        )

@@ -1,0 +1,82 @@
+"""The process in which libtpu compiles one program. Its parent may end it at any time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+
+import msgspec
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.planning.compiling import dump
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.runtime.program.program import Program, using_partitioner
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What to compile.
+
+    Attributes:
+      program: a pickled Program.
+      directory: where the compiler writes its files.
+      effort: values of jax's configuration by name, which change what is compiled.
+      options: options of libtpu.
+    """
+
+    program: bytes
+    directory: str
+    effort: dict[str, float]
+    options: dict[str, str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How the compilation ended.
+
+    Attributes:
+      error: the compiler's message if it refused the program; else empty.
+      code: bytes of the device's code.
+    """
+
+    error: str = ""
+    code: int = 0
+
+
+def main(topology: str) -> None:
+    """Compiles the program that comes on standard input, and writes an Answer.
+
+    libtpu is loaded before the program comes, while the parent still traces it.
+    """
+    # libtpu may print.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    devices = topologies.get(topology).compile_devices()
+    size = int(sys.stdin.buffer.readline() or 0)
+    if not size:
+        return
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Request)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for name, value in request.effort.items():
+        jax.config.update(name, value)
+    # The partitioner's warnings go to standard error, which the parent reads.
+    jax.config.update("jax_logging_level", "WARNING")
+    program: Program = pickle.loads(request.program)
+    lowered = program.lower(devices)
+    try:
+        with using_partitioner(program.partitioner):
+            compiled = lowered.compile({**request.options, **dump.options(request.directory)})
+        answer = Answer(code=compiled.memory_analysis().generated_code_size_in_bytes)
+    except jax.errors.JaxRuntimeError as error:
+        answer = Answer(error=str(error))
+    answers.write(msgspec.json.encode(answer) + b"\n")
+
+
+def _end_with_parent() -> None:
+    """Ends this process when standard input ends, because the parent is gone."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

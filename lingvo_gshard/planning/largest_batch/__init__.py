@@ -1,0 +1,1 @@
+"""The largest batch that generates texts within a machine's memory."""

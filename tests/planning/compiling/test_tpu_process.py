@@ -1,0 +1,110 @@
+"""Compiles a small step by libtpu: what a plan reads is the same before and after code."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard import hlo
+from lingvo_gshard.planning import compilation
+from lingvo_gshard.planning.compiling import settings
+from lingvo_gshard.planning.compiling.cache import CompilationCache
+from lingvo_gshard.planning.compiling.tpu_process import TpuProcess
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+pytest.importorskip("libtpu")
+pytestmark = pytest.mark.slow
+
+TOPOLOGY = topologies.get("v3:2x2")
+
+
+def step(x, w_in, w_out):
+    with tf.GradientTape() as tape:
+        tape.watch((w_in, w_out))
+        loss = tf.reduce_sum(tf.nn.softmax(x @ w_in) @ w_out)
+    return [
+        w - 0.1 * d for w, d in zip((w_in, w_out), tape.gradient(loss, (w_in, w_out)), strict=True)
+    ]
+
+
+@functools.cache
+def program(rows: int = 4096):
+    partitioning = Partitioning.make("data=8", "data")
+    layouts = ["BM", "weights:MH", "weights:HM"]
+    partitioned = Partitioned(step, partitioning, TOPOLOGY.compile_devices(), layouts)
+    specs = [tf.TensorSpec((rows, 512)), tf.TensorSpec((512, 1024)), tf.TensorSpec((1024, 512))]
+    return partitioned.lower(*specs)
+
+
+def operations(proto: bytes) -> list:
+    module = hlo.Module.from_bytes(proto)
+    return hlo.read_operations(module, program().mesh, None).operations
+
+
+def compiled(generates_code: bool, topology=TOPOLOGY):
+    told = []
+    with TpuProcess(topology) as process:
+        found = process.compile(program(), generates_code, lambda: told.append("code"))
+    return found, told
+
+
+def test_program_is_that_of_a_whole_compilation():
+    found, told = compiled(generates_code=False)
+    assert not found.has_code and not told and found.memory["code"] == 0
+    with using_partitioner("gspmd"):
+        whole = program().lower(TOPOLOGY.compile_devices()).compile()
+    assert operations(found.proto) == operations(hlo.read_proto(whole))
+    report = memory_bytes(whole)
+    for name in ("arguments", "outputs"):
+        assert found.memory[name] == report[name]
+    # The report counts gaps between temporaries twice, and leaves out constants.
+    assert 0.5 * report["temporaries"] < found.memory["temporaries"] < 1.1 * report["temporaries"]
+
+
+def test_code_is_generated_where_it_decides():
+    without, _ = compiled(generates_code=False)
+    found, _ = compiled(generates_code=True)
+    assert found.has_code and found.memory["code"] > 100_000
+    assert found.memory["temporaries"] == without.memory["temporaries"]
+    assert found.memory["peak"] == without.memory["peak"] + found.memory["code"]
+    # On a chip that it nearly fills, the program is compiled to the end.
+    full = int(without.memory["peak"] / 0.97)
+    chip = dataclasses.replace(TOPOLOGY.chip, usable_bytes=full)
+    found, _ = compiled(generates_code=False, topology=dataclasses.replace(TOPOLOGY, chip=chip))
+    assert found.has_code
+
+
+def test_refusal_states_the_sum_of_the_buffers():
+    """The message is libtpu's own, so the sum is what it compares with a device's memory."""
+    rows = 64 * 1024 * 1024
+    with TpuProcess(TOPOLOGY) as process, pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        process.compile(program(rows), generates_code=False, on_code=lambda: None)
+    assert "RESOURCE_EXHAUSTED" in str(raised.value) and "HBM" in str(raised.value)
+
+
+def test_process_that_dies_is_reported():
+    with TpuProcess(TOPOLOGY) as process:
+        process._process.kill()
+        process._process.wait()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="ended with exit code -9"):
+            process.compile(program(), generates_code=False, on_code=lambda: None)
+
+
+def test_second_compilation_is_read_from_the_cache(tmp_path):
+    told = []
+    cache = CompilationCache(tmp_path)
+    with settings.using(settings.Settings(cache)):
+        first = compilation.compile_for(program(), TOPOLOGY, told.append)
+        second = compilation.compile_for(program(), TOPOLOGY, told.append)
+        with settings.using(settings.Settings(cache, generates_code=True)):
+            third = compilation.compile_for(program(), TOPOLOGY, told.append)
+    assert first == second and not first.has_code and third.has_code
+    looking = "looking for the compiled program in the cache"
+    compiling = "compiling for v3:2x2"
+    assert told == [looking, compiling, looking, looking, compiling, "generating code"]
+    assert (cache.read, cache.compiled) == (1, 2)
