@@ -6,6 +6,7 @@ The public API, in the order of a session:
     experiment     the Params of one, with settings
     describe       its hyperparameters with their meaning, as gin
     plan           memory, communication and time of a training step on any machine
+    plan_generation  the same of generation with a language model; the largest batch that fits
     prepare        raw text to tokenized shards for training; preparation_params has settings
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
@@ -40,6 +41,7 @@ _API = {
     "open_model": "open_models.importing",
     "partition": "partitioning",
     "plan": "planning",
+    "plan_generation": "planning",
     "preparation_params": "preparation",
     "prepare": "preparation",
     "report": "records.report",
@@ -62,6 +64,7 @@ __all__ = [
     "open_model",
     "partition",
     "plan",
+    "plan_generation",
     "preparation_params",
     "prepare",
     "report",
@@ -75,7 +78,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.open_models.importing import import_model, open_model
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition, verify
-    from lingvo_gshard.api.planning import plan
+    from lingvo_gshard.api.planning import plan, plan_generation
     from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation_params, prepare
     from lingvo_gshard.api.records.report import report
     from lingvo_gshard.api.run import DecodingOptions, Run, load

@@ -85,6 +85,7 @@ TINY = {
         "--group_size=8",
         "--gemm_size=16",
     ],
+    "gshard-plan --experiment=language_model.quickstart --topology=cpu:1": _SMALL_LANGUAGE_MODEL,
     "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
     "gshard-bench decode": ["--sentences=4", "--repeats=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],

@@ -1,17 +1,23 @@
-"""plan: memory, communication and time of a program on machines that you need not have."""
+"""plan, plan_generation: memory, communication and time on machines that you need not have."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.planning.generation import GenerationOptions
+from lingvo_gshard.planning.generation import plan_generation as plan_batch
+from lingvo_gshard.planning.largest_batch.generation import plan_largest_batch
+from lingvo_gshard.planning.largest_batch.record import LargestBatch
 from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
 from lingvo_gshard.planning.programs.planned import ProgramFacts, is_jax_function
@@ -109,6 +115,69 @@ def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: 
     if is_jax_function(subject, args[0] if args else ()):
         return _plan_jax(subject, *args, **options)
     return planner.plan(subject, *args, **options)
+
+
+_LARGEST = "largest"
+
+
+@overload
+def plan_generation(
+    experiment: Params,
+    topology: str,
+    batch: int = 1,
+    *,
+    prompt: int = 0,
+    every_layer: bool = False,
+    mesh: str | None = None,
+    strategy: str | None = None,
+) -> GenerationPlan: ...
+
+
+@overload
+def plan_generation(
+    experiment: Params,
+    topology: str,
+    batch: Literal["largest"],
+    *,
+    prompt: int = 0,
+    every_layer: bool = False,
+    mesh: str | None = None,
+    strategy: str | None = None,
+) -> LargestBatch: ...
+
+
+@names_arguments
+def plan_generation(
+    experiment: Params,
+    topology: str,
+    batch: int | str = 1,
+    *,
+    prompt: int = 0,
+    every_layer: bool = False,
+    mesh: str | None = None,
+    strategy: str | None = None,
+) -> GenerationPlan | LargestBatch:
+    """Plans generation with an experiment's language model: a call of decoding, and prefill.
+
+    Args:
+      experiment: its Params. A text has the positions of a row of its input.
+      topology: the machine, such as "v5p:2x2x1".
+      batch: texts that are decoded together, or "largest" to search the largest batch that fits.
+      prompt: positions of the prompt of a text that enters; 0 for half of those of a text.
+      every_layer: whether to compile all layers. Else deep models are extrapolated.
+      mesh: axes and sizes. None: the experiment's mesh, else data=N over all N devices.
+      strategy: name or table of a strategy. None: the experiment's, else "expert".
+
+    Raises:
+      ValueError: the batch or the prompt does not fit, or `plan` would refuse the experiment.
+    """
+    if isinstance(batch, str) and batch != _LARGEST:
+        raise ValueError(f"--batch={batch}: expected a number of texts, or {_LARGEST!r}")
+    machine, options = topologies.get(topology), PlanOptions(mesh=mesh, strategy=strategy)
+    asked = GenerationOptions(prompt=prompt, every_layer=every_layer)
+    if isinstance(batch, str):
+        return plan_largest_batch(experiment, machine, options, asked)
+    return plan_batch(experiment, machine, options, dataclasses.replace(asked, batch=batch))
 
 
 def _plan_experiment(

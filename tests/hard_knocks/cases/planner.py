@@ -29,6 +29,17 @@ CASES = (
         error="--batch=64 applies to --generate, which is not given",
     ),
     Case(
+        "a batch and the largest one",
+        _PLAN + "--topology=v3:16x16 --generate --batch=8 --largest_batch",
+        error="--batch=8 and --largest_batch both say how many texts are decoded together; give "
+        "one of them",
+    ),
+    Case(
+        "the largest batch without generation",
+        _PLAN + "--topology=v3:16x16 --largest_batch",
+        error="--largest_batch=True applies to --generate, which is not given",
+    ),
+    Case(
         "generation with the flags of training",
         _PLAN + "--topology=v3:16x16 --generate --tokens=1e9",
         error="--tokens=1000000000.0 does not apply to --generate; give one of them",
