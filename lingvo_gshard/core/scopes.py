@@ -1,7 +1,8 @@
 """Scope: a value that is visible to all code called inside a `with` block.
 
-Only this module defines ambient state. There are two scopes: the context of the current forward
-pass (core/context.py) and its partitioning (sharding/scope.py).
+Only this module defines ambient state. There are three scopes: the context of the current forward
+pass (core/context.py), its partitioning (sharding/scope.py), and how plans are compiled
+(planning/compiling/settings.py).
 """
 
 from __future__ import annotations

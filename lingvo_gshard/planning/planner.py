@@ -169,9 +169,7 @@ def plan_program(
         mfu=roofline.utilization(flops.useful, step.seconds, topology) if step.seconds else None,
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
-        compile_seconds=compiled.seconds,
-        has_code=compiled.has_code,
-        versions=_versions(topology.compiler),
+        **_compilation(compiled, topology),
         notes=[*notes, *_notes(compiled, found, partitioning, topology)],
     )
 
@@ -219,6 +217,15 @@ def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
         "steps_per_second_bound": _rate(1, step.seconds_bound),
         "tokens_per_step": tokens,
         "tokens_per_second": _rate(tokens, step.seconds),
+    }
+
+
+def _compilation(compiled: CompiledProgram, topology: Topology) -> dict[str, Any]:
+    """Returns the fields of a plan that say how its program was compiled."""
+    return {
+        "compile_seconds": compiled.seconds,
+        "has_code": compiled.has_code,
+        "versions": _versions(topology.compiler),
     }
 
 

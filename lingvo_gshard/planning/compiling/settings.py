@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 
+from lingvo_gshard.core.scopes import Scope
 from lingvo_gshard.planning.compiling.cache import CompilationCache
 
 
@@ -24,19 +23,14 @@ class Settings:
     generates_code: bool = False
 
 
-_settings = contextvars.ContextVar[Settings | None]("settings", default=None)
+_settings = Scope("settings", Settings())
 
 
 def current() -> Settings:
     """Returns the settings that hold here."""
-    return _settings.get() or Settings()
+    return _settings.get()
 
 
-@contextlib.contextmanager
-def using(settings: Settings) -> Iterator[None]:
+def using(settings: Settings) -> contextlib.AbstractContextManager[Settings]:
     """Has plans inside a `with` block compile with these settings."""
-    token = _settings.set(settings)
-    try:
-        yield
-    finally:
-        _settings.reset(token)
+    return _settings.use(settings)
