@@ -9,6 +9,7 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import TextSize
 from lingvo_gshard.data.prepared import manifest, vocabularies
 from lingvo_gshard.data.prepared.base_input import PreparedInput
@@ -65,6 +66,12 @@ class PreparedLanguageModelInput(PreparedInput):
     def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
         return vocabularies.read(self.p.directory, self.manifest)["target"]
+
+    @property
+    def text_ids(self) -> TextIds:
+        """The ids around a text."""
+        vocabulary = self.vocabulary
+        return TextIds((vocabulary.bos_id,), vocabulary.eos_id, vocabulary.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Writes the vocabulary into a directory, such as a checkpoint's."""

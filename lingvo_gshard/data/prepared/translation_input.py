@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.corpus_input import encode
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.prepared import manifest, vocabularies
 from lingvo_gshard.data.prepared.base_input import PreparedInput
 from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, whole_rows
@@ -124,6 +125,12 @@ class PreparedTranslationInput(PreparedInput):
     def target_vocabulary(self) -> Vocabulary:
         """The vocabulary of the target."""
         return self._vocabularies[1]
+
+    @property
+    def text_ids(self) -> TextIds:
+        """The ids around a translation."""
+        target = self.target_vocabulary
+        return TextIds(target.target_start, target.eos_id, target.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""
