@@ -1,9 +1,13 @@
 """Tests how a step that fills a card is chosen and written."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.tools import bench
@@ -123,3 +127,24 @@ def test_the_largest_step_that_fits_is_written_with_its_plan(capsys, tmp_path):
     )
     assert code == 1
     assert "a step with task.decoder.num_layers = 1 needs" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
+def test_a_gpu_is_filled_by_its_own_compiler(tmp_path):
+    """A process of its own: jax must not have started without the compiler."""
+    settings = [f"--gin_param={setting}" for setting in TINY]
+    flags = ["--topology=gpu:l4:1x1", "--folder=dense", "--memory_gib=0.0046", *settings]
+    command = [sys.executable, "-m", "lingvo_gshard", "bench", "fill", *flags]
+    done = subprocess.run(
+        [*command, "--experiment=language_model.one_gpu_dense"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    read = files.read(str(tmp_path / "dense"))
+    assert read.plan.compiler == "gpu" and read.plan.chip == "NVIDIA L4"
+    assert read.card.options == {cuda.MEMORY_LIMIT: str(cuda.ALL_MEMORY)}
+    assert read.plan.bytes_per_device.peak <= 0.9 * read.card.memory
