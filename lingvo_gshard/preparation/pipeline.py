@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config import names
@@ -195,7 +196,8 @@ class _Run:
             self._observer.update(done[0], min(1.0, done[1] / total))
 
         for task, record in self._pool.run(left, kind, report):
-            records[task.name] = record
+            # As it will be read if the run is killed: a whole number may become a float there.
+            records[task.name] = msgspec.json.decode(msgspec.json.encode(record), type=kind)
         return [records[task.name] for task in tasks]
 
     def _survey(self, files: Sequence[parts.Files]) -> dict[str, Survey]:
