@@ -96,6 +96,7 @@ def example_plan(strategy: str = "expert") -> dict:
         },
         "remedies": [],
         "compile_seconds": 21.4,
+        "has_code": True,
         "versions": {"lingvo_gshard": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.42.1"},
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],
         "goodput": None,
