@@ -58,13 +58,14 @@ def compile_for(
     chosen = settings.current()
     if chosen.cache is None:
         return _compile_anew(program, topology, progress, options)
-    progress("looking for the compiled program in the cache")
     key = key_of(program, topology, chosen.generates_code, options)
     found = chosen.cache.get(key)
-    if found is None:
-        found = _compile_anew(program, topology, progress, options)
-        chosen.cache.put(key, found)
-    return found
+    if found is not None:
+        progress("found the compiled program in the cache")
+        return found
+    compiled = _compile_anew(program, topology, progress, options)
+    chosen.cache.put(key, compiled)
+    return compiled
 
 
 def _compile_anew(
