@@ -96,7 +96,6 @@ def example_plan(strategy: str = "expert") -> dict:
         },
         "remedies": [],
         "compile_seconds": 21.4,
-        "has_code": True,
         "versions": {"lingvo_gshard": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.42.1"},
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],
         "goodput": None,
@@ -201,7 +200,8 @@ def _by_layer_and_kind(layers: list[dict]) -> dict:
         )
         for name in ("flops", "seconds_bound", "seconds"):
             total[name] += row[name]
-    return {"layers": layers, "kinds": list(kinds.values()), "is_calibrated": False}
+    rest = {"is_calibrated": False, "has_code": True}
+    return {"layers": layers, "kinds": list(kinds.values()), **rest}
 
 
 def _layers(collectives: list[dict]) -> list[dict]:
