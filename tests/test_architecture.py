@@ -251,8 +251,7 @@ def test_ambient_state_is_defined_in_one_place():
 
 
 def test_no_folder_is_too_large():
-    modules = (path for path in _sources(PACKAGE, "tests") if path.name != "__init__.py")
-    counts = collections.Counter(path.parent for path in modules)
+    counts = collections.Counter(path.parent for path in _sources(PACKAGE, "tests"))
     too_large = {
         str(folder.relative_to(ROOT)): count
         for folder, count in counts.items()
@@ -300,7 +299,7 @@ def test_the_package_installs_one_top_level_name():
     assert installed.read_text("top_level.txt").split() == [PACKAGE]
 
 
-def test_every_command_is_a_module_of_tools_and_an_entry_point():
+def test_every_command_is_a_module_or_package_of_tools_and_an_entry_point():
     """The launcher finds the module of a command by the name of the console script."""
     setup = _tree(ROOT / "setup.py")
     (commands,) = (
@@ -308,11 +307,17 @@ def test_every_command_is_a_module_of_tools_and_an_entry_point():
         for node in setup.body
         if isinstance(node, ast.Assign) and node.targets[0].id == "TOOLS"
     )
-    tools = {path.stem: path for path in (ROOT / PACKAGE / "tools").glob("[a-z]*.py")}
-    assert sorted(commands) == sorted(tools)
-    for path in tools.values():
-        functions = [n.name for n in _tree(path).body if isinstance(n, ast.FunctionDef)]
-        assert "main" in functions, path.name
+    folder = ROOT / PACKAGE / "tools"
+    tools = {path.stem for path in folder.glob("[a-z]*.py")}
+    packages = {path.parent.name: path for path in folder.glob("[a-z]*/__init__.py")}
+    tools |= {name for name, path in packages.items() if _has_main(path)}
+    assert set(commands) == tools
+    for path in folder.glob("[a-z]*.py"):
+        assert _has_main(path), path.name
+
+
+def _has_main(path: pathlib.Path) -> bool:
+    return any(isinstance(n, ast.FunctionDef) and n.name == "main" for n in _tree(path).body)
 
 
 def test_constraints_pin_every_requirement():

@@ -17,7 +17,7 @@ import pytest
 
 import lingvo_gshard as gshard
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.tools.expert_tools import report
+from lingvo_gshard.tools.experts import report
 from tests.open_models import published
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

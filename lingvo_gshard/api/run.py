@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.decoder import Decoder, TrainedModel, open_decoder, restored_model
+from lingvo_gshard.api.decoding.decoder import Decoder, TrainedModel, open_decoder, restored_model
+from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.open_models.published_settings import published_settings
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.quality import Quality, compare_precisions
 from lingvo_gshard.api.records.evaluations import evaluate
 from lingvo_gshard.api.records.report import Report, report
 from lingvo_gshard.core.config.params import Params

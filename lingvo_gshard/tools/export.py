@@ -36,8 +36,8 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.api.export import DecoderSettings
-from lingvo_gshard.api.quality import Quality, table_of
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.export.formats import FORMATS, format_of

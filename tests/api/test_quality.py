@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import lingvo_gshard as gshard
-from lingvo_gshard.api.quality import Quality, table_of
+from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.tasks.evaluation import chrf_bleu
 

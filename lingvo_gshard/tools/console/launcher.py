@@ -54,9 +54,9 @@ def run_module() -> None:
 
 
 def tool_names() -> tuple[str, ...]:
-    """Returns the names of all tools, sorted: the modules of lingvo_gshard.tools."""
+    """Returns the names of all tools, sorted: what has a function `main` in lingvo_gshard.tools."""
     modules = pkgutil.iter_modules(tools.__path__)
-    return tuple(sorted(module.name for module in modules if not module.ispkg))
+    return tuple(sorted(m.name for m in modules if not m.ispkg or _has_main(_parsed(m.name))))
 
 
 def _run(tool: str, argv: list[str]) -> int:
@@ -125,8 +125,17 @@ def _overview() -> str:
     """Returns the version and the first line of each tool's documentation, without importing it."""
     lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
     for tool in tool_names():
-        spec = importlib.util.find_spec(f"{tools.__name__}.{tool}")
-        source = pathlib.Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
-        purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        purpose = (ast.get_docstring(_parsed(tool)) or "").partition("\n")[0]
         lines.append(f"  {_PREFIX + tool:<16}  {purpose}")
     return "\n".join([*lines, "", f"For help on a command: {_PREFIX}train --help"])
+
+
+def _parsed(module: str) -> ast.Module:
+    """Returns a module or package of lingvo_gshard.tools, parsed and not imported."""
+    spec = importlib.util.find_spec(f"{tools.__name__}.{module}")
+    source = pathlib.Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
+    return ast.parse(source)
+
+
+def _has_main(module: ast.Module) -> bool:
+    return any(isinstance(one, ast.FunctionDef) and one.name == "main" for one in module.body)

@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_gshard.layers.moe import SwitchRouter
 from lingvo_gshard.planning.loads import checks, file
-from lingvo_gshard.tools.expert_tools import report
+from lingvo_gshard.tools.experts import report
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.monitoring.routers.counts import watched_layers
 from tests.planning import example_plan

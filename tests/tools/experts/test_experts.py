@@ -10,7 +10,7 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.tasks.evaluation.translation_scores import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.expert_tools import heat_map, source_run
+from lingvo_gshard.tools.experts import heat_map, source_run
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation

@@ -8,7 +8,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.api.compiler_process import CompilerProcess
+from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap

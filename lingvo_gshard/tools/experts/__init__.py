@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.expert_tools import place, prune, upcycle, watched
-from lingvo_gshard.tools.expert_tools import report as experts_report
+from lingvo_gshard.tools.experts import place, prune, upcycle, watched
+from lingvo_gshard.tools.experts import report as experts_report
 
 NAME = "gshard-experts"
 SUBCOMMANDS = {

@@ -1,8 +1,9 @@
 """Places the experts of a run on devices as a plan advises.
 
-    gshard-experts report --logdir=runs/large --json=load.json
-    gshard-plan --experiment=... --topology=v5p:4x4x4 --loads=load.json --json=plan.json
-    gshard-experts place --logdir=runs/large --plan=plan.json --output=runs/placed
+    gshard-experts report --logdir=runs/quickstart --json=load.json
+    gshard-plan --experiment=translation.quickstart --topology=v5p:2x2x1 --loads=load.json \
+        --json=plan.json
+    gshard-experts place --logdir=runs/quickstart --plan=plan.json --output=runs/placed
 
 Devices have equal parts of the experts of a layer, in their order. place writes a run with the
 experts in the order of the plan's placement, so that hot experts are on different devices. The
@@ -24,8 +25,8 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.planning.loads.record import RouterLoads
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.expert_tools import source_run
-from lingvo_gshard.tools.expert_tools.source_run import SourceRun
+from lingvo_gshard.tools.experts import source_run
+from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.routers.counts import watched_layers

@@ -32,8 +32,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.expert_tools import source_run
-from lingvo_gshard.tools.expert_tools.source_run import SourceRun
+from lingvo_gshard.tools.experts import source_run
+from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.experiment import define_settings_flags
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress

@@ -24,13 +24,13 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.expert_tools import source_run
-from lingvo_gshard.tools.expert_tools.language_use import (
+from lingvo_gshard.tools.experts import source_run
+from lingvo_gshard.tools.experts.language_use import (
     choose_rows_by_flags,
     define_row_flags,
     use_by_language,
 )
-from lingvo_gshard.tools.expert_tools.source_run import SourceRun
+from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse

@@ -21,7 +21,7 @@ from lingvo_gshard.inference.programs.program_key import ProgramKey
 
 # Seconds without work after which the process ends.
 _IDLE_SECONDS = 20.0
-_MODULE = "lingvo_gshard.api.compiler_process"
+_MODULE = "lingvo_gshard.api.decoding.compiler_process"
 
 
 class CompilerProcess:

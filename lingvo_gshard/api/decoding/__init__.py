@@ -1,0 +1,1 @@
+"""What a run decodes with, and what its precision costs."""
