@@ -95,7 +95,7 @@ def hundred_languages() -> Params:
 
 @registry.register("translation.large")
 def large() -> Params:
-    """Prepared data: 1.8 million pairs of 244 languages to English (an hour on 2 cores).
+    """Prepared data: 1.8 million pairs of 244 languages to English.
 
     Purpose: to train on what gshard-prepare has written, of any size. Records are read from disk as
     they are needed, so the memory does not grow with the text. docs/data.md says how to fetch and
@@ -103,7 +103,7 @@ def large() -> Params:
     thousand to 500 pairs each, and are sampled with temperature 2. Rows have the data's ratio of
     source to target tokens.
 
-    Time: about an hour on 2 CPU cores. Result: docs/data.md.
+    Time: an hour on 2 CPU cores, by estimate: neither time nor scores have been measured.
 
         gshard-train --experiment=translation.large --logdir=runs/large
         gshard-evaluate --logdir=runs/large

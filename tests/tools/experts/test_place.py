@@ -53,6 +53,7 @@ def arrays_of(logdir):
     return checkpoint
 
 
+@pytest.mark.slow
 def test_a_placed_run_computes_the_same_function(trained_logdir, tmp_path, capsys):
     path, placement = plan_file(tmp_path / "plan.json")
     output, file = tmp_path / "placed", tmp_path / "placed.json"

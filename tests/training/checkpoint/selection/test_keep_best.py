@@ -54,6 +54,7 @@ def test_patience_ends_the_training_once_and_for_all(tmp_path):
     assert preferred(tmp_path / "checkpoints", "best") == [6, 10]
 
 
+@pytest.mark.slow
 def test_resumed_run_remembers_its_best(tmp_path):
     whole, _ = go(tmp_path / "whole", 3, **SETTINGS)
     stop = lambda n: n == 7 and os.kill(os.getpid(), 15)  # noqa: E731
