@@ -103,7 +103,7 @@ def large() -> Params:
     thousand to 500 pairs each, and are sampled with temperature 2. Rows have the data's ratio of
     source to target tokens.
 
-    Time: an hour on 2 CPU cores, by estimate: neither time nor scores have been measured.
+    Time: an hour on 2 CPU cores, by estimate. Result: not measured yet.
 
         gshard-train --experiment=translation.large --logdir=runs/large
         gshard-evaluate --logdir=runs/large

@@ -27,6 +27,7 @@ def translated(logdir, cache):
     return found[0].text, found[0].score
 
 
+@pytest.mark.slow
 def test_a_second_start_needs_no_tensorflow_and_damage_is_repaired(
     trained_logdir, tmp_path, monkeypatch
 ):

@@ -10,6 +10,7 @@ from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.tasks.evaluation import chrf_bleu
 
 
+@pytest.mark.slow
 def test_precisions_are_compared_by_the_translations_of_rows(trained_logdir):
     options = gshard.DecodingOptions(beam_size=1, most_tokens=6)
     with gshard.load(trained_logdir) as run:

@@ -75,6 +75,7 @@ def check_report(report, rows):
     assert found.recompilations == []
 
 
+@pytest.mark.slow
 def test_training_on_a_mesh_matches_one_device(tmp_path):
     params = gshard.experiment("test.tiny")
     losses = {}

@@ -15,6 +15,7 @@ from tests.inference.tiny_engine import BOS, EOS
 TEXTS = [[5, 7, 9, 4], [6], [], [8, 8, 10, 11, 12, 4, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "beam"),
     [

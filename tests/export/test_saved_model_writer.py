@@ -26,6 +26,7 @@ def run_elsewhere(*pairs):
     return json.loads(elsewhere.run(_RUNNER + models.ANSWER_ALL, models.requests(*pairs)))
 
 
+@pytest.mark.slow
 def test_greedy_decoding_runs_elsewhere(trained_logdir, tmp_path):
     models.export(trained_logdir, tmp_path / "out", "saved_model", 1, (2,), (32,))
     (found,) = run_elsewhere((tmp_path / "out", models.SENTENCES))

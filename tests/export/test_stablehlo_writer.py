@@ -26,6 +26,7 @@ def test_the_program_on_the_page_has_60_lines_of_code_at_most():
     assert sum(bool(line.strip()) for line in lines) <= 60
 
 
+@pytest.mark.slow
 def test_beam_search_runs_elsewhere(trained_logdir, tmp_path):
     export = models.export(trained_logdir, tmp_path / "out", "stablehlo", 2, (2,), (32,))
     assert {"model.json", "weights.safetensors", "decode-2x32.stablehlo"} <= export.files.keys()

@@ -41,6 +41,7 @@ def experiment(tmp_path_factory, _corpus_is_read_once):
         del sys.modules[module]
 
 
+@pytest.mark.slow
 def test_trains_resumes_and_evaluates(experiment, tmp_path):
     quiet = rich.console.Console(file=io.StringIO())
     gshard.train(experiment, tmp_path / "run", steps=4, console=quiet)
@@ -53,6 +54,7 @@ def test_trains_resumes_and_evaluates(experiment, tmp_path):
     assert run.params.task.cls.__name__ == "LanguageIdTask"
 
 
+@pytest.mark.slow
 def test_can_be_planned(experiment):
     plan = gshard.plan(experiment, "cpu:8")
     task = experiment.input.cls.configured_vocabulary_sizes(experiment.input)

@@ -60,6 +60,7 @@ def rounded(model):
     return tiny_engine.Model(model.task, model.theta.transform_with_path(round_weight))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [TRANSLATION, pytest.param(LANGUAGE_MODEL, marks=pytest.mark.slow)]
 )
@@ -85,6 +86,7 @@ def test_int8_weights_decode_as_the_model_with_rounded_weights(make):
         assert abs(trained - gains[0]) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [pytest.param(TRANSLATION, marks=pytest.mark.slow), LANGUAGE_MODEL]
 )

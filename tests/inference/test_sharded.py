@@ -132,6 +132,7 @@ def test_data_decodes_eight_batches_at_once_with_whole_weights():
     assert step_collectives("data=8", "data", rows=64) == {("all-reduce", ("data",)): 1}
 
 
+@pytest.mark.slow
 def test_weights_stay_cut_over_experts_heads_and_hidden_units():
     check_results("data=4,model=2", "expert_tensor")
     check_weights("data=4,model=2", "expert_tensor", EXPERT_TENSOR)

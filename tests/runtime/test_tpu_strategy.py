@@ -39,6 +39,7 @@ def one_device(trainer, mesh="data=1", **options):
     return TpuStrategyRuntime(trainer, strategy, Partitioning.make(mesh, SPLIT), **options)
 
 
+@pytest.mark.slow
 # Annotations for eight devices stand in the step of one, and change nothing there.
 @pytest.mark.parametrize("mesh", ["data=1", "data=8"])
 def test_losses_equal_one_device_bit_for_bit(trainer, local, mesh):
@@ -103,6 +104,7 @@ def test_connecting_to_a_tpu_times_out(monkeypatch):
     answer.set()
 
 
+@pytest.mark.slow
 def test_tpu_strategy_partitions_the_step_over_all_cores():
     """The real TPUStrategy traces the step, which a TPU would compile."""
     command = [sys.executable, "-m", "tests.runtime.tpu_cores_on_cpu"]

@@ -56,6 +56,7 @@ def test_scores_match_the_written_rows(evaluation):
     assert record["rows_too_long"] == 0
 
 
+@pytest.mark.slow
 def test_table_lists_its_settings(trained_logdir, evaluation, capsys):
     code, out, err = run_here(
         capsys,

@@ -208,6 +208,7 @@ def test_collectives_are_summed_by_phase_layer_and_kind():
     ]
 
 
+@pytest.mark.slow
 def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
     """Full rematerialization runs the loop's layers again in the backward pass."""
     options = {

@@ -79,6 +79,7 @@ def test_many_lines_keep_their_order(run_here, monkeypatch):
     assert output.count("\n") == 20
 
 
+@pytest.mark.slow
 def test_long_line_is_truncated_with_a_warning(run_here):
     code, out, err = run_here(b"der Hund\n" + b"der Hund " * 199 + b"\nHund\n")
     assert code == 0 and out.count("\n") == 3

@@ -93,6 +93,7 @@ def read_by(runtime):
     return runtime.eval_step(tiny.make_batch(7, 0))["loss"][0], total(np.zeros([4, 2], np.int32))
 
 
+@pytest.mark.slow
 def test_averages_are_evaluated_and_sharded_like_moments():
     trainer = trainer_of()
     local = SingleDeviceRuntime(trainer)

@@ -222,6 +222,7 @@ def test_dev_loss_is_evaluated_on_schedule_and_changes_nothing(whole, tmp_path):
         np.testing.assert_array_equal(mine[path], theirs[path])
 
 
+@pytest.mark.slow
 def test_evaluation_that_a_signal_cut_short_is_made_up_for(whole, tmp_path):
     Run(
         tmp_path, evaluate_every_steps=6, on_batch=lambda n: n == 6 and os.kill(os.getpid(), 15)

@@ -139,6 +139,7 @@ class MixedRun(Run):
         self.params.input.poisoned_batch = poisoned
 
 
+@pytest.mark.slow
 def test_run_continues_after_a_skipped_step_and_from_a_checkpoint(tmp_path):
     run = MixedRun(tmp_path / "run", poisoned=3)
     run.go()

@@ -126,6 +126,7 @@ def test_eager_results_are_bitwise_equal(one_by_one, execution, policy):
     tf.nest.map_structure(np.testing.assert_array_equal, found, one_by_one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("execution", "policy"),
     [
@@ -187,6 +188,7 @@ def test_policies_that_save_less_compile_to_more_products():
     assert counts["none"] < kept < but_hidden < counts["full"], counts
 
 
+@pytest.mark.slow
 def test_the_compiler_does_not_undo_rematerialization():
     assert optimized_products("none", moe_every=0) < optimized_products("full", moe_every=0)
 

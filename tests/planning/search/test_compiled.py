@@ -41,6 +41,7 @@ def layer_groups() -> LayerGroups:
     return group(trace(model(), batch(8, 12)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "strategy"),
     [

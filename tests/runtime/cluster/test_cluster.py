@@ -119,6 +119,7 @@ def assert_good(*ended: ExitedProcess) -> None:
         assert process.code == 0, process.err
 
 
+@pytest.mark.slow
 def test_checkpoints_move_between_numbers_of_processes(tmp_path):
     """2 x 2 devices, then 1 x 4, then 2 x 1 compute the same bits."""
     one, other = run(2, tmp_path, steps=7)
@@ -147,6 +148,7 @@ def test_death_of_a_process_ends_the_other_with_a_message(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("process", "name"), [(1, "SIGTERM"), pytest.param(0, "SIGINT", marks=pytest.mark.slow)]
 )

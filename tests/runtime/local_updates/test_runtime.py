@@ -52,6 +52,7 @@ def runtime() -> LocalUpdatesRuntime:
     return make(make_trainer(EVERY, **OUTER))
 
 
+@pytest.mark.slow
 def test_syncing_every_step_without_momentum_equals_data_parallelism():
     runtime = make(make_trainer(1, sgd=True), "worker=2,data=2")
     plain = SpmdRuntime(
@@ -96,6 +97,7 @@ def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, 
     return outer, states
 
 
+@pytest.mark.slow
 def test_nesterov_momentum_equals_a_loop_in_numpy(runtime):
     runtime.init_state()
     begun = runtime.state()

@@ -29,6 +29,7 @@ def trained(runtime):
     return runtime.state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_trains_under_zero1_as_on_one_device(dtype):
     """Random numbers are equal on every mesh; moments differ only by rounding of sums."""

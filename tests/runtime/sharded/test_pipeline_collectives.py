@@ -102,6 +102,7 @@ def assert_no_more_than_bubbles(found: Ran, expected: Ran, useful: int, ticks: i
     assert found.flops["rematerialized"] == 0
 
 
+@pytest.mark.slow
 def test_pipeline_equals_the_loop_and_costs_only_bubbles():
     assert_same(pipelined(), unpipelined())
     assert_no_more_than_bubbles(pipelined(), unpipelined(), useful=8, ticks=11)
