@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import lingvo_gshard as gshard
+from lingvo_gshard.api.decoding import quality
 from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.tasks.evaluation import chrf_bleu
@@ -24,6 +25,13 @@ def test_precisions_are_compared_by_the_translations_of_rows(trained_logdir):
     assert trained.equal == 1.0 and 0 < int8.equal <= 1
     assert int8.mebibytes < 0.6 * trained.mebibytes
     assert int8.tokens_per_second > 0
+
+
+def test_all_precisions_are_of_the_checkpoint_that_was_chosen(trained_logdir):
+    run = gshard.load(trained_logdir, checkpoint="newest")
+    other = quality._with_precision(run, "int8")
+    assert (other.precision, other.checkpoint) == ("int8", "newest")
+    assert other.logdir.path == run.logdir.path and other.options == run.options
 
 
 def test_scores_stand_beside_what_they_differ_by():

@@ -108,7 +108,7 @@ def _with_precision(run: Run, precision: str) -> Run:
     """Returns a run with a precision."""
     if precision == run.precision:
         return run
-    other = type(run)(run.logdir.place, run.options, precision)
+    other = type(run)(run.logdir.place, run.options, precision, run.checkpoint)
     other.observer = run.observer
     return other
 
