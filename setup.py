@@ -35,7 +35,6 @@ SERVE = [
 ]
 # Extra `language_id`, which the tests need, too.
 LANGUAGE_ID = ["py3langid>=0.4"]
-
 # Extra `parquet`, which the tests need, too.
 PARQUET = ["pyarrow>=17"]
 
@@ -132,18 +131,17 @@ setup(
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
-            *PARQUET,
-            *SERVE,
             *GCS,
+            *LANGUAGE_ID,
+            *PARQUET,
             *S3,
+            *SERVE,
             "basedpyright>=1.30",
+            "datasketch>=1.6",
             # What moto's server needs of its extra `server`, which brings far more.
             "flask>=3",
             "flask-cors>=5",
             "gcp-storage-emulator>=2024.8",
-            *LANGUAGE_ID,
-            "basedpyright>=1.30",
-            "datasketch>=1.6",
             "httpx>=0.27",
             "hypothesis>=6.100",
             "moto[s3]>=5.1",
