@@ -308,11 +308,11 @@ def test_every_command_is_a_module_or_package_of_tools_and_an_entry_point():
         if isinstance(node, ast.Assign) and node.targets[0].id == "TOOLS"
     )
     folder = ROOT / PACKAGE / "tools"
-    tools = {path.stem for path in folder.glob("[a-z]*.py")}
+    tools = {path.stem: path for path in folder.glob("[a-z]*.py")}
     packages = {path.parent.name: path for path in folder.glob("[a-z]*/__init__.py")}
-    tools |= {name for name, path in packages.items() if _has_main(path)}
-    assert set(commands) == tools
-    for path in folder.glob("[a-z]*.py"):
+    tools |= {name: path for name, path in packages.items() if _has_main(path)}
+    assert sorted(commands) == sorted(tools)
+    for path in tools.values():
         assert _has_main(path), path.name
 
 
