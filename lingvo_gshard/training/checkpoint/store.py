@@ -33,7 +33,7 @@ from lingvo_gshard.training.checkpoint.run_item import (
     read_run,
 )
 from lingvo_gshard.training.checkpoint.selection.best import Best
-from lingvo_gshard.training.checkpoint.selection.choice import NEWEST, best_of, preferred
+from lingvo_gshard.training.checkpoint.selection.choice import NEWEST, best_of, in_order
 from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
 from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.stopping import State
@@ -71,7 +71,7 @@ class CheckpointStore:
           keep: number of newest checkpoints to keep; older ones but the best are deleted.
           say: shows a line to the user.
           writable: False leaves every file as it is.
-          choice: which checkpoint is read first, as in `preferred`. A store that is writable
+          choice: which checkpoint is read first, as in `in_order`. A store that is writable
             reads the newest.
           before_commit: called before a checkpoint in a bucket becomes complete.
         """
@@ -248,8 +248,9 @@ class CheckpointStore:
         if self._writable:
             processes.together(lambda: self._place.prepare() if processes.is_main() else None)
         self._steps = processes.from_main(steps_in(self._directory))
-        self._preferred = processes.from_main(preferred(self._directory, self._choice))
         if not self._writable:
+            order = in_order(self._directory, self._steps, self._choice)
+            self._preferred = processes.from_main(order)
             return None
         best = best_of(self._directory, self._steps)
         self._policy.best_step = processes.from_main(best.step if best else None)

@@ -36,20 +36,25 @@ def best_of(directory: pathlib.Path, steps: Sequence[int]) -> Best | None:
 
 
 def preferred(directory: pathlib.Path, choice: str | int) -> list[int]:
+    """Returns the steps of a directory's checkpoints to try, as `in_order` has them."""
+    return in_order(directory, steps_in(directory), choice)
+
+
+def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -> list[int]:
     """Returns the steps of the checkpoints to try, in this order.
 
     The best, if the run keeps it, comes before the newest, and each before older ones.
 
     Args:
       directory: the directory of the checkpoints.
+      steps: their steps, ascending.
       choice: BEST, NEWEST or a step, for which there is no other.
 
     Raises:
       ValueError: there is no checkpoint of the step.
     """
     check_choice(choice)
-    steps = steps_in(directory)
-    newest_first = steps[::-1]
+    newest_first = [*reversed(steps)]
     if choice == NEWEST:
         return newest_first
     if choice == BEST:
