@@ -97,7 +97,6 @@ def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, 
     return outer, states
 
 
-@pytest.mark.slow
 def test_nesterov_momentum_equals_a_loop_in_numpy(runtime):
     runtime.init_state()
     begun = runtime.state()
@@ -118,7 +117,8 @@ def test_nesterov_momentum_equals_a_loop_in_numpy(runtime):
 
 def test_workers_exchange_only_weights_in_outer_steps(runtime):
     runtime.init_state()
-    runtime.train_step(tiny.make_batch(1, 0)).read()
+    for index in range(EVERY):
+        runtime.train_step(tiny.make_batch(1, index)).read()
     own = runtime.executable("train")
     used = {device for sharding in own.input_shardings for device in sharding.device_set}
     assert len(used) == own.program.mesh.size == 2
