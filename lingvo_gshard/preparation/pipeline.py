@@ -31,6 +31,7 @@ from lingvo_gshard.preparation.inspector import Inspector
 from lingvo_gshard.preparation.job import Job, Task
 from lingvo_gshard.preparation.pool import Pool
 from lingvo_gshard.preparation.stages import (
+    bucket_tasks,
     find_leaks,
     find_near_copies,
     read_rows,
@@ -258,7 +259,7 @@ class _Run:
         near = self._job.cleaner.near_duplicates
         if not near.is_on:
             return
-        stage, kind = "Looking for near duplicates", find_near_copies.NearRecord
+        stage, kind = "Looking for near duplicates", bucket_tasks.Done
         train = list(enumerate(_groups_of_train(buckets)))
         # A range has as many candidates as a bucket has rows, if all rows are candidates.
         ranges = len(buckets) * near.bands_of_row
@@ -277,7 +278,7 @@ class _Run:
         held_out = tuple(tuple(filter(find_leaks.can_leak, bucket.groups)) for bucket in buckets)
         if not any(held_out):
             return
-        stage, kind = "Looking for leaks", find_leaks.LeaksRecord
+        stage, kind = "Looking for leaks", bucket_tasks.Done
         self._do(stage, "rows", [find_leaks.CollectWanted(held_out)], kind)
         train = _groups_of_train(buckets)
         tasks = [find_leaks.LookThrough(*numbered) for numbered in enumerate(train)]

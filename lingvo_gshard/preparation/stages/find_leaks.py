@@ -5,22 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
 from lingvo_gshard.data.sources.report import excerpt
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages.bucket_tasks import BucketTask, Done
 from lingvo_gshard.preparation.stages.tally import Example, Tally
 from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
 
 STAGE = "3-leaks"
-_ROWS_AT_A_TIME = 4096
-
-
-class LeaksRecord(msgspec.Struct):
-    """A part of the search that is done; what it found is in a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,53 +33,35 @@ class CollectWanted:
         """Number of rows."""
         return sum(group.rows for groups in self.buckets for group in groups)
 
-    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes the hashes."""
         parts, done = [], 0
         for bucket, groups in enumerate(self.buckets):
-            rows = [row for group in groups for row in _rows(job, bucket, group)]
+            rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
             parts.append(Wanted.of(rows))
             done += len(rows)
             progress(len(rows), done / max(1, self.rows))
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, Wanted.merged(parts).hashes)
-        return LeaksRecord()
+        return Done()
 
 
 @dataclasses.dataclass(frozen=True)
-class LookThrough:
-    """Looks through the training rows of a bucket.
-
-    Attributes:
-      bucket: number of the bucket.
-      groups: its groups of training rows.
-    """
-
-    bucket: int
-    groups: tuple[Group, ...]
+class LookThrough(BucketTask):
+    """Looks through the training rows of a bucket."""
 
     @property
     def name(self) -> str:
         """The task's name in the work directory."""
         return f"{STAGE}/{self.bucket:06d}"
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
-
-    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes which of the hashes the bucket has."""
-        seen, done = SeenInTrain(Wanted(_wanted(job))), 0
-        for group in self.groups:
-            rows = _rows(job, self.bucket, group)
-            for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-                part = rows[begin : begin + _ROWS_AT_A_TIME]
-                seen.look_through(part)
-                done += len(part)
-                progress(len(part), done / self.rows)
+        seen = SeenInTrain(Wanted(_wanted(job)))
+        for batch in self.batches(job, progress):
+            seen.look_through(batch.texts)
         _save_bits(job, self.name, seen.is_seen)
-        return LeaksRecord()
+        return Done()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +77,13 @@ class MergeSeen:
     rows: int = 1
     name: str = f"{STAGE}/seen"
 
-    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes which of the hashes any bucket has."""
         seen = np.zeros(len(_wanted(job)), bool)
         for bucket in range(self.buckets):
             seen |= _load_bits(job, f"{STAGE}/{bucket:06d}", len(seen))
         _save_bits(job, self.name, seen)
-        return LeaksRecord()
+        return Done()
 
 
 class Leaks:
@@ -129,7 +105,7 @@ class Leaks:
           paths: the raw file of each part, for examples.
           tally: counts the rows left out.
         """
-        reasons = self._seen.reasons([_row(group, row) for row in rows])
+        reasons = self._seen.reasons(list(map(group.to_row, rows)))
         kept = []
         for row, reason in zip(rows, reasons, strict=True):
             if not reason:
@@ -144,14 +120,6 @@ class Leaks:
 def can_leak(group: Group) -> bool:
     """Returns whether a group was held out by a hash; a test set that was given stays as it is."""
     return group.is_divided and group.split != "train"
-
-
-def _rows(job: Job, bucket: int, group: Group) -> list[Row]:
-    return [_row(group, row) for row in read_group(job, bucket, group)]
-
-
-def _row(group: Group, row: KeptRow) -> Row:
-    return Row(group.language, row.source, row.target)
 
 
 def _wanted(job: Job) -> np.ndarray:

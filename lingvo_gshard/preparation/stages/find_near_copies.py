@@ -8,7 +8,7 @@ together and compared. So only keys, and texts of candidates, are written a seco
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,11 +17,11 @@ from lingvo_gshard.data.cleaning.near_duplicates import REASON
 from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages.bucket_tasks import BucketTask, Done
 from lingvo_gshard.preparation.stages.tally import Example, Tally
-from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
+from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow
 
 STAGE = "3-near"
-_ROWS_AT_A_TIME = 4096
 # A candidate: its key, where it was read, its number in its bucket, and its text in the file.
 _CANDIDATE = np.dtype(
     [("key", "<u8"), ("part", "<u4"), ("line", "<u8"), ("bucket", "<u4"), ("number", "<u8")]
@@ -31,42 +31,23 @@ _CANDIDATE = np.dtype(
 _ORDER = ("key", "part", "line", "bucket", "number")
 
 
-class NearRecord(msgspec.Struct):
-    """A part of the search that is done; what it found is in a file."""
-
-
 @dataclasses.dataclass(frozen=True)
-class KeyBucket:
-    """Writes the sorted keys of the training rows of a bucket.
-
-    Attributes:
-      bucket: number of the bucket.
-      groups: its groups of training rows.
-    """
-
-    bucket: int
-    groups: tuple[Group, ...]
+class KeyBucket(BucketTask):
+    """Writes the sorted keys of the training rows of a bucket."""
 
     @property
     def name(self) -> str:
         """The task's name in the work directory."""
         return f"{STAGE}/keys-{self.bucket:06d}"
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
-
-    def run(self, job: Job, progress: Progress) -> NearRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes the keys."""
-        parts, done = [np.zeros(0, np.uint64)], 0
-        for _, rows, keys in _keyed(job, self.bucket, self.groups):
-            parts.append(keys.ravel())
-            done += len(rows)
-            progress(len(rows), done / max(1, self.rows))
+        parts = [np.zeros(0, np.uint64)]
+        for batch in self.batches(job, progress):
+            parts.append(job.cleaner.near_duplicates.bands(batch.texts).ravel())
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, np.sort(np.concatenate(parts)))
-        return NearRecord()
+        return Done()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +71,7 @@ class CommonKeys:
         """The task's name in the work directory."""
         return f"{STAGE}/common-{self.number:06d}"
 
-    def run(self, job: Job, progress: Progress) -> NearRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes the keys, sorted."""
         limits = _limits(self.ranges)
         begin, end = limits[self.number], limits[self.number + 1]
@@ -103,21 +84,17 @@ class CommonKeys:
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, unique[counts > 1])
         progress(self.rows, 1.0)
-        return NearRecord()
+        return Done()
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectCandidates:
+class CollectCandidates(BucketTask):
     """Writes the training rows of a bucket that have a key in common with other rows.
 
     Attributes:
-      bucket: number of the bucket.
-      groups: its groups of training rows.
       ranges: number of ranges of keys.
     """
 
-    bucket: int
-    groups: tuple[Group, ...]
     ranges: int
 
     @property
@@ -125,31 +102,26 @@ class CollectCandidates:
         """The task's name in the work directory."""
         return f"{STAGE}/candidates-{self.bucket:06d}"
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
-
-    def run(self, job: Job, progress: Progress) -> NearRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes the texts, and for each candidate key where its text is, ordered by key."""
         files = [job.work.file(f"{STAGE}/common-{i:06d}.npy") for i in range(self.ranges)]
         # Ranges follow each other, so the whole is sorted.
         common = np.concatenate([np.load(file) for file in files])
-        candidates, begin, done = [], 0, 0
+        candidates, begin = [], 0
         with job.work.writing(f"{self.name}.texts") as file:
-            for (group, first), rows, keys in _keyed(job, self.bucket, self.groups):
+            for batch in self.batches(job, progress):
+                texts = batch.texts
+                keys = job.cleaner.near_duplicates.bands(texts)
                 is_common = _are_in(common, keys)
                 for index in np.flatnonzero(is_common.any(axis=1)).tolist():
-                    row = rows[index]
-                    content = msgspec.msgpack.encode((group.language, row.source, row.target))
-                    place = row.part, row.line, self.bucket, first + index, begin, len(content)
+                    row, number = batch.rows[index], batch.first + index
+                    content = msgspec.msgpack.encode(texts[index][:3])
+                    place = row.part, row.line, self.bucket, number, begin, len(content)
                     candidates += [(k, *place) for k in keys[index, is_common[index]].tolist()]
                     begin += file.write(content)
-                done += len(rows)
-                progress(len(rows), done / max(1, self.rows))
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, np.sort(np.array(candidates, _CANDIDATE), order="key"))
-        return NearRecord()
+        return Done()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +145,7 @@ class CompareCandidates:
         """The task's name in the work directory."""
         return f"{STAGE}/copies-{self.number:06d}"
 
-    def run(self, job: Job, progress: Progress) -> NearRecord:
+    def run(self, job: Job, progress: Progress) -> Done:
         """Writes which rows are copies, as columns of bucket and number."""
         limits = _limits(self.ranges)
         begin, end = limits[self.number], limits[self.number + 1]
@@ -193,7 +165,7 @@ class CompareCandidates:
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
         progress(self.rows, 1.0)
-        return NearRecord()
+        return Done()
 
 
 class NearCopies:
@@ -245,20 +217,6 @@ class _Texts:
         begin, size = int(candidate["begin"]), int(candidate["size"])
         content = self._texts[int(candidate["bucket"])][begin : begin + size].tobytes()
         return Row(*msgspec.msgpack.decode(content))
-
-
-def _keyed(
-    job: Job, bucket: int, groups: Sequence[Group]
-) -> Iterator[tuple[tuple[Group, int], list[KeptRow], np.ndarray]]:
-    """Yields (group, number of the first row), some rows of a bucket, and their keys [n, k]."""
-    number = 0
-    for group in groups:
-        rows = read_group(job, bucket, group)
-        for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-            part = rows[begin : begin + _ROWS_AT_A_TIME]
-            texts = [Row(group.language, row.source, row.target) for row in part]
-            yield (group, number), part, job.cleaner.near_duplicates.bands(texts)
-            number += len(part)
 
 
 def _limits(ranges: int) -> np.ndarray:

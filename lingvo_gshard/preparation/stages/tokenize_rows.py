@@ -13,8 +13,9 @@ from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages import find_leaks, find_near_copies
+from lingvo_gshard.preparation.stages.bucket_tasks import BucketTask
 from lingvo_gshard.preparation.stages.tally import Tally
-from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
+from lingvo_gshard.preparation.stages.unique_rows import KeptRow, read_group
 
 STAGE = "5-tokens"
 _ROWS_AT_A_TIME = 4096
@@ -56,19 +57,15 @@ def tokens_file(bucket: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenizeBucket:
+class TokenizeBucket(BucketTask):
     """Tokenizes one bucket.
 
     Attributes:
-      bucket: number of the bucket.
-      groups: its rows.
       id_bytes: bytes of an integer of a record.
       paths: the raw file of each part, for examples of rows left out.
       buckets: number of buckets.
     """
 
-    bucket: int
-    groups: tuple[Group, ...]
     id_bytes: int
     paths: tuple[str, ...]
     buckets: int
@@ -77,11 +74,6 @@ class TokenizeBucket:
     def name(self) -> str:
         """The task's name in the work directory."""
         return f"{STAGE}/{self.bucket:06d}"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
 
     def run(self, job: Job, progress: Progress) -> TokensRecord:
         """Writes the tokens and returns the record."""

@@ -97,7 +97,7 @@ class TrainVocabulary:
                     continue
                 for row in read_group(job, bucket, group):
                     left[group.language] -= len(row.source) + len(row.target)
-                    yield Row(group.language, row.source, row.target)
+                    yield group.to_row(row)
                     if left[group.language] <= 0:
                         break
 

@@ -10,6 +10,7 @@ import msgspec
 
 from lingvo_gshard.data.cleaning import duplicates
 from lingvo_gshard.data.sources.report import excerpt
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages import read_rows, row_files
 from lingvo_gshard.preparation.stages.row_files import KeyedRow
@@ -74,6 +75,10 @@ class Group(msgspec.Struct, kw_only=True):
     characters: int
     begin: int
     size: int
+
+    def to_row(self, row: KeptRow) -> Row:
+        """Returns a row of the group as cleaning takes it."""
+        return Row(self.language, row.source, row.target)
 
 
 class BucketRecord(msgspec.Struct):
