@@ -256,13 +256,11 @@ class _Run:
         return found
 
     def _find_near_copies(self, buckets: Sequence[unique_rows.BucketRecord]) -> None:
-        near = self._job.cleaner.near_duplicates
-        if not near.is_on:
+        if not self._job.cleaner.near_duplicates.is_on:
             return
         stage, kind = "Looking for near duplicates", bucket_tasks.Done
         train = list(enumerate(_groups_of_train(buckets)))
-        # A range has as many candidates as a bucket has rows, if all rows are candidates.
-        ranges = len(buckets) * near.bands_of_row
+        ranges = find_near_copies.ranges_of(self._job, len(buckets))
         mean = sum(group.rows for _, groups in train for group in groups) // ranges + 1
         sizes = ranges, len(buckets), mean
         keys = [find_near_copies.KeyBucket(*numbered) for numbered in train]

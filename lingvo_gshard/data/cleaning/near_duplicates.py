@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -39,6 +40,7 @@ class NearDuplicates(Configurable):
 
     Attributes:
       is_on: whether near duplicates are looked for at all.
+      bands_of_row: number of keys of a row.
     """
 
     @classmethod
@@ -156,6 +158,12 @@ class NearDuplicates(Configurable):
         return found
 
 
+def runs(keys: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Returns (begin, end) of each run of equal keys in sorted ones; (0, 0) if there are none."""
+    begins = np.flatnonzero(np.diff(keys)) + 1
+    return itertools.pairwise([0, *begins.tolist(), len(keys)])
+
+
 def _band_rows(similarity: float, hashes: int) -> int:
     """Returns how many values make a bucket's key: as many as let few near duplicates be missed."""
     sizes = range(1, hashes + 1)
@@ -171,9 +179,6 @@ def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
     """Yields the indices of each key that occurs more than once, in order."""
     order = np.argsort(keys, kind="stable")
-    ends = np.flatnonzero(np.append(np.diff(keys[order]) != 0, True)) + 1
-    begin = 0
-    for end in ends:
+    for begin, end in runs(keys[order]):
         if end - begin > 1:
             yield order[begin:end].tolist()
-        begin = end

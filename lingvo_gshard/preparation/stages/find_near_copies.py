@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.data.cleaning.near_duplicates import REASON
+from lingvo_gshard.data.cleaning.near_duplicates import REASON, runs
 from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
@@ -51,8 +51,8 @@ class KeyBucket(BucketTask):
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonKeys:
-    """Finds the keys of a range that several rows have.
+class _RangeTask:
+    """Base of tasks over the keys of one range.
 
     Attributes:
       number: number of the range.
@@ -66,6 +66,28 @@ class CommonKeys:
     buckets: int
     rows: int
 
+    def load(self, job: Job, files: str) -> np.ndarray:
+        """Returns what the files of all buckets have in the range.
+
+        Args:
+          job: the job.
+          files: how the names of the files begin. A file holds sorted keys, or candidates sorted by
+            key.
+        """
+        limits = _limits(self.ranges)[self.number : self.number + 2]
+        found = []
+        for bucket in range(self.buckets):
+            path = job.work.file(f"{STAGE}/{files}-{bucket:06d}.npy")
+            part = np.load(path, mmap_mode="r")
+            first, last = np.searchsorted(part["key"] if part.dtype.names else part, limits)
+            found.append(np.asarray(part[first : last if self.number + 1 < self.ranges else None]))
+        return np.concatenate(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonKeys(_RangeTask):
+    """Finds the keys of a range that several rows have."""
+
     @property
     def name(self) -> str:
         """The task's name in the work directory."""
@@ -73,14 +95,7 @@ class CommonKeys:
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the keys, sorted."""
-        limits = _limits(self.ranges)
-        begin, end = limits[self.number], limits[self.number + 1]
-        found = []
-        for bucket in range(self.buckets):
-            keys = np.load(job.work.file(f"{STAGE}/keys-{bucket:06d}.npy"), mmap_mode="r")
-            first, last = np.searchsorted(keys, [begin, end])
-            found.append(np.asarray(keys[first : last if self.number + 1 < self.ranges else None]))
-        unique, counts = np.unique(np.concatenate(found), return_counts=True)
+        unique, counts = np.unique(self.load(job, "keys"), return_counts=True)
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, unique[counts > 1])
         progress(self.rows, 1.0)
@@ -125,20 +140,8 @@ class CollectCandidates(BucketTask):
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareCandidates:
-    """Compares the candidates that share a key of a range.
-
-    Attributes:
-      number: number of the range.
-      ranges: number of ranges.
-      buckets: number of buckets.
-      rows: share of the stage's work.
-    """
-
-    number: int
-    ranges: int
-    buckets: int
-    rows: int
+class CompareCandidates(_RangeTask):
+    """Compares the candidates that share a key of a range."""
 
     @property
     def name(self) -> str:
@@ -147,19 +150,10 @@ class CompareCandidates:
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes which rows are copies, as columns of bucket and number."""
-        limits = _limits(self.ranges)
-        begin, end = limits[self.number], limits[self.number + 1]
-        found = []
-        for bucket in range(self.buckets):
-            path = job.work.file(f"{STAGE}/candidates-{bucket:06d}.npy")
-            part = np.load(path, mmap_mode="r")
-            first, last = np.searchsorted(part["key"], [begin, end])
-            found.append(np.asarray(part[first : last if self.number + 1 < self.ranges else None]))
-        candidates = np.sort(np.concatenate(found), order=_ORDER)
+        candidates = np.sort(self.load(job, "candidates"), order=_ORDER)
         texts, copies = _Texts(job, self.buckets), [np.zeros((0, 2), np.uint64)]
-        ends = np.flatnonzero(np.append(np.diff(candidates["key"]) != 0, True)) + 1
-        for first, last in zip([0, *ends[:-1]], ends if len(candidates) else (), strict=False):
-            rows = candidates[first:last]
+        for begin, end in runs(candidates["key"]):
+            rows = candidates[begin:end]
             near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
             copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
         with job.work.writing(f"{self.name}.npy") as file:
@@ -171,10 +165,16 @@ class CompareCandidates:
 class NearCopies:
     """The near duplicates of a bucket."""
 
-    def __init__(self, job: Job, bucket: int, ranges: int):
-        """Loads what `CompareCandidates` has written for all ranges."""
+    def __init__(self, job: Job, bucket: int, buckets: int):
+        """Loads what `CompareCandidates` has written for all ranges.
+
+        Args:
+          job: the job.
+          bucket: number of the bucket.
+          buckets: number of buckets.
+        """
         found = set()
-        for number in range(ranges):
+        for number in range(ranges_of(job, buckets)):
             copies = np.load(job.work.file(f"{STAGE}/copies-{number:06d}.npy"))
             found.update(copies[copies[:, 0] == bucket, 1].tolist())
         self._numbers, self._next = found, 0
@@ -200,6 +200,14 @@ class NearCopies:
             tally.show(REASON, Example(row.part, row.line, text))
         self._next += len(rows)
         return kept
+
+
+def ranges_of(job: Job, buckets: int) -> int:
+    """Returns the number of ranges of keys.
+
+    A range has as many candidates as a bucket has rows, if all rows are candidates.
+    """
+    return buckets * job.cleaner.near_duplicates.bands_of_row
 
 
 class _Texts:

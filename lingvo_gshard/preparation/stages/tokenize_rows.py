@@ -81,9 +81,9 @@ class TokenizeBucket(BucketTask):
         record, done = TokensRecord([], Tally()), 0
         is_held_out = any(find_leaks.can_leak(group) for group in self.groups)
         leaks = find_leaks.Leaks(job) if is_held_out else None
-        near = job.cleaner.near_duplicates
-        ranges = self.buckets * near.bands_of_row
-        copies = find_near_copies.NearCopies(job, self.bucket, ranges) if near.is_on else None
+        copies = None
+        if job.cleaner.near_duplicates.is_on:
+            copies = find_near_copies.NearCopies(job, self.bucket, self.buckets)
         with job.work.writing(tokens_file(self.bucket)) as file:
             for group in self.groups:
                 rows = read_group(job, self.bucket, group)
