@@ -56,8 +56,7 @@ class Inspector:
                 raise ValueError(f"{problem}. {_SKIP} leave out both files, counted.")
             count = max(surveys[path].lines for path in entry.paths)
             self._tally.count_read(entry.language, count)
-            self._tally.reject(UNEQUAL, entry.language, count)
-            self._tally.show(UNEQUAL, Example(number, 0, problem))
+            self._tally.leave_out(UNEQUAL, entry.language, Example(number, 0, problem), count)
         return equal
 
     def check_before_reading(self, surveys: dict[str, Survey]) -> None:
@@ -98,8 +97,7 @@ class Inspector:
                     f"--source={source.path} has no rows: its files are empty. {_SKIP} go on "
                     "without it."
                 )
-            self._tally.reject(NO_ROWS, "", 0)
-            self._tally.show(NO_ROWS, Example(number, 0, source.path))
+            self._tally.leave_out(NO_ROWS, "", Example(number, 0, source.path), 0)
 
     def check_languages(self, buckets: Sequence[BucketRecord]) -> None:
         """Raises ValueError if cleaning left no row of a language, or no training row at all."""

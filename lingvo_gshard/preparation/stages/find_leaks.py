@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
-from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.bucket_tasks import BucketTask, Done
 from lingvo_gshard.preparation.stages.tally import Example, Tally
@@ -111,9 +110,8 @@ class Leaks:
             if not reason:
                 kept.append(row)
                 continue
-            tally.reject(reason, group.language)
-            text = f"{paths[row.part]}:{row.line}: {excerpt(row.target)}"
-            tally.show(reason, Example(row.part, row.line, text))
+            example = Example.of_row(row.part, paths[row.part], row.line, row.target)
+            tally.leave_out(reason, group.language, example)
         return kept
 
 

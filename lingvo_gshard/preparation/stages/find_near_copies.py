@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.data.cleaning.near_duplicates import REASON, runs
-from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.bucket_tasks import BucketTask, Done
@@ -195,9 +194,9 @@ class NearCopies:
             if number not in self._numbers:
                 kept.append(row)
                 continue
-            tally.reject(REASON, group.language)
-            text = f"{paths[row.part]}:{row.line}: {excerpt(row.source or row.target)}"
-            tally.show(REASON, Example(row.part, row.line, text))
+            text = row.source or row.target
+            example = Example.of_row(row.part, paths[row.part], row.line, text)
+            tally.leave_out(REASON, group.language, example)
         self._next += len(rows)
         return kept
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.cleaning import duplicates
-from lingvo_gshard.data.sources.report import CleaningReport, excerpt, place
+from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.inputs import part_readers
 from lingvo_gshard.preparation.inputs.part import Part
@@ -90,8 +90,8 @@ class ReadPart:
         _count(report, self.part.number, tally)
         for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
             tally.count_read("", count)
-            tally.reject(reason, "", count)
-            tally.show(reason, Example(self.part.number, order, reader.examples[reason]))
+            example = Example(self.part.number, order, reader.examples[reason])
+            tally.leave_out(reason, "", example, count)
         return writer.close()
 
 
@@ -131,17 +131,15 @@ class _ChunkWriter:
         """
         key = self._job.digest_key
         for row in rows:
-            language, source, target, _, line = row
+            language, source, target, file, line = row
             text = f"{language}\0{source}\0{target}"
             if split or not self._drops:
                 # Rows of a test set that was given are kept as they are.
                 text = f"{text}\0{split}\0{self._part}\0{line}"
             digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES, key=key).digest()
             if digest in self._rows:
-                tally = self.record.tally
-                tally.reject(duplicates.REASON, language)
-                example = f"{place(row)}: {excerpt(source or target)}"
-                tally.show(duplicates.REASON, Example(self._part, line, example))
+                example = Example.of_row(self._part, file, line, source or target)
+                self.record.tally.leave_out(duplicates.REASON, language, example)
                 continue
             chosen = split or held_out.split_of(target, self._per_mille)
             self._rows[digest] = KeyedRow(digest, language, source, target, chosen, line)

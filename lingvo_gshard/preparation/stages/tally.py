@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from lingvo_gshard.data.sources.report import excerpt
+
 _EXAMPLES = 3
 
 
@@ -19,6 +21,18 @@ class Example(msgspec.Struct, frozen=True, order=True, array_like=True):
     part: int
     line: int
     text: str
+
+    @classmethod
+    def of_row(cls, part: int, file: str, line: int, text: str) -> Example:
+        """Returns the example of a row: where it is, and the beginning of its text.
+
+        Args:
+          part: number of the part it is in.
+          file: the raw file.
+          line: its line.
+          text: one of its texts.
+        """
+        return cls(part, line, f"{file}:{line}: {excerpt(text)}")
 
 
 class Tally(msgspec.Struct):
@@ -44,6 +58,11 @@ class Tally(msgspec.Struct):
         """Counts rows that are left out."""
         languages = self.rejected.setdefault(reason, {})
         languages[language] = languages.get(language, 0) + count
+
+    def leave_out(self, reason: str, language: str, example: Example, count: int = 1) -> None:
+        """Counts rows that are left out, and keeps the example if it is among the first."""
+        self.reject(reason, language, count)
+        self.show(reason, example)
 
     def show(self, reason: str, example: Example) -> None:
         """Keeps an example if it is among the first."""

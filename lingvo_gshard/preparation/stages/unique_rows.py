@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import msgspec
 
 from lingvo_gshard.data.cleaning import duplicates
-from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages import read_rows, row_files
@@ -130,9 +129,9 @@ class UniqueRows:
         seen = set()
         for files, row in self._rows(job):
             if row.digest in seen:
-                tally.reject(duplicates.REASON, row.language)
-                text = f"{files.path}:{row.line}: {excerpt(row.source or row.target)}"
-                tally.show(duplicates.REASON, Example(files.part, row.line, text))
+                text = row.source or row.target
+                example = Example.of_row(files.part, files.path, row.line, text)
+                tally.leave_out(duplicates.REASON, row.language, example)
                 continue
             seen.add(row.digest)
             kept = KeptRow(row.source, row.target, files.part, row.line)
