@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 
-from lingvo_gshard.data.prepared.manifest import LanguageCounts, Manifest
+from lingvo_gshard.data.prepared.manifest import Manifest
+from lingvo_gshard.data.sources.report import language_notes, loss_note
 from lingvo_gshard.data.vocabularies import coverage
 
 
@@ -24,14 +25,16 @@ def notes(manifest: Manifest) -> list[str]:
         for one in manifest.rejections
         for example in one.examples[:1]
     ]
-    kept = collections.Counter(
+    # Languages without any row left are not listed.
+    kept = +collections.Counter(
         {language: sum(counts.kept.values()) for language, counts in manifest.languages.items()}
     )
-    named = [(language, rows) for language, rows in kept.most_common() if language and rows]
-    if len(named) > 1:
-        text = ", ".join(f"{language} {rows:,}" for language, rows in named)
-        lines.append(f"{len(named)} languages: {text}")
-    lines += filter(None, (_loss(*item) for item in sorted(manifest.languages.items())))
+    lines += language_notes(kept)
+    lines += [
+        note
+        for language, counts in sorted(manifest.languages.items())
+        if language and (note := loss_note(language, counts.rejected, counts.read))
+    ]
     for vocabulary in manifest.vocabularies:
         lines.append(f"The {vocabulary.side} vocabulary has {vocabulary.size:,} ids.")
         lines += filter(None, [coverage.to_note(vocabulary.coverage)])
@@ -39,15 +42,3 @@ def notes(manifest: Manifest) -> list[str]:
     tokens = sum(shard.source_tokens + shard.target_tokens for shard in shards)
     lines.append(f"{tokens:,} tokens in {len(shards):,} shards")
     return lines
-
-
-def _loss(language: str, counts: LanguageCounts) -> str:
-    """Returns the main reason if more than half of a language's rows were dropped, else ""."""
-    dropped = sum(counts.rejected.values())
-    if not language or 2 * dropped <= counts.read:
-        return ""
-    reason, most = max(counts.rejected.items(), key=lambda item: item[1])
-    return (
-        f"Warning: {language} lost {dropped:,} of {counts.read:,} rows, {most:,} because of: "
-        f"{reason}"
-    )

@@ -198,10 +198,9 @@ class CleaningReport:
 
     def notes(self) -> list[str]:
         """Returns lines about languages and lengths, to be printed below the table."""
-        named = [(language, n) for language, n in self.kept_by_language.most_common() if language]
-        lines = [f"{len(named)} languages: " + ", ".join(f"{name} {n:,}" for name, n in named)]
-        lines = lines if len(named) > 1 else []
-        lines += [note for language, _ in named if (note := self._loss(language))]
+        lines = language_notes(self.kept_by_language)
+        named = [language for language, _ in self.kept_by_language.most_common() if language]
+        lines += [note for language in named if (note := self._loss(language))]
         gone = {language for language, _ in self.dropped_by_language} - self.kept_by_language.keys()
         lines += [self._loss(language) for language in sorted(gone)]
         return lines + self.advice()
@@ -211,18 +210,37 @@ class CleaningReport:
         return [limit.advice() for limit in self.limits if limit.exceeded]
 
     def _loss(self, language: str) -> str:
-        """Returns the main reason if more than half of a language's rows were dropped, else ""."""
-        reasons = collections.Counter(
-            {r: n for (code, r), n in self.dropped_by_language.items() if code == language}
-        )
-        total = reasons.total() + self.kept_by_language[language]
-        if 2 * reasons.total() <= total:
-            return ""
-        reason, count = reasons.most_common(1)[0]
-        return (
-            f"Warning: {language or 'the text'} lost {reasons.total():,} of {total:,} rows, "
-            f"{count:,} because of: {reason}"
-        )
+        reasons = {r: n for (code, r), n in self.dropped_by_language.items() if code == language}
+        total = sum(reasons.values()) + self.kept_by_language[language]
+        return loss_note(language or "the text", reasons, total)
+
+
+def language_notes(kept: collections.Counter[str]) -> list[str]:
+    """Returns a line with the rows kept of each language, if there are several.
+
+    Args:
+      kept: language -> number of rows kept; "" if the language is not known.
+    """
+    named = [(language, rows) for language, rows in kept.most_common() if language]
+    if len(named) < 2:
+        return []
+    text = ", ".join(f"{language} {rows:,}" for language, rows in named)
+    return [f"{len(named)} languages: {text}"]
+
+
+def loss_note(language: str, dropped: Mapping[str, int], rows: int) -> str:
+    """Returns a warning if more than half of a language's rows were dropped, else "".
+
+    Args:
+      language: the language.
+      dropped: reason -> number of rows dropped.
+      rows: number of rows, dropped or not.
+    """
+    lost = sum(dropped.values())
+    if 2 * lost <= rows:
+        return ""
+    reason, most = max(dropped.items(), key=lambda item: item[1])
+    return f"Warning: {language} lost {lost:,} of {rows:,} rows, {most:,} because of: {reason}"
 
 
 def place(row: Row) -> str:
