@@ -95,10 +95,11 @@ class VocabularyTrainer(Configurable):
                 f"input.vocabulary.model_type cannot be {p.model_type!r}. "
                 f"{names.nearest(p.model_type, _MODEL_TYPES)}"
             )
-        if len(_listed(p.files)) > (1 if p.joint else 2):
+        count = len(files.paths_of(p.files))
+        if count > (1 if p.joint else 2):
             raise ValueError(
-                f"input.vocabulary.files names {len(_listed(p.files))} files; one was expected, or "
-                "two with vocabulary.joint = False"
+                f"input.vocabulary.files names {count} files; one was expected, or two with "
+                "vocabulary.joint = False"
             )
         if p.joint and p.target_size:
             raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
@@ -269,10 +270,6 @@ def configured_sizes(params: Params) -> tuple[int, int]:
         found = files.of_others(params.files)
         return found[0].size, found[-1].size
     return params.size, params.target_size or params.size
-
-
-def _listed(paths: str | Sequence[str]) -> tuple[str, ...]:
-    return (paths,) if isinstance(paths, str) else tuple(paths)
 
 
 def _covering(counts: Sequence[int], share: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.cleaning.documents import DocumentCleaner
 from lingvo_gshard.data.prepared.manifest import sha256_of
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary_trainer import VocabularyTrainer
 from lingvo_gshard.preparation.inputs.source import Source
 
@@ -53,13 +53,6 @@ class Preparation(Configurable):
         return p
 
 
-def vocabulary_files(params: Params) -> tuple[str, ...]:
-    """Returns the files of vocabularies of others, if there are any."""
-    files = params.vocabulary.files
-    files = (files,) if isinstance(files, str) else tuple(files)
-    return tuple(os.path.expanduser(path) for path in files)
-
-
 def to_settings(params: Params, sources: tuple[Source, ...]) -> dict[str, Any]:
     """Returns all settings by name, as values of JSON."""
     settings: dict[str, Any] = {}
@@ -68,7 +61,7 @@ def to_settings(params: Params, sources: tuple[Source, ...]) -> dict[str, Any]:
             if isinstance(value, type):
                 value = f"{value.__module__}.{value.__qualname__}"
             settings[name] = value
-    for path in vocabulary_files(params):
+    for path in files.paths_of(params.vocabulary.files):
         settings[f"file {path}"] = sha256_of(path)
     for number, source in enumerate(sources):
         for field, value in vars(source).items():

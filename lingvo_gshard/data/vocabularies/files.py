@@ -47,8 +47,13 @@ def of_others(files: str | Sequence[str]) -> tuple[Vocabulary, ...]:
     Raises:
       ValueError: a file is missing, or is no vocabulary.
     """
-    paths = (files,) if isinstance(files, str) else tuple(files)
-    return tuple(_of_others(os.path.expanduser(path)) for path in paths)
+    return tuple(map(_of_others, paths_of(files)))
+
+
+def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the paths of a setting that names one file or several."""
+    listed = (files,) if isinstance(files, str) else files
+    return tuple(map(os.path.expanduser, listed))
 
 
 def _of_others(path: str) -> Vocabulary:
