@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources import compression, readers
@@ -63,16 +63,22 @@ class MosesReader(readers.FileReader):
     def _read_pair(self, language: str, source_path: str, target_path: str) -> Iterator[Row]:
         sources, targets = (list(self._lines(path)) for path in (source_path, target_path))
         if len(sources) != len(targets):
-            short, long = sorted(
-                ((sources, source_path), (targets, target_path)), key=lambda side: len(side[0])
-            )
-            self._bad(
-                f"{short[1]}:{len(short[0]) + 1}",
-                UNEQUAL,
-                f"it ends after {len(short[0])} lines, {long[1]} after {len(long[0])}",
-                count=len(long[0]),
-            )
+            counts = {source_path: len(sources), target_path: len(targets)}
+            place, detail = difference(counts)
+            self._bad(place, UNEQUAL, detail, count=max(counts.values()))
             return
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             if source is not None and target is not None:
                 yield Row(language, source, target, source_path, number)
+
+
+def difference(lines: Mapping[str, int]) -> tuple[str, str]:
+    """Returns the place where the shorter of two files ends, and a text with both lengths.
+
+    Args:
+      lines: path -> number of lines.
+    """
+    short, long = sorted(lines, key=lines.__getitem__)
+    return f"{short}:{lines[short] + 1}", (
+        f"it ends after {lines[short]} lines, {long} after {lines[long]}"
+    )

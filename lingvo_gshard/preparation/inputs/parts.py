@@ -12,7 +12,6 @@ from typing import Any
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
-from lingvo_gshard.data.sources.moses import UNEQUAL
 from lingvo_gshard.preparation.inputs import source as formats
 from lingvo_gshard.preparation.inputs import survey
 from lingvo_gshard.preparation.inputs.parquet import row_groups
@@ -123,16 +122,12 @@ def _span(surveyed: Survey, index: int) -> Span:
 
 def unequal(files: Files, surveys: dict[str, Survey]) -> str:
     """Returns what is wrong with Moses pairs whose sides differ in length; "" if nothing is."""
-    if len(files.paths) < 2:
-        return ""
-    short, long = sorted((surveys[path] for path in files.paths), key=lambda side: side.lines)
+    lines = {path: surveys[path].lines for path in files.paths}
     # A damaged file has no count. Reading reports it.
-    if short.lines in (long.lines, -1):
+    if min(lines.values()) in (max(lines.values()), -1):
         return ""
-    return (
-        f"{short.path}:{short.lines + 1}: {UNEQUAL}: it ends after {short.lines} lines, "
-        f"{long.path} after {long.lines}"
-    )
+    place, detail = moses.difference(lines)
+    return f"{place}: {moses.UNEQUAL}: {detail}"
 
 
 def _find(number: int, source: Source) -> Iterator[Files]:
