@@ -72,11 +72,8 @@ class Normalizer:
 
     def __call__(self, text: str) -> str:
         """Returns the normal form of one line."""
-        if text.isascii():
-            # ASCII is in every normal form.
-            if text.isprintable() and "  " not in text and text == text.strip():
-                return text
-        elif not unicodedata.is_normalized(self._form, text):
+        # ASCII is in every normal form.
+        if not text.isascii() and not unicodedata.is_normalized(self._form, text):
             text = _composed(text, self._form)
             self._counts[self._rewritten] += 1
         # U+0020 is the only white space that isprintable accepts.
