@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from lingvo_gshard.data.sources.row import Row
 
@@ -125,38 +124,6 @@ class CleaningReport:
             lengths = limit.lengths + before.lengths if before else limit.lengths
             merged[limit.setting] = dataclasses.replace(limit, lengths=lengths)
         self.limits = list(merged.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as data for JSON, which `from_json` reads."""
-        by_language = sorted((*key, n) for key, n in self.dropped_by_language.items())
-        return {
-            "split": self.split,
-            "read": self.read,
-            "kept": self.kept,
-            "dropped": dict(sorted(self.dropped.items())),
-            "rewritten": dict(sorted(self.rewritten.items())),
-            "examples": dict(sorted(self.examples.items())),
-            "kept_by_language": dict(sorted(self.kept_by_language.items())),
-            "dropped_by_language": [list(entry) for entry in by_language],
-            "limits": [
-                dataclasses.asdict(limit) | {"lengths": sorted(limit.lengths.items())}
-                for limit in sorted(self.limits, key=lambda limit: limit.setting)
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> CleaningReport:
-        """Returns the report that `to_json` described."""
-        report = cls(found["split"], found["read"], found["kept"], examples=dict(found["examples"]))
-        for name in ("dropped", "rewritten", "kept_by_language"):
-            getattr(report, name).update(found[name])
-        for language, reason, count in found["dropped_by_language"]:
-            report.dropped_by_language[language, reason] = count
-        report.limits = [
-            Limit(**limit | {"lengths": collections.Counter(dict(limit["lengths"]))})
-            for limit in found["limits"]
-        ]
-        return report
 
     def without(self, rows: Iterable[Row], reason: str, limits: Iterable[Limit]) -> CleaningReport:
         """Returns a copy of the report with kept rows counted as dropped.
