@@ -19,6 +19,7 @@ from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest
+from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.preparation import preparation
 from lingvo_gshard.preparation.beam import BeamPool
 from lingvo_gshard.preparation.description import describe
@@ -45,7 +46,6 @@ from lingvo_gshard.preparation.stages.tally import Tally
 from lingvo_gshard.preparation.work_directory import WorkDirectory, check_same
 
 WORK = ".work"
-ON_BAD_ROW = ("refuse", "skip")
 
 
 @dataclasses.dataclass(frozen=True)

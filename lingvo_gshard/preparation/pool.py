@@ -63,8 +63,8 @@ class Pool:
         while busy:
             for worker in _ready(busy):
                 task = busy[worker]
-                kind, *content = worker.receive(task)
-                if kind == "done":
+                what, *content = worker.receive(task)
+                if what == "done":
                     del busy[worker]
                     worker.start_next(waiting, busy)
                     yield task, content[0]

@@ -17,6 +17,7 @@ from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
+ON_BAD_ROW = ("refuse", "skip")
 _ROWS_BETWEEN_UPDATES = 4096
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
 _FORMATS = {
@@ -58,11 +59,10 @@ class Reader(Configurable, abc.ABC):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        choices = ("refuse", "skip")
-        if self.p.on_bad_row not in choices:
+        if self.p.on_bad_row not in ON_BAD_ROW:
             raise ValueError(
                 f"input.corpus.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
-                f"{names.nearest(self.p.on_bad_row, choices)}"
+                f"{names.nearest(self.p.on_bad_row, ON_BAD_ROW)}"
             )
         self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, str] = {}
