@@ -1,4 +1,4 @@
-"""Does the tasks of a preparation as Apache Beam pipelines; needs the extra `beam`."""
+"""Runs the tasks of a preparation as Apache Beam pipelines; needs the extra `beam`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Mistake(msgspec.Struct):
 
 
 class BeamPool:
-    """Does the tasks of each stage as one pipeline of Apache Beam, on any of its runners.
+    """Runs the tasks of each stage as one pipeline of Apache Beam, on any of its runners.
 
     Workers read and write the job's work directory, so it must be on a file system that all of
     them share. The records there say what is done, as for processes of one machine.
@@ -86,7 +86,7 @@ class BeamPool:
 
 
 def _perform(task: Task, job: Job) -> str:
-    """Does a task and records what became of it. Attempts of the same task write the same."""
+    """Does a task and records what became of it. Repeated attempts write the same."""
     try:
         job.work.finish(task.name, task.run(job, _ignore))
     except (ValueError, OSError) as error:

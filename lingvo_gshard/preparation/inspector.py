@@ -60,7 +60,7 @@ class Inspector:
         return equal
 
     def check_before_reading(self, surveys: dict[str, Survey]) -> None:
-        """Raises ValueError if a file has changed since a run before, which read a part of it."""
+        """Raises ValueError if a file has changed since an earlier run, which read a part of it."""
         if not self._skips and self._checked() is None:
             self._refuse_changed(surveys)
 

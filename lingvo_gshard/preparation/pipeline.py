@@ -1,4 +1,4 @@
-"""Prepares data: the stages one after another, each resumed where a run before was killed."""
+"""Prepares data: runs the stages in order, and goes on where an earlier run was killed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def prepare(
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
-    """Returns what does the tasks."""
+    """Returns the pool that runs the tasks."""
     if options.beam is not None:
         return BeamPool(job, options.beam)
     return Pool(job, options.workers or os.cpu_count() or 1)

@@ -18,12 +18,12 @@ from lingvo_gshard.preparation.job import Job, Task
 
 _SECONDS_BETWEEN_REPORTS = 0.25
 
-# Is told of rows done, and of the amount of work done of the stage.
+# Is told how many rows, and how much of the work of the stage, are done since the last call.
 Report = Callable[[int, float], None]
 
 
 class Pool:
-    """Does tasks, with the same results whatever the number of workers. A context manager."""
+    """Runs tasks. The results do not depend on the number of workers. A context manager."""
 
     def __init__(self, job: Job, workers: int):
         """Starts the workers.
@@ -166,7 +166,7 @@ def _death(code: int | None, task: Task) -> str:
 
 
 def _work(pipe: multiprocessing.connection.Connection, job: Job) -> None:
-    """Does tasks until the pipe is closed, as it is when the process that started this one ends."""
+    """Does tasks until the pipe is closed, which happens when the parent process ends."""
     # The terminal sends an interrupt to all processes; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

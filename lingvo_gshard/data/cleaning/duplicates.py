@@ -9,9 +9,9 @@ _KEY_BYTES = 16
 
 
 def key(row: Row) -> bytes:
-    """Returns 16 bytes that exact duplicates share, and different rows in practice do not.
+    """Returns a hash of 16 bytes. Exact duplicates share it; in practice, different rows do not.
 
-    It is a hash, so that rows can be compared in parts: those of a part have keys of one range.
+    Rows can be compared in parts: each part takes the rows whose keys are in one range.
     """
     text = f"{row.language}\0{row.source}\0{row.target}"
     # Lone surrogates cannot be written as UTF-8 otherwise.

@@ -1,4 +1,4 @@
-"""Leaks: rows of dev and test whose texts stand in training, found in two passes over parts.
+"""Leaks: rows of dev and test whose texts also occur in training, found in two passes.
 
 Pass one collects hashes of what dev and test have: folded sources, and word 4-grams of folded
 targets. Pass two looks through training for them. Both passes can work on parts of the rows in any
@@ -60,7 +60,7 @@ class SeenInTrain:
         self.is_seen = np.zeros(len(wanted.hashes), bool) if is_seen is None else is_seen
 
     def look_through(self, rows: Sequence[Row]) -> None:
-        """Notes which of the hashes rows of training have. Some thousand at a time are fastest."""
+        """Notes which of the hashes occur in rows of training. Thousands at a time are fastest."""
         for part in _parts(rows):
             for hashes in (_source_hashes(part), _Grams(part).hashes):
                 self.is_seen[self._places(hashes)] = True

@@ -165,7 +165,7 @@ def runs(keys: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _band_rows(similarity: float, hashes: int) -> int:
-    """Returns how many values make a bucket's key: as many as let few near duplicates be missed."""
+    """Returns the largest number of values of a key with which few near duplicates are missed."""
     sizes = range(1, hashes + 1)
     fine = [r for r in sizes if (1 - similarity**r) ** (hashes // r) <= _MISSED]
     return max(fine, default=1)

@@ -1,1 +1,1 @@
-"""Sources of text: readers of files, and cleaning."""
+"""Sources of text: readers of files, and reports of what became of rows."""

@@ -14,7 +14,7 @@ TARGETS = "targets"
 _ROWS_OF_A_LANGUAGE = 1000
 _LISTED = 8
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# Stands in the piece of a byte-level tokenizer that is a part of a character only.
+# Is in the text of a byte-level piece that is only a part of a character.
 _PART = "\ufffd"
 
 

@@ -1,4 +1,4 @@
-"""Reads lines in bounded memory: of a part of a file, and however long a line is."""
+"""Reads the lines of a part of a file in bounded memory, however long a line is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bounded_lines(
 
     Args:
       file: the file, open for reading.
-      count: number of bytes to read, which ends at the end of a line; None: to the file's end.
+      count: number of bytes to read, the last of which ends a line; None: to the file's end.
       longest: largest number of bytes of a line. Of a longer one at most a block is in memory.
     """
     rest, is_long = b"", False

@@ -107,7 +107,7 @@ class _TextPart(PartReader, text.TextReader):
 
 
 class _MosesPart(PartReader, moses.MosesReader):
-    """Reads pairs of lines, whose files have equally many."""
+    """Reads pairs of lines from two files that have equally many."""
 
     def _read_file(self, path: str) -> Iterator[Row]:
         sources, targets = (self._lines(span.path) for span in self._piece.spans)

@@ -1,4 +1,4 @@
-"""Surveys a raw file: its digest, and where it can be cut into parts."""
+"""Surveys a raw file: computes its digest, and finds where it can be cut into parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file before it is read.
+    """What is known of a file before its rows are read.
 
     Attributes:
       path: the file.

@@ -1,4 +1,4 @@
-"""Finds rows held out for dev and test whose texts stand in training."""
+"""Finds rows held out for dev and test whose texts also occur in training."""
 
 from __future__ import annotations
 

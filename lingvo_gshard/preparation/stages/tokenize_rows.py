@@ -76,7 +76,7 @@ class TokenizeBucket(BucketTask):
         return f"{STAGE}/{self.bucket:06d}"
 
     def run(self, job: Job, progress: Progress) -> TokensRecord:
-        """Writes the tokens and returns the record."""
+        """Writes the tokens. Returns where each group begins, and counts of rows left out."""
         sides = load_pair(job.local_output)
         record, done = TokensRecord([], Tally()), 0
         is_held_out = any(find_leaks.can_leak(group) for group in self.groups)

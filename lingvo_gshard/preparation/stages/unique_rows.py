@@ -121,7 +121,7 @@ class UniqueRows:
         return f"{STAGE}/{self.bucket:06d}"
 
     def run(self, job: Job, progress: Progress) -> BucketRecord:
-        """Writes the bucket's rows and returns the record."""
+        """Writes the rows that stay. Returns where their groups are, and counts of duplicates."""
         tally = Tally()
         groups: dict[tuple[str, str, str, bool], list[tuple[bytes, KeptRow]]] = (
             collections.defaultdict(list)
