@@ -67,7 +67,7 @@ class SavedStep:
         self.gemm_dtype = product_dtype(exported.mlir_module())
         report("compiling the step")
         started = time.perf_counter()
-        self._compiled = _compile(record, exported, self.devices, self._options)
+        self.compiled = _compile(record, exported, self.devices, self._options)
         self.compile_seconds = time.perf_counter() - started
         report("making a state")
         shardings = _shardings(record, record.inputs, self.devices)
@@ -86,16 +86,10 @@ class SavedStep:
     @property
     def peak_bytes(self) -> int:
         """Returns the bytes of one device: state, batch, temporaries and code."""
-        found = self._compiled.memory_analysis()
+        found = self.compiled.memory_analysis()
         outputs = found.output_size_in_bytes - found.alias_size_in_bytes
         code = found.generated_code_size_in_bytes
         return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
-
-    @property
-    def module(self) -> bytes:
-        """Returns the compiled program of one device, a serialized HloModuleProto."""
-        (module,) = self._compiled.runtime_executable().hlo_modules()
-        return module.as_serialized_hlo_module_proto()
 
     @property
     def memory_in_use(self) -> int | None:
@@ -106,11 +100,11 @@ class SavedStep:
     def recompile(self, options: Mapping[str, str]) -> None:
         """Compiles the step again with more options of XLA's compiler; the state stays."""
         options = {**self._options, **options}
-        self._compiled = _compile(self.record, self._exported, self.devices, options)
+        self.compiled = _compile(self.record, self._exported, self.devices, options)
 
     def __call__(self) -> Callable[[], float]:
         """Starts a step and returns a function that waits for its loss."""
-        *self._state, metrics = self._compiled(*self._state, *self._batch)
+        *self._state, metrics = self.compiled(*self._state, *self._batch)
         metrics.copy_to_host_async()
         return lambda: float(np.asarray(metrics)[0])
 

@@ -6,6 +6,8 @@ import os
 
 import msgspec
 
+from lingvo_gshard import hlo
+from lingvo_gshard.hlo.protos.hlo_messages import HloModuleProto, HloProto
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.profiling.profile import Profile, Rate
 from lingvo_gshard.profiling.steps import StepRange
@@ -21,8 +23,8 @@ from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
 _STEPS = StepRange(1, 3)
 # Kernels that a CUDA graph starts do not say which operation they belong to.
 _WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
-# The key of the program in a trace, and the tag of HloProto.hlo_module.
-_PROGRAM, _MODULE_TAG = "the measured step", b"\x0a"
+# The key of the program in a trace.
+_PROGRAM = "the measured step"
 
 
 def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, bytes]:
@@ -48,7 +50,7 @@ def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, byte
         step()()
     serialized = recorder.end()
     trace = xspace.read(serialized)
-    add_program(trace, step.module)
+    add_program(trace, hlo.read_proto(step.compiled))
     return Summary(trace, _facts(step, name, recorder, attainable)).profile(), serialized
 
 
@@ -59,7 +61,8 @@ def add_program(trace: Trace, module: bytes) -> None:
       trace: the trace.
       module: the program, a serialized HloModuleProto.
     """
-    trace.programs.setdefault(_PROGRAM, _as_hlo_proto(module))
+    proto = HloProto(hlo_module=HloModuleProto.FromString(module))
+    trace.programs.setdefault(_PROGRAM, proto.SerializeToString())
 
 
 def _facts(step: SavedStep, name: str, recorder: Recorder, attainable: Rate) -> StepFacts:
@@ -82,12 +85,3 @@ def _facts(step: SavedStep, name: str, recorder: Recorder, attainable: Rate) -> 
         attainable=attainable,
         source_of=lambda _: "",
     )
-
-
-def _as_hlo_proto(module: bytes) -> bytes:
-    """Returns a serialized HloProto with a serialized HloModuleProto in it."""
-    length, size = len(module), bytearray()
-    while length > 0x7F:
-        size.append(length & 0x7F | 0x80)
-        length >>= 7
-    return _MODULE_TAG + bytes([*size, length]) + module
