@@ -8,7 +8,6 @@ import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.hlo.protos.hlo_messages import HloModuleProto, HloProto
-from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.profiling.profile import Profile, Rate
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
@@ -43,15 +42,17 @@ def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, byte
     if step.devices[0].platform == "gpu":
         step.recompile(_WITHOUT_GRAPHS)
     step()()
-    recorder = Recorder(JaxTracer())
+    tracer = JaxTracer()
+    recorder = Recorder(tracer)
     for number in range(_STEPS.first, _STEPS.last + 1):
         recorder.begin(number)
         recorder.start_step()
         step()()
     serialized = recorder.end()
     trace = xspace.read(serialized)
+    facts = _facts(step, name, recorder, tracer.chip_key(), attainable)
     add_program(trace, hlo.read_proto(step.compiled))
-    return Summary(trace, _facts(step, name, recorder, attainable)).profile(), serialized
+    return Summary(trace, facts).profile(), serialized
 
 
 def add_program(trace: Trace, module: bytes) -> None:
@@ -65,15 +66,16 @@ def add_program(trace: Trace, module: bytes) -> None:
     trace.programs.setdefault(_PROGRAM, proto.SerializeToString())
 
 
-def _facts(step: SavedStep, name: str, recorder: Recorder, attainable: Rate) -> StepFacts:
-    record, device = step.record, step.devices[0]
+def _facts(
+    step: SavedStep, name: str, recorder: Recorder, chip: str, attainable: Rate
+) -> StepFacts:
+    record = step.record
     layers = LayerNames(()) if record.layers is msgspec.UNSET else record.layers
-    chip = chips.of_device(device.platform, device.device_kind)
     return StepFacts(
         name=name,
         steps=_STEPS,
-        device_summary=f"{len(step.devices)} x {device.device_kind}",
-        chip=chip.key if chip else "cpu" if device.platform == "cpu" else "",
+        device_summary=f"{len(step.devices)} x {step.devices[0].device_kind}",
+        chip=chip,
         mesh=Mesh.parse(record.mesh, record.device_order),
         layers=frozenset(layers.scopes),
         kinds=dict(layers.kinds),
