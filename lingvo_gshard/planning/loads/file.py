@@ -89,8 +89,7 @@ def load(path: str, first_step: int = 0) -> Loads:
         raise ValueError(f"{FLAG}={path}: no layer with experts is in it; {_EXPECTED}")
     for record in records:
         _check_record(path, record)
-    layers = _by_layer(path, records)
-    return Loads(path, _from_step(path, layers, first_step), is_measured)
+    return _from_step(Loads(path, _by_layer(path, records), is_measured), first_step)
 
 
 def _decoded(content: bytes) -> tuple[Sequence[RouterRecord], bool]:
@@ -184,16 +183,16 @@ def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[Rout
     return {layer: [by_step[s] for s in sorted(by_step)] for layer, by_step in found.items()}
 
 
-def _from_step(
-    path: str, layers: dict[str, list[RouterRecord]], first_step: int
-) -> dict[str, list[RouterRecord]]:
-    steps = [record.step for record in next(iter(layers.values()))]
-    if first_step > steps[-1]:
+def _from_step(loads: Loads, first_step: int) -> Loads:
+    """Returns the loads without the steps before one."""
+    last_step = loads.steps[-1]
+    if first_step > last_step:
         raise ValueError(
-            f"--loads_from={first_step}: the last step in {FLAG}={path} is {steps[-1]:,}; expected "
-            "a smaller number"
+            f"--loads_from={first_step}: the last step in {FLAG}={loads.path} is {last_step:,}; "
+            "expected a smaller number"
         )
-    return {
+    layers = {
         layer: [record for record in records if record.step >= first_step]
-        for layer, records in layers.items()
+        for layer, records in loads.layers.items()
     }
+    return dataclasses.replace(loads, layers=layers)

@@ -93,7 +93,10 @@ class _RatedLayer:
         return self.place(self.rows.choices.sum(0))
 
     def place(self, load: np.ndarray) -> np.ndarray:
-        """Returns the experts of each device for a load [E]; as a run has them if that is best."""
+        """Returns the experts of each device for a load [E].
+
+        Without replicas, experts stay as a run has them unless a move lowers the largest load.
+        """
         devices = self.rows.layer.devices
         if devices.parts == 1:
             return self.given
@@ -103,14 +106,14 @@ class _RatedLayer:
         return self.given
 
     def extra(self, placement: np.ndarray) -> np.ndarray:
-        """Returns [T], the seconds that the loads add to the step's."""
+        """Returns the seconds, [T], that the loads add to the time of a step."""
         if not self.rows.layer.is_dropless:
             return np.zeros(len(self.rows.records))
         return self.seconds.experts * (self.rows.computed(placement) - 1.0)
 
     @property
     def extra_if_sufficient(self) -> np.ndarray | None:
-        """[T], the same with a capacity that drops nothing; None if it is unknown."""
+        """Seconds, [T], that loads add to a step whose capacity drops nothing; None if unknown."""
         layer = self.rows.layer
         if not layer.limits:
             return self.extra(self.given)
@@ -121,7 +124,7 @@ class _RatedLayer:
 
     @property
     def dropped(self) -> np.ndarray | None:
-        """[T], the rows that are dropped; None if that is unknown."""
+        """The number of dropped rows, [T]; None if it is unknown."""
         return self.rows.dropped(self.given)
 
     @property
@@ -173,7 +176,7 @@ class _RatedLayer:
         )
 
     def _later(self) -> tuple[float | None, float | None]:
-        """Returns the slowest device of the later steps, as given and placed by the earlier."""
+        """Returns LayerLoads.later and later_placed."""
         half = len(self.rows.records) // 2
         if not half:
             return None, None

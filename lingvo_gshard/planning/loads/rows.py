@@ -34,9 +34,7 @@ class LayerRows:
         """[T], planned tokens of a micro-batch over those of the recorded step."""
         layer = self.layer
         tokens = [r.groups * r.group_size or sum(r.choices) for r in self.records]
-        planned = layer.groups * layer.group_size
-        if not self.records[0].groups:
-            return layer.rows / np.array(tokens, float)
+        planned = layer.groups * layer.group_size if self.records[0].groups else layer.rows
         return planned / np.array(tokens, float)
 
     @functools.cached_property
@@ -64,7 +62,7 @@ class LayerRows:
             return None
         return np.array(found) * self.scale[:, None, None, None]
 
-    @property
+    @functools.cached_property
     def received(self) -> np.ndarray:
         """[T, slices, E], rows of each expert on the devices of each slice.
 
@@ -108,7 +106,7 @@ class LayerRows:
         """Returns [T]: the smallest capacity that drops nothing; None if unknown."""
         if not self.layer.limits or not all(r.positions for r in self.records):
             return None
-        # Of a larger group every position has more tokens before it.
+        # In a larger group, more tokens come before each position.
         ratios = [self.layer.group_size / r.group_size for r in self.records]
         needed = [len(r.positions) * k for r, k in zip(self.records, ratios, strict=True)]
         return np.ceil(needed)
