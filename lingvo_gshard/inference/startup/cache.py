@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 
+from lingvo_gshard.core.files.cached import last_used
 from lingvo_gshard.inference.startup.entry import CacheEntry
 from lingvo_gshard.inference.startup.fingerprint import fingerprint
 
@@ -42,7 +43,7 @@ def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:
     with contextlib.suppress(OSError):
         others = [p for p in entry.path.parent.iterdir() if _NAME.fullmatch(p.name)]
     total = _size(entry.path)
-    for path in sorted(others, key=_last_used, reverse=True):
+    for path in sorted(others, key=last_used, reverse=True):
         if path == entry.path:
             continue
         is_replaced = path.name.startswith(f"{owner}-")
@@ -51,13 +52,6 @@ def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             total += size
-
-
-def _last_used(path: pathlib.Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _size(path: pathlib.Path) -> int:

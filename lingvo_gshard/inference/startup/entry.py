@@ -10,7 +10,6 @@ another user is as good as none: what it held is computed again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pathlib
 import pickle
@@ -23,6 +22,7 @@ import numpy as np
 import safetensors.numpy
 
 from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core.files.cached import checked_content, with_digest
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.lazy import jax, jnp, serialize_executable
 from lingvo_gshard.decoding.model_facts import ModelFacts
@@ -33,7 +33,6 @@ from lingvo_gshard.runtime.program.array import Array
 
 _MODEL, _WEIGHTS = "model.json", "weights.safetensors"
 _PROGRAM = ".program"
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -134,10 +133,7 @@ class CacheEntry:
     ) -> CompiledProgram | None:
         """Returns a compiled program, loaded to devices; None if there is none that is usable."""
         try:
-            content = self._read(_file_of(key))
-            digest, pickled = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if hashlib.sha256(pickled).digest() != digest:
-                return None
+            pickled = checked_content(self._read(_file_of(key)))
             inputs, outputs, serialized = pickle.loads(pickled)
             # XLA notes that it compiled with preferences that are no features of a processor.
             with standard_error.hide():
@@ -153,8 +149,7 @@ class CacheEntry:
         try:
             serialized = serialize_executable.serialize(compiled.call)
             pickled = pickle.dumps((compiled.inputs, compiled.outputs, serialized))
-            content = hashlib.sha256(pickled).digest() + pickled
-            write_atomically(str(self.path / _file_of(key)), content)
+            write_atomically(str(self.path / _file_of(key)), with_digest(pickled))
         except Exception:  # Not every backend can; the program is then compiled at every start.
             return
 

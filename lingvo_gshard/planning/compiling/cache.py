@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
@@ -19,6 +18,7 @@ import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
 from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
 
 # Files used longest ago are removed when all together have more bytes.
@@ -28,7 +28,6 @@ _LEAST_SECONDS = 1.0
 _SUFFIX = ".compiled"
 # Nothing else in the directory is touched.
 _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +92,7 @@ class CompilationCache:
         packed = zlib.compress(msgspec.msgpack.encode(_Content(**fields)), 1)
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(str(self._path(key)), hashlib.sha256(packed).digest() + packed)
+            write_atomically(str(self._path(key)), with_digest(packed))
             self._prune(self._path(key))
 
     def _path(self, key: str) -> pathlib.Path:
@@ -103,7 +102,7 @@ class CompilationCache:
         """Removes files used longest ago until the rest is small enough. The newest one stays."""
         files = [p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p != newest]
         total = newest.stat().st_size
-        for path in sorted(files, key=_last_used, reverse=True):
+        for path in sorted(files, key=last_used, reverse=True):
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
                 if total > self.most_bytes:
@@ -112,15 +111,6 @@ class CompilationCache:
 
 def _decoded(content: bytes) -> CompiledProgram:
     """Returns the program of a file. Raises ValueError or zlib.error if it is damaged."""
-    digest, packed = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    if hashlib.sha256(packed).digest() != digest:
-        raise ValueError("its digest differs")
-    found = msgspec.msgpack.decode(zlib.decompress(packed), type=_Content)
+    packed = zlib.decompress(checked_content(content))
+    found = msgspec.msgpack.decode(packed, type=_Content)
     return CompiledProgram(**{name: getattr(found, name) for name in found.__struct_fields__})
-
-
-def _last_used(path: pathlib.Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

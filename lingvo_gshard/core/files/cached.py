@@ -1,0 +1,33 @@
+"""What caches on disk share: a digest that shows damage, and the time of the last use."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def with_digest(content: bytes) -> bytes:
+    """Returns what a file holds: the SHA-256 of its content, then the content."""
+    return hashlib.sha256(content).digest() + content
+
+
+def checked_content(file: bytes) -> bytes:
+    """Returns the content of a file that `with_digest` made.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    digest, content = file[:_DIGEST_BYTES], file[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        raise ValueError("its digest differs")
+    return content
+
+
+def last_used(path: pathlib.Path) -> float:
+    """Returns when a file or directory was used last, by its modification time; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
