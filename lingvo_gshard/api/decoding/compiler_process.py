@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.runtime.child_process import answer_stream, start_module
 
 # Seconds without work after which the process ends.
 _IDLE_SECONDS = 20.0
@@ -68,16 +68,7 @@ class CompilerProcess:
     def _started(self) -> tuple[IO[bytes], IO[bytes]]:
         """Starts the process if there is none. Returns the streams to and from it."""
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                # Modules of the user are found where this process finds them.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Ctrl-C is for the parent, whose end it notices.
-                process_group=0,
-            )
+            self._process = start_module(_MODULE, stderr=subprocess.DEVNULL)
             _write(_streams(self._process)[0], self._run)
         return _streams(self._process)
 
@@ -98,8 +89,7 @@ def _streams(process: subprocess.Popen) -> tuple[IO[bytes], IO[bytes]]:
 def main() -> None:
     """Compiles the programs whose keys come on standard input, until that ends."""
     # Libraries may print.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    answers = answer_stream()
     from lingvo_gshard.api.run import Run
 
     run = Run(*_read(sys.stdin.buffer.readline()))

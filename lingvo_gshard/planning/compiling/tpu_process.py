@@ -7,10 +7,7 @@ ended.
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +20,7 @@ from lingvo_gshard.planning.compiling import dump
 from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
 from lingvo_gshard.planning.compiling.tpu_worker import Answer, Request
 from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.runtime.child_process import start_module
 from lingvo_gshard.runtime.program.program import Program
 
 _MODULE = "lingvo_gshard.planning.compiling.tpu_worker"
@@ -46,15 +44,7 @@ class TpuProcess:
         self._topology = topology
         self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
         self._log = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, topology.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # Ctrl-C is for the parent, which ends this process.
-            process_group=0,
-        )
+        self._process = start_module(_MODULE, topology.name, stderr=self._log)
 
     def __enter__(self) -> TpuProcess:
         return self
@@ -103,13 +93,11 @@ class TpuProcess:
                 on_code()
             answer = self._answer()
             proto, memory = dump.read(self._directory.name, answer.code)
-        self._log.seek(0)
-        output = self._log.read().decode(errors="replace")
         return CompiledProgram(
             proto=proto,
             memory=memory,
             seconds=time.monotonic() - started,
-            full_replications=full_replications.full_replications(output),
+            full_replications=full_replications.full_replications(self._output()),
             has_code=has_code,
         )
 
@@ -136,8 +124,12 @@ class TpuProcess:
     def _last_words(self) -> str:
         """Describes how the process ended without an answer."""
         code = self._process.wait()
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = self._output().strip().splitlines()
         return (
             f"libtpu's process ended with exit code {code}: {lines[-1] if lines else 'no output'}"
         )
+
+    def _output(self) -> str:
+        """Returns what the process has written to standard error."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")

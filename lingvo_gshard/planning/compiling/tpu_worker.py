@@ -12,6 +12,7 @@ import msgspec
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling import dump
 from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.runtime.child_process import answer_stream
 from lingvo_gshard.runtime.program.program import Program, using_partitioner
 
 
@@ -49,8 +50,7 @@ def main(topology: str) -> None:
     libtpu is loaded before the program comes, while the parent still traces it.
     """
     # libtpu may print.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    answers = answer_stream()
     devices = topologies.get(topology).compile_devices()
     size = int(sys.stdin.buffer.readline() or 0)
     if not size:

@@ -1,0 +1,35 @@
+"""Starts modules of this package in processes of their own, which answer on standard output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import IO
+
+
+def start_module(module: str, *arguments: str, stderr: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts a module with streams to and from it.
+
+    Args:
+      module: name of the module.
+      arguments: its command line.
+      stderr: where its standard error goes, as subprocess.Popen takes it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        # Modules of the user are found where this process finds them.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        # Ctrl-C is for the parent, whose end the module notices.
+        process_group=0,
+    )
+
+
+def answer_stream() -> IO[bytes]:
+    """Returns the stream to the parent. What libraries print goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return answers
