@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 import lingvo_gshard
@@ -68,7 +66,7 @@ def block(shape: tuple[int, ...], split: tuple, mesh: Mesh, device: int) -> list
         index = 0
         for axis in axes:
             index = index * mesh.axis_size(axis) + position[axis]
-        length = size // math.prod(mesh.axis_size(axis) for axis in axes)
+        length = size // mesh.parts(axes)
         block.append(range(index * length, (index + 1) * length))
     return block
 
