@@ -130,11 +130,11 @@ def _details(
 
 
 def _training_columns(cell: Cell) -> Sequence[str]:
-    return (f"{cell.seconds:.2f} s", f"{cell.mfu:.0%}", _large(cell.tokens_per_second))
+    return (f"{cell.seconds:.2f} s", f"{cell.mfu:.0%}", large(cell.tokens_per_second))
 
 
 def _generation_columns(cell: Cell) -> Sequence[str]:
-    return (f"{1000 * cell.seconds:.1f} ms", f"{cell.mfu:.1%}", _large(cell.tokens_per_second))
+    return (f"{1000 * cell.seconds:.1f} ms", f"{cell.mfu:.1%}", large(cell.tokens_per_second))
 
 
 def _missing(models: Sequence[Model], found: Cells) -> str:
@@ -153,7 +153,8 @@ def _missing(models: Sequence[Model], found: Cells) -> str:
     return f"{len(wanted) - len(left)} of {len(wanted)} cells are planned. Missing are {shown}."
 
 
-def _large(value: float) -> str:
+def large(value: float) -> str:
+    """Returns a number without decimals, with thousands separators."""
     return f"{value:,.0f}"
 
 

@@ -7,11 +7,11 @@ import math
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from docs.planned.page import table
+from docs.planned.page import large, table
 from docs.planned.published.rows import Row, Rows
 from docs.planned.published.trainings import TRAININGS, Training
 from lingvo_gshard.planning import kinds
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines import compilers, topologies
 
 PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
@@ -55,15 +55,15 @@ def text(found: Rows) -> str:
 
 
 def _result(training: Training, row: Row) -> tuple[str, ...]:
-    estimate = row.tokens_per_second / row.chips
+    estimate = row.tokens_per_second_of_chip
     return (
         training.name,
         training.publisher,
         _machine(training),
         training.mesh.replace(",", " "),
-        _large(training.published),
-        _large(estimate),
-        _large(row.tokens / row.bound / row.chips),
+        large(training.published),
+        large(estimate),
+        large(row.tokens / row.bound / row.chips),
         f"{estimate / training.published:.2f}",
         f"{utilization(training, training.published):.0%}",
         f"{utilization(training, estimate):.0%}",
@@ -123,7 +123,7 @@ def _ranges(planned: Iterable[tuple[Training, Row]]) -> dict[str, str]:
     h100 = [parts for _, row, parts in all_parts if row.machine == "h100"]
     titan = [parts for each, _, parts in all_parts if each.publisher == "torchtitan"]
     old = [
-        row.tokens_per_second / row.chips / each.published
+        row.tokens_per_second_of_chip / each.published
         for each, row, _ in all_parts
         if row.machine == "a100" and "model" in row.mesh
     ]
@@ -160,12 +160,8 @@ def _machine(training: Training) -> str:
     return f"{topology.chips} {topology.chip.key}"
 
 
-def _large(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _versions(row: Row) -> str:
-    name = "libtpu" if row.compiler == "tpu" else "jax-cuda12-pjrt"
+    name = compilers.PACKAGES[row.compiler]
     return f"{name} {row.versions[name]}"
 
 
@@ -182,7 +178,7 @@ def utilization(training: Training, tokens: float) -> float:
 
 def _ratios(planned: Iterable[tuple[Training, Row]]) -> str:
     """Returns a sentence on the ratios of estimates to measurements."""
-    ratios = {each.key: row.tokens_per_second / row.chips / each.published for each, row in planned}
+    ratios = {each.key: row.tokens_per_second_of_chip / each.published for each, row in planned}
     mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
     low, high = min(ratios.values()), max(ratios.values())
     return (

@@ -36,6 +36,11 @@ class Row(Cell, frozen=True, kw_only=True):
     attention_products: float
     versions: Mapping[str, str]
 
+    @property
+    def tokens_per_second_of_chip(self) -> float:
+        """The estimated tokens per second of a chip."""
+        return self.tokens_per_second / self.chips
+
 
 Rows = Mapping[str, Row]
 

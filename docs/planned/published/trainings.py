@@ -77,7 +77,6 @@ def _maxtext(
 ) -> Training:
     """Returns a row of MaxText's tables: `rows` for each chip, FSDP over all other chips."""
     chip = slice_.split(":")[0]
-    fsdp = chips // tensor
     notes = [_BETWEEN] * (tensor > 1) + [_MINIMAL] * (policy == _PRODUCTS)
     notes += [_OFFLOADED] * ((scale, chip) == (128, "v5e"))
     return Training(
@@ -87,7 +86,7 @@ def _maxtext(
         source=f"{_MAXTEXT}/{chip}",
         decoder=decoders.maxtext(scale),
         topology=slice_,
-        mesh=f"data={fsdp},model={tensor}" if tensor > 1 else f"data={chips}",
+        mesh=_mesh(chips, tensor),
         strategy="fsdp_sequence_tensor" if tensor > 1 else "fsdp",
         rows=rows * chips,
         length=2048,
@@ -95,6 +94,11 @@ def _maxtext(
         teraflops=teraflops,
         planned="; ".join(notes),
     )
+
+
+def _mesh(chips: int, tensor: int) -> str:
+    """Returns a mesh with `tensor` chips along `model` and all others along `data`."""
+    return f"data={chips // tensor},model={tensor}" if tensor > 1 else f"data={chips}"
 
 
 def _titan(name: str, file: str, tokens: float, **facts: object) -> Training:
@@ -112,7 +116,6 @@ def _megatron_a100(
     name: str, sizes: tuple[int, int, int], hosts: int, tensor: int, rows: int, teraflops: float
 ) -> Training:
     """Returns a row of the table of arXiv 2104.04473 without pipeline: layers, M, heads."""
-    data = hosts * 8 // tensor
     return Training(
         key=f"megatron {name} a100",
         name=name,
@@ -120,7 +123,7 @@ def _megatron_a100(
         source="https://arxiv.org/abs/2104.04473",
         decoder=decoders.megatron(*sizes, vocabulary=51_200, is_tied=True),
         topology=f"gpu:a100:{hosts}x8",
-        mesh=f"data={data},model={tensor}" if tensor > 1 else f"data={data}",
+        mesh=_mesh(hosts * 8, tensor),
         strategy="data_tensor" if tensor > 1 else "data",
         rows=rows,
         length=2048,
@@ -135,7 +138,6 @@ def _megatron_h100(
     name: str, sizes: tuple[int, int, int], hosts: int, tensor: int, teraflops: float
 ) -> Training:
     """Returns a row of the table in Megatron-LM's README of 2024 without pipeline."""
-    data = hosts * 8 // tensor
     return Training(
         key=f"megatron {name} h100",
         name=name,
@@ -143,7 +145,7 @@ def _megatron_h100(
         source=f"{_MEGATRON}#performance-benchmarking",
         decoder=decoders.megatron(*sizes, vocabulary=131_072, is_tied=False),
         topology=f"gpu:h100:{hosts}x8",
-        mesh=f"data={data},model={tensor}" if tensor > 1 else f"data={data}",
+        mesh=_mesh(hosts * 8, tensor),
         strategy="zero1_sequence_tensor" if tensor > 1 else "zero1",
         rows=192,
         length=4096,
