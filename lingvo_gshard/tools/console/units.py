@@ -45,6 +45,11 @@ def in_share(value: float | None) -> str:
     return f"{value:.0%}" if abs(value) >= 0.0995 else f"{value:.1%}"
 
 
+def in_fine_share(value: float | None) -> str:
+    """Returns a fraction of one as a percentage that does not round 99.9% to 100%."""
+    return MISSING if value is None else f"{value:.1%}"
+
+
 def in_count(value: float | None) -> str:
     """Returns an integer with thousands separators, such as `1,234`."""
     return f"{value:,}" if is_number(value) else MISSING

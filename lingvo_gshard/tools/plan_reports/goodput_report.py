@@ -20,7 +20,7 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
     say(
         console,
         f"\nThe whole training: {units.digits(goodput.days.mean)} days, goodput "
-        f"{_share(found.mean)}, {_price(goodput.price, goodput.currency)}.",
+        f"{units.in_fine_share(found.mean)}, {_price(goodput.price, goodput.currency)}.",
         style="bold",
     )
     say(
@@ -52,11 +52,8 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
     _print_alternatives(console, "with the published rate", goodput.published_rates)
     _print_alternatives(console, "with", goodput.sensitivities)
     first, second = goodput.sensitivities[:2]
-    say(
-        console,
-        f"Goodput depends most on --{first.flag}: {_share(min(first.goodput, second.goodput))} to "
-        f"{_share(max(first.goodput, second.goodput))}.",
-    )
+    low, high = map(units.in_fine_share, sorted((first.goodput, second.goodput)))
+    say(console, f"Goodput depends most on --{first.flag}: {low} to {high}.")
 
 
 def duration(seconds: float) -> str:
@@ -70,7 +67,7 @@ def duration(seconds: float) -> str:
 def _print_ranges(console: rich.console.Console, goodput: Goodput) -> None:
     table = make_table(f"{goodput.runs:,} simulated runs", right=("mean", "5%", "median", "95%"))
     rows = [
-        ("goodput", goodput.goodput, _share),
+        ("goodput", goodput.goodput, units.in_fine_share),
         ("days", goodput.days, units.digits),
         ("failures", goodput.failures, units.in_large),
     ]
@@ -102,7 +99,7 @@ def _print_alternatives(
         table.add_row(
             row.change,
             duration(row.interval),
-            _share(row.goodput),
+            units.in_fine_share(row.goodput),
             units.digits(row.days),
             units.in_large(row.price),
         )
@@ -121,11 +118,6 @@ def _price(price: Range | None, currency: str | None) -> str:
     if price is None:
         return "no price is published"
     return f"{units.in_large(price.mean)} {currency}"
-
-
-def _share(value: float | None) -> str:
-    """Returns a percentage that does not round 99.9% to 100%."""
-    return units.MISSING if value is None else f"{value:.1%}"
 
 
 def _small_share(value: float) -> str:

@@ -47,14 +47,21 @@ def say(console: rich.console.Console, text: str, style: str | None = None) -> N
 def say_hidden(
     console: rich.console.Console,
     rows: Sequence[Any],
-    size: Callable[[Any], float],
-    in_words: Callable[[float], str],
+    size: Callable[[Any], float] | None = None,
+    in_words: Callable[[float], str] = str,
 ) -> None:
-    """Prints how many rows a shortened table leaves out, and the sum of their sizes."""
+    """Prints how many rows a shortened table leaves out.
+
+    Args:
+      console: where to.
+      rows: all rows.
+      size: the size of a row; with it, the sum of the sizes is printed, too.
+      in_words: writes that sum.
+    """
     hidden = rows[MAX_ROWS:]
     if hidden:
-        total = in_words(sum(map(size, hidden)))
-        say(console, f"and {len(hidden)} more, {total}; --json has them all")
+        total = f", {in_words(sum(map(size, hidden)))}" if size else ""
+        say(console, f"and {len(hidden)} more{total}; --json has them all")
 
 
 def escape(text: str) -> str:

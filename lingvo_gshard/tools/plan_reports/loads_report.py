@@ -14,6 +14,7 @@ from lingvo_gshard.tools.plan_reports.layout import (
     make_table,
     print_table,
     say,
+    say_hidden,
 )
 
 _NAMES = ("p50", "p90", "p99", "worst")
@@ -53,7 +54,7 @@ def _print_steps(console: rich.console.Console, loads: RouterLoads, seconds: flo
     if loads.step_seconds_dropping_nothing:
         enough = loads.step_seconds_dropping_nothing
         _add(table, "time with buffers that drop nothing", enough, units.in_seconds)
-    _add(table, "dropped", loads.dropped_share, _share)
+    _add(table, "dropped", loads.dropped_share, units.in_fine_share)
     print_table(console, table)
 
 
@@ -70,10 +71,10 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -
             f"{layer.slowest.worst:.2f}x",
             f"{layer.placed.p50:.2f}x",
             f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)",
-            _share(layer.dropped_share.p50 if layer.dropped_share else None),
+            units.in_fine_share(layer.dropped_share.p50 if layer.dropped_share else None),
         )
     print_table(console, table)
-    _say_hidden(console, layers)
+    say_hidden(console, layers)
 
 
 def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
@@ -94,7 +95,7 @@ def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) 
         numbers = (_factor(getattr(found, name)) for name in _NAMES)
         table.add_row(escape(path), option, _factor(planned), *numbers)
     print_table(console, table)
-    _say_hidden(console, rows)
+    say_hidden(console, rows)
 
 
 def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
@@ -109,7 +110,7 @@ def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
         table.add_row("  " + "  ".join([*shown, *([f"and {more} more devices"] if more else [])]))
         table.add_row(f"  {layer.gap:.1%} above the lower bound of all placements{_later(layer)}")
     print_table(console, table)
-    _say_hidden(console, placed)
+    say_hidden(console, placed)
     if loads.replica_bytes:
         say(console, f"Copies take {units.in_bytes(loads.replica_bytes)} of weights on a device.")
 
@@ -134,12 +135,3 @@ def _add(table, name: str, values: Quantiles | None, text) -> None:
 
 def _factor(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
-
-
-def _share(value: float | None) -> str:
-    return units.MISSING if value is None else f"{value:.1%}"
-
-
-def _say_hidden(console: rich.console.Console, rows: Sequence) -> None:
-    if len(rows) > MAX_ROWS:
-        say(console, f"and {len(rows) - MAX_ROWS} more; --json has them all")

@@ -27,6 +27,7 @@ from lingvo_gshard.tools.console import units
         (units.in_large, 3.831, "3.83"),
         (units.in_share, 0.404, "40%"),
         (units.in_share, 0.0123, "1.2%"),
+        (units.in_fine_share, 0.9994, "99.9%"),
         (units.in_count, 1_048_576, "1,048,576"),
         (units.digits, 0.00195312, "0.00195"),
         (units.digits, -12.345, "-12.3"),
@@ -34,6 +35,7 @@ from lingvo_gshard.tools.console import units
         (units.in_bytes, None, "-"),
         (units.in_seconds, None, "-"),
         (units.in_share, None, "-"),
+        (units.in_fine_share, None, "-"),
     ],
 )
 def test_numbers_have_three_digits_and_a_unit(function, value, text):
