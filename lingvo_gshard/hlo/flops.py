@@ -23,6 +23,10 @@ _ELEMENTWISE = frozenset(
     sine sqrt stochastic-convert subtract tan tanh xor""".split()
 )
 _ALGORITHM_PASSES = re.compile(r"_X(\d)$")
+# By the number of a precision.
+_PRECISION_PASSES = {
+    PRECISIONS.index(name): passes for name, passes in (("DEFAULT", 1), ("HIGH", 3), ("HIGHEST", 6))
+}
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -57,8 +61,7 @@ def passes(instruction: Instruction) -> int:
         return int(algorithm[1])
     if instruction.operands[0].shape.dtype not in ("f32", "f64"):
         return 1
-    counts = dict(zip(range(len(PRECISIONS)), (1, 3, 6), strict=True))
-    return max((counts.get(each, 1) for each in config.operand_precision), default=1)
+    return max((_PRECISION_PASSES.get(each, 1) for each in config.operand_precision), default=1)
 
 
 def other_flops(instruction: Instruction, count: int) -> int:
