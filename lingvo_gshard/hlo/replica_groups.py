@@ -113,9 +113,10 @@ def _computed_groups(form: Any, serialized: bytes) -> Groups:
 
 
 def _groups_of_xla_mesh(message: Any) -> Groups:
-    """Groups along axes, or along parts of axes, of a mesh that XLA names itself.
+    """Returns the groups of a collective over axes, or over parts of axes, of XLA's own mesh.
 
-    A part (pre_size, size) of an axis is the middle one of its factors pre_size, size and the rest.
+    A part (pre_size, size) splits its axis into three factors: pre_size, size and the rest. The
+    groups extend along the middle one.
     """
     sizes = [axis.size for axis in message.mesh.axes]
     parts = []
@@ -142,7 +143,7 @@ def _groups_of_xla_mesh(message: Any) -> Groups:
 
 
 def _device_order(mesh: Any) -> np.ndarray:
-    """The device ids in the order of a mesh's positions."""
+    """Returns the device ids in the order of a mesh's positions."""
     if mesh.HasField("iota"):
         return _transposed_iota(mesh.iota.dims, mesh.iota.permutation).reshape(-1)
     if mesh.device_ids:
@@ -151,7 +152,7 @@ def _device_order(mesh: Any) -> np.ndarray:
 
 
 def _has_newer_fields(instruction: Any) -> bool:
-    """Returns whether an instruction has fields that no table of protos/ was written for."""
+    """Returns whether an instruction has fields that are newer than the tables of protos/."""
     found = unknown_fields.UnknownFieldSet(instruction)
     return any(field.field_number > NEWEST_INSTRUCTION_FIELD for field in found)
 

@@ -23,7 +23,9 @@ def is_vector(spec: VariableSpec) -> bool:
 
 
 def layer_of(path: str) -> str:
-    """Returns the layer of a weight or moment: up to the first index, else all but the last name.
+    """Returns the layer that a weight or moment belongs to.
+
+    It is the path up to the first index. Without an index, it is the path without its last name.
 
     Args:
       path: path of the weight or moment, such as `decoder.layers[1].feed_forward.w_in`.

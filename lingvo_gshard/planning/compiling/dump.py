@@ -58,7 +58,11 @@ def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
 
 
 def _kind(buffer: Any) -> str:
-    """Returns the class of a BufferAllocationProto. An output in an argument's memory is one."""
+    """Returns the class of a buffer. An output in an argument's memory counts as an argument.
+
+    Args:
+      buffer: a BufferAllocationProto.
+    """
     if buffer.is_entry_computation_parameter:
         return "arguments"
     return "outputs" if buffer.maybe_live_out else "temporaries"

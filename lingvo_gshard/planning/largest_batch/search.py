@@ -70,7 +70,7 @@ class _Search:
         found = self._by_line()
         if len(self._plans) > _GUESSES:
             found = 2 * self.lower if self.upper is None else (self.lower + upper) // 2
-        # Where the batch at the line's end fits, the next one decides.
+        # If the batch at the line's end is known to fit, the next larger one is tried.
         return min(max(found, self.lower + 1), upper - 1)
 
     def result(self, batch: int) -> LargestBatch:

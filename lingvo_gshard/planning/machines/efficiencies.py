@@ -238,7 +238,7 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
 
 
 def network_efficiency(size: float) -> Efficiency:
-    """Returns the efficiency of a collective between hosts of GPUs, relative to its bound.
+    """Returns the efficiency of a collective between hosts of GPUs: its bound over its time.
 
     Args:
       size: bytes through the network adapter of one GPU, in one direction.
@@ -248,7 +248,7 @@ def network_efficiency(size: float) -> Efficiency:
 
 @functools.cache
 def _hosts_points() -> list[tuple[float, float]]:
-    """Returns (bytes through the adapter of one GPU, efficiency) of HOSTS."""
+    """Returns (bytes through the adapter of one GPU, efficiency) for each row of HOSTS."""
     points = []
     for point in HOSTS:
         rate = topologies.get(point.topology).chip.network_bandwidth

@@ -36,7 +36,7 @@ class JaxTracer:
         return jax.profiler.StepTraceAnnotation(name, step_num=step)
 
     def chip_key(self) -> str:
-        """Returns the devices' key in planning/machines, "cpu", or "" for unknown chips."""
+        """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
         device = jax.devices()[0]
         if device.platform == "cpu":
             return "cpu"

@@ -26,7 +26,7 @@ class Tracer(Protocol):
         ...
 
     def chip_key(self) -> str:
-        """Returns the devices' key in planning/machines, "cpu", or "" for unknown chips."""
+        """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
         ...
 
     def product(self, size: int) -> Callable[[], object] | None:

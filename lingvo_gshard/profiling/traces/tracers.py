@@ -42,7 +42,7 @@ class TensorFlowTracer:
         return tf.profiler.experimental.Trace(name, step_num=step, _r=1)
 
     def chip_key(self) -> str:
-        """Returns the devices' key in planning/machines, "cpu", or "" for unknown chips."""
+        """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
         if tf.config.list_logical_devices("TPU"):
             return ""
         gpus = tf.config.list_physical_devices("GPU")

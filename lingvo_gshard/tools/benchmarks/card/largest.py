@@ -37,7 +37,7 @@ def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilati
 def _where_line_reaches(known: dict[int, int], capacity: int, first: int) -> int:
     """Returns where the line through the two points next to the capacity reaches it."""
     if len(known) == 1:
-        # Half the first integer bounds the slope from below a step that does not fit.
+        # A line takes a second point.
         return first * 2 if known[first] <= capacity else max(1, first // 2)
     (low, low_bytes), (high, high_bytes) = sorted(
         sorted(known.items(), key=lambda point: abs(point[1] - capacity))[:2]
