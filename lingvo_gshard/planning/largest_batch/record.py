@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Record
 
@@ -43,7 +41,3 @@ class LargestBatch(Record, frozen=True, kw_only=True):
     next_batch: int | None
     trials: list[BatchTrial]
     plan: GenerationPlan
-
-    def to_json(self) -> str:
-        """Returns the result as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from lingvo_gshard.planning.plan.plan import Plan, Record
 from lingvo_gshard.planning.roofline import Budget
 
@@ -50,10 +48,6 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
     def seconds_per_token(self) -> float:
         """Seconds between two tokens of a text."""
         return self.step.seconds_per_step / self.steps
-
-    def to_json(self) -> str:
-        """Returns the plan as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
 def bounded_by(plan: Plan) -> str:

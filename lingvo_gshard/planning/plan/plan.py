@@ -17,6 +17,10 @@ MEMORY_CLASSES = ("weights", "moments", "activations", "inputs", "program")
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a plan's file. Its attributes are the names of the JSON's fields."""
 
+    def to_json(self) -> str:
+        """Returns the record as JSON text. `planning.plan.file.load` reads that of a Plan back."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
 
 class MemoryBytes(Record, frozen=True, kw_only=True):
     """Bytes of one device.
@@ -280,7 +284,3 @@ class Plan(Record, frozen=True, kw_only=True):
     notes: list[str]
     goodput: Goodput | None = None
     loads: RouterLoads | None = None
-
-    def to_json(self) -> str:
-        """Returns the plan as JSON text. `planning.plan.file.load` reads it back."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
