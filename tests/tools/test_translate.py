@@ -144,8 +144,8 @@ def test_process_answers_lines_as_they_arrive_and_exits_quietly(trained_logdir):
     process.stdout.close()
     process.stdin.write(b"Hund\n")
     process.stdin.close()
-    assert process.wait() == 1
-    assert process.stderr.read() == b""
+    said = process.stderr.read()
+    assert (process.wait(), said) == (1, b"")
 
 
 def test_help_shows_examples_and_all_flags(capsys):
