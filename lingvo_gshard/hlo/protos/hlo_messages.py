@@ -73,8 +73,7 @@ _TABLES = {
         "s8s:15:bytes u16s:16:bytes s16s:17:bytes"
     ),
     "DotDimensionNumbers": (
-        "lhs_contracting_dimensions:1:[int64] rhs_contracting_dimensions:2:[int64] "
-        "lhs_batch_dimensions:3:[int64] rhs_batch_dimensions:4:[int64]"
+        "lhs_contracting_dimensions:1:[int64] rhs_contracting_dimensions:2:[int64]"
     ),
     "ConvolutionDimensionNumbers": (
         "kernel_input_feature_dimension:3:int64 kernel_output_feature_dimension:4:int64 "
