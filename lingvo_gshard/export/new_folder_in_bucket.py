@@ -62,7 +62,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
         )
     try:
         yield local
-        copies.upload_all(local, os.fspath(path).rstrip("/"), list(objects.find(local)))
+        copies.upload_folder(local, os.fspath(path).rstrip("/"))
     except OSError as error:
         with contextlib.suppress(OSError):
             objects.remove_tree(path)

@@ -86,14 +86,14 @@ def download_all(path: GivenPath, target: pathlib.Path, names: list[str]) -> Non
     _several(lambda name: objects.download(f"{os.fspath(path)}/{name}", target / name), names)
 
 
-def upload_all(source: pathlib.Path, path: GivenPath, names: list[str]) -> None:
-    """Copies files below a local folder to a folder of a bucket, several at a time.
+def upload_folder(source: pathlib.Path, path: GivenPath) -> None:
+    """Copies all files below a local folder to a folder of a bucket, several at a time.
 
     Args:
       source: the local folder.
       path: the folder in the bucket.
-      names: the files, as paths below the folder.
     """
+    names = list(objects.find(source))
     _several(lambda name: objects.upload(source / name, f"{os.fspath(path)}/{name}"), names)
 
 

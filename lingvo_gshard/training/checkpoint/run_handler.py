@@ -12,7 +12,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from lingvo_gshard.core.files import copies, objects
+from lingvo_gshard.core.files import copies
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.run_item import RunRecord, WriteExtras
@@ -42,7 +42,7 @@ class RunInBucketHandler(ocp.AsyncCheckpointHandler):
         args.write(local)
         pool = concurrent.futures.ThreadPoolExecutor(1)
         try:
-            return [pool.submit(copies.upload_all, local, directory, list(objects.find(local)))]
+            return [pool.submit(copies.upload_folder, local, directory)]
         finally:
             pool.shutdown(wait=False)
 

@@ -196,7 +196,7 @@ def write_checkpoint(
         else:
             local = copies.new_folder("run-item")
             run_item.write_run(local, record, params_text, write_extras)
-            copies.upload_all(local, unfinished / run_item.ITEM, list(objects.find(local)))
+            copies.upload_folder(local, unfinished / run_item.ITEM)
             objects.write_bytes(marker(directory, step), b"")
     except BaseException:
         objects.remove_tree(unfinished)
