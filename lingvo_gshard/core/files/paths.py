@@ -65,9 +65,3 @@ def split(path: GivenPath) -> tuple[str, str, str]:
     if not bucket:
         raise ValueError(f"{text}: the name of a bucket is missing, as in {scheme}://bucket/run")
     return scheme, bucket, key.strip("/")
-
-
-def bucket_of(path: GivenPath) -> str:
-    """Returns the URL of a path's bucket, such as gs://bucket."""
-    scheme, bucket, _ = split(path)
-    return f"{scheme}://{bucket}"

@@ -33,10 +33,6 @@ KEEP_ALL = checkpoint_managers.LatestN(None)
 def teach_orbax() -> None:
     """Makes Orbax open TensorStore's stores of buckets as core/files does."""
     specs = _private(_SPECS, "_use_gcs_driver", "_normalize_path", "gcs_utils")
-    known = specs.gcs_utils
-
-    def store_of(path: str) -> dict[str, Any]:
-        return key_value_store(path)
 
     def normalized(path: str) -> str:
         if path.startswith(PREFIXES):
@@ -44,8 +40,8 @@ def teach_orbax() -> None:
             return f"{scheme}://{os.path.normpath(rest)}"
         return os.path.normpath(path)
 
-    replaced = types.SimpleNamespace(**vars(known))
-    replaced.get_kvstore_for_gcs = store_of
+    replaced = types.SimpleNamespace(**vars(specs.gcs_utils))
+    replaced.get_kvstore_for_gcs = key_value_store
     specs.__dict__.update(
         gcs_utils=replaced,
         _normalize_path=normalized,
