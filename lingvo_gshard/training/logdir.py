@@ -168,7 +168,7 @@ class Logdir:
             return _params_in(self.place / _PARAMS)
         except ValueError as error:
             problem = error
-        for step in sorted(self._steps(), reverse=True):
+        for step in reversed(self._steps()):
             copy = self.checkpoints / str(step) / PARAMS_COPY
             with contextlib.suppress(ValueError):
                 params = _params_in(copy)
@@ -260,7 +260,7 @@ class Logdir:
             raise ValueError(f"--logdir {self.place} {problem}")
 
     def _steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints."""
+        """Returns the steps of the complete checkpoints, ascending."""
         with self._named():
             return steps_in(self.checkpoints)
 

@@ -65,7 +65,9 @@ def test_changes_are_copied_by_themselves(folder, monkeypatch):
     assert objects.read_bytes(f"{folder}/a") == b"12"
 
 
-def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(folder, emulator, monkeypatch):
+@pytest.fixture
+def cut_off(folder, emulator, monkeypatch):
+    """Gives a mirror whose bucket is gone, and what it said of that."""
     monkeypatch.setattr(mirror_lib, "_PERIOD_SECONDS", 0.1)
     said: list[str] = []
     mirror = open_mirror(folder)
@@ -74,6 +76,11 @@ def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(folder, emulator
     (mirror.folder / "a").write_text("1")
     while not said:
         pass
+    return mirror, said
+
+
+def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(cut_off):
+    mirror, said = cut_off
     assert "there is no bucket" in said[0] and f"wait in {mirror.folder}" in said[0]
     mirror.stop(said.append)
     assert len(said) == 2
@@ -83,15 +90,8 @@ def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(folder, emulator
     kept.rmdir()
 
 
-def test_it_goes_on_when_the_bucket_is_back(folder, emulator, monkeypatch):
-    monkeypatch.setattr(mirror_lib, "_PERIOD_SECONDS", 0.1)
-    said: list[str] = []
-    mirror = open_mirror(folder)
-    mirror.start(said.append)
-    emulator.faults.is_gone = True
-    (mirror.folder / "a").write_text("1")
-    while not said:
-        pass
+def test_it_goes_on_when_the_bucket_is_back(cut_off, folder, emulator):
+    mirror, said = cut_off
     emulator.faults.clear()
     mirror.stop(said.append)
     assert len(said) == 1 and objects.read_bytes(f"{folder}/a") == b"1"
