@@ -267,15 +267,19 @@ class PreparedInput(Input):
     def _before(self) -> int:
         """The id before the first token of a target."""
 
+    @functools.cached_property
+    def _prepared_vocabularies(self) -> dict[str, Vocabulary]:
+        """Side -> the vocabulary that the data was prepared with."""
+        return vocabularies.read(self.p.directory, self.manifest)
+
     def _check_vocabularies(self) -> None:
         """Checks that the data was prepared with the vocabularies in use.
 
         Raises:
           ValueError: a checkpoint has brought others.
         """
-        prepared = vocabularies.read(self.p.directory, self.manifest)
         for side, (_, vocabulary) in self.sides.items():
-            if vocabulary != prepared[side]:
+            if vocabulary != self._prepared_vocabularies[side]:
                 raise ValueError(
                     f"{self.p.directory}: the data was prepared with another {side} vocabulary "
                     "than that of the checkpoint. Prepare it with the checkpoint's vocabulary"

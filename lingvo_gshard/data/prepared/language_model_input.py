@@ -11,7 +11,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import TextSize
-from lingvo_gshard.data.prepared import manifest, vocabularies
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.base_input import PreparedInput
 from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, windows
 from lingvo_gshard.data.vocabularies import files
@@ -65,7 +65,7 @@ class PreparedLanguageModelInput(PreparedInput):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
-        return vocabularies.read(self.p.directory, self.manifest)["target"]
+        return self._prepared_vocabularies["target"]
 
     @property
     def text_ids(self) -> TextIds:

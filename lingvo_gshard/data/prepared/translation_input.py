@@ -113,7 +113,7 @@ class PreparedTranslationInput(PreparedInput):
 
     @functools.cached_property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        found = vocabularies.read(self.p.directory, self.manifest)
+        found = self._prepared_vocabularies
         return found["source"], found["target"]
 
     @property
