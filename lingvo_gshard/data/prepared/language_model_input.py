@@ -11,7 +11,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import TextSize
-from lingvo_gshard.data.prepared import manifest
+from lingvo_gshard.data.prepared import manifest, vocabularies
 from lingvo_gshard.data.prepared.base_input import PreparedInput
 from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, windows
 from lingvo_gshard.data.vocabularies import files
@@ -52,10 +52,7 @@ class PreparedLanguageModelInput(PreparedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the size that the manifest or else the Params have."""
-        try:
-            found = manifest.read(params.directory).vocabularies if params.directory else []
-        except ValueError:
-            found = []
+        found = vocabularies.described(params.directory)
         return {"text": found[0].size if found else params.vocabulary_size}
 
     def vocabulary_sizes(self) -> dict[str, int]:

@@ -96,11 +96,7 @@ class PreparedTranslationInput(PreparedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the sizes that the manifest or else the Params have."""
-        try:
-            found = manifest.read(params.directory).vocabularies if params.directory else []
-        except ValueError:
-            found = []
-        by_side = {entry.side: entry.size for entry in found}
+        by_side = {entry.side: entry.size for entry in vocabularies.described(params.directory)}
         joint = by_side.get(vocabularies.JOINT)
         return {
             side: by_side.get(side, joint) or params.get(f"{side}_vocabulary_size")

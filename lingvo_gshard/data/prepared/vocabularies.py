@@ -6,6 +6,7 @@ import os
 import pathlib
 
 from lingvo_gshard.core.files import copies, paths
+from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest, VocabularyFile, sha256_of
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -29,6 +30,18 @@ def read(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabula
         sides = ("source", "target") if entry.side == JOINT else (entry.side,)
         found |= dict.fromkeys(sides, vocabulary)
     return found
+
+
+def described(directory: str) -> list[VocabularyFile]:
+    """Returns what a manifest says of its vocabularies; nothing if there is no such manifest.
+
+    Args:
+      directory: the directory of prepared data; "" for none.
+    """
+    try:
+        return manifests.read(directory).vocabularies if directory else []
+    except ValueError:
+        return []
 
 
 def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
