@@ -151,7 +151,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step of the restored checkpoint, or else of the one that would be."""
+        """The step of the restored checkpoint; before that, of the checkpoint to restore."""
         restored = self.__dict__.get("model") or self.__dict__.get("decoder")
         if restored:
             return restored.step

@@ -127,7 +127,7 @@ class Logdir:
             return objects.is_file(self.place / _PARAMS)
 
     def identity(self) -> str | None:
-        """Returns text that another directory would not have; None if there is no run any more."""
+        """Returns text that differs between any two directories; None if the run is gone."""
         try:
             if self._is_remote:
                 entry = objects.children(self.place).get(_PARAMS)

@@ -1,1 +1,1 @@
-"""What a run decodes with, and what its precision costs."""
+"""The decoder of a run, and the quality that its precision costs."""

@@ -16,7 +16,7 @@ from lingvo_gshard.core.files.stores import key_value_store
 
 _Result = TypeVar("_Result")
 
-# Which content of a file is meant; differs between any two, also if the bytes are equal.
+# Identifies one write of a file. Two writes of equal bytes have different generations.
 Generation = bytes
 
 

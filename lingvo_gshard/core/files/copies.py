@@ -37,7 +37,7 @@ def new_folder(name: str) -> pathlib.Path:
     """Returns a new local folder that is removed when the process ends.
 
     Args:
-      name: how it begins, for people who look at the disk.
+      name: ends the name of the folder, for people who look at the disk.
     """
     place = _scratch()
     _Scratch.count += 1

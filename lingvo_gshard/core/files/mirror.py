@@ -44,8 +44,9 @@ class Mirror:
         self._place, self._left_out = os.fspath(place), left_out
         self.folder = copies.new_folder("mirror") / (self._place.rpartition("/")[2] or "run")
         self.folder.mkdir()
-        # Name -> what the local file was like when it was last copied, and the bucket's tag.
+        # Name -> size and time of change of the local file when it was last copied.
         self._copied: dict[str, tuple[int, int]] = {}
+        # Name -> tag of the bucket's file when it was last read.
         self._tags: dict[str, str] = {}
         self._due: dict[str, float] = {}
         self._copying = threading.Lock()

@@ -1,4 +1,4 @@
-"""What a bucket's error means, in words.
+"""Translates errors of buckets into a few types with messages for users.
 
 gcsfs, s3fs and TensorStore raise many types. Here they become FileNotFoundError for a file that is
 not there, and BucketError for everything else.

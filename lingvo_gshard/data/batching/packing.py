@@ -23,7 +23,7 @@ class PackedBatch(Batch):
     Attributes:
       examples: int64 [B,N], the number of the example in segment n of each row; -1 for segment 0,
         which is padding, and for segments that a row does not have.
-      digest: a digest of the examples and their places; None for that of the arrays.
+      digest: a digest of the examples and their places; None if the arrays are to be digested.
     """
 
     examples: np.ndarray

@@ -1,4 +1,4 @@
-"""RowFiller: lays pieces of two lengths into rows so that both sides of a row become full.
+"""RowFiller: packs pieces of two lengths into rows so that both sides of a row become full.
 
 First-fit fills rows of 128 source positions to 94% on sentence pairs of 244 languages, since one
 side of a row is often full while the other is not. Choosing each piece from thousands by how it
@@ -11,16 +11,17 @@ import collections
 
 import numpy as np
 
-# How much a difference between what is left of the sides counts against a piece's size. Of 0, 1, 2
-# and 4, this filled most rows of 128 and of 512.
+# Weight of balance between the sides, against 1 for a piece's size. Of 0, 1, 2 and 4, this weight
+# filled the most positions in rows of 128 and of 512.
 _BALANCE = 2.0
 
 
 class RowFiller:
     """Fills rows one by one from a pool of pieces.
 
-    A row begins with the piece that has been in the pool longest, so that none waits forever. Then
-    it takes, as long as any fits, the piece that is large and leaves both sides equally full.
+    A row begins with the piece that has been in the pool longest, so that no piece waits forever.
+    While any other piece fits, the row takes the best one: a large piece that leaves its two sides
+    equally full.
     """
 
     def __init__(self, source_length: int, target_length: int):

@@ -34,7 +34,7 @@ _USUAL_FILL = 0.98
 
 
 class PreparedInput(Input):
-    """Mixes and packs the rows of a directory of prepared data, of which no text is in memory."""
+    """Mixes and packs the rows of a directory of prepared data, and holds no text in memory."""
 
     # What a manifest must hold. Batches have a source if it is pairs.
     content = manifests.PAIRS

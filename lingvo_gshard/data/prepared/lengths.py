@@ -13,7 +13,7 @@ from lingvo_gshard.data.prepared.manifest import Shard
 
 
 class Lengths:
-    """The lengths of all rows, of which nothing is held in memory."""
+    """The lengths of all rows, mapped from files and not held in memory."""
 
     def __init__(self, root: pathlib.Path, shards: Sequence[Shard]):
         """Maps the files.

@@ -1,4 +1,4 @@
-"""What a user is told about prepared data: cleaning, epochs and repeats."""
+"""Reports on prepared data for users: cleaning, epochs and repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_NAMED = 8
 
 
 def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> CleaningReport:
-    """Returns what became of the rows that were prepared, those of all splits together.
+    """Returns how many rows preparation kept, dropped and rewrote, over all splits.
 
     Args:
       manifest: the manifest.

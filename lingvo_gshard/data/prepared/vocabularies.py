@@ -33,7 +33,7 @@ def read(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabula
 
 
 def described(directory: str) -> list[VocabularyFile]:
-    """Returns what a manifest says of its vocabularies; nothing if there is no such manifest.
+    """Returns the vocabularies that a manifest lists; none if the manifest cannot be read.
 
     Args:
       directory: the directory of prepared data; "" for none.

@@ -40,7 +40,7 @@ _NEWS_SECONDS = 2.0
 # jax reports the loss of process 0 at length; the line that helps the user comes after it.
 _JAX_REPORT_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 3600
-# A bucket gets this long to take the files that tell why a run ended.
+# Longest wait for a bucket to take the files that tell why a run ended.
 _PUSH_SECONDS = 10.0
 _LONGEST_ERROR = 300
 

@@ -1,4 +1,4 @@
-"""Names of a lowered module that differ between processes, made equal.
+"""Gives a lowered module the same names in every process.
 
 Caches of compiled programs find a program by its digest, so the same step must lower to the same
 bytes in every process.
@@ -12,7 +12,7 @@ from lingvo_gshard.core.lazy import ir
 
 # TensorFlow copies constants into functions, and numbers the copies in an order that differs.
 _COPY = re.compile(r"/_\d+$")
-# What becomes of such a copy.
+# Operations that such a copy is lowered to.
 _CONSTANTS = ("stablehlo.constant", "stablehlo.broadcast_in_dim")
 
 

@@ -1,4 +1,4 @@
-"""Has Orbax write checkpoints to buckets, complete or without a commit marker.
+"""Makes Orbax write checkpoints to buckets. Those with a commit marker are complete.
 
 Orbax knows gs://, not s3:// (its issue 359), and neither with time limits. `teach_orbax` gives it
 the stores of core/files. This is the only file that names Orbax's private modules.
@@ -84,7 +84,7 @@ def temporary_path_class(
 
 
 def checkpointer(handler: ocp.CheckpointHandler, directory: pathlib.Path) -> ocp.Checkpointer:
-    """Returns what writes one item of a checkpoint at once, on a disk or in a bucket."""
+    """Returns Orbax's writer of a single item of a checkpoint, on a disk or in a bucket."""
     if not is_bucket(directory):
         return ocp.Checkpointer(handler)
     teach_orbax()

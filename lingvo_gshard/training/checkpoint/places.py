@@ -1,4 +1,4 @@
-"""Where a store's checkpoints are: what disks and buckets do differently."""
+"""Directories of checkpoints on disks and in buckets, behind one interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(Protocol):
     """A directory of checkpoints.
 
     Attributes:
-      advice: what helps if a checkpoint could not be saved there.
+      advice: tells the user what to do if a checkpoint could not be saved there.
     """
 
     advice: str
@@ -151,7 +151,7 @@ class InBucket:
         }
 
     def check_space(self, needed: int) -> None:
-        """Buckets have no end."""
+        """Does nothing: a bucket is never full."""
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint."""

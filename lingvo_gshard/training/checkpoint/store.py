@@ -87,7 +87,7 @@ class CheckpointStore:
 
     @property
     def advice(self) -> str:
-        """What helps if a checkpoint could not be saved."""
+        """Tells the user what to do if a checkpoint could not be saved."""
         return self._place.advice
 
     @property

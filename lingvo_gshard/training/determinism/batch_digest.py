@@ -13,7 +13,8 @@ from lingvo_gshard.data.input import Batch
 def batch_digest(batch: Batch) -> int:
     """Returns a CRC-32 of names, shapes, types and values of a batch's arrays.
 
-    A batch of which each process has its own rows alone brings a digest that all have.
+    If each process has only its own rows of a batch, the batch has a digest of its own, which is
+    the same in all processes.
     """
     if isinstance(batch, PackedBatch) and batch.digest is not None:
         return batch.digest

@@ -104,9 +104,11 @@ class BucketLock:
         found: _Content | None,
         say: Callable[[str], None],
     ) -> bool:
-        """Returns whether a lock is stale; False if it is not there any more or another one is.
+        """Returns whether a lock is stale.
 
-        Waits if the process cannot be seen from here, until it refreshes the lock or is late.
+        If this process cannot see whether the holder lives, it waits until the lock changes or
+        STALE_SECONDS have passed. Returns False if the lock was deleted, or if another process
+        holds it by then.
 
         Raises:
           LockedError: the process that holds the lock lives.

@@ -20,7 +20,7 @@ _UNITS = 1 << 32
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """How often the rows of a language were read.
+    """Counts how often training has read the rows of a language.
 
     Attributes:
       language: the language.

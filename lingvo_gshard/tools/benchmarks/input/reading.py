@@ -114,7 +114,7 @@ def _input(directory: str, source_length: int, longest_target: int, rows: int) -
 
 
 def _read(params: Params) -> Row:
-    """Takes batches as fast as they are made."""
+    """Measures batches that are taken as fast as they are made."""
     input_ = params.instantiate()
     batches, first = _first(input_)
     began, cpu = time.monotonic(), time.process_time()
@@ -125,7 +125,7 @@ def _read(params: Params) -> Row:
 
 
 def _train(params: Params) -> Row:
-    """Takes training steps of the quickstart's model."""
+    """Measures training steps of the quickstart's model, and how long they wait for batches."""
     input_, experiment = params.instantiate(), registry.get(_OF_STEPS)
     task = experiment.task.set(share_embeddings=_is_joint(input_))
     trainer = experiment.trainer.instantiate(with_vocabulary_sizes(task, input_))

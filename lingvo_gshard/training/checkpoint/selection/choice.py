@@ -21,7 +21,7 @@ def check_choice(choice: str | int) -> None:
 
 
 def best_of(directory: pathlib.Path, steps: Sequence[int]) -> Best | None:
-    """Returns what the newest readable checkpoint says is the best; None if it says nothing.
+    """Returns the best evaluation by the newest readable checkpoint; None if it records none.
 
     Args:
       directory: the directory of the checkpoints.
@@ -48,7 +48,7 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
     Args:
       directory: the directory of the checkpoints.
       steps: their steps, ascending.
-      choice: BEST, NEWEST or a step, for which there is no other.
+      choice: BEST, NEWEST, or a step, whose checkpoint is then the only one.
 
     Raises:
       ValueError: there is no checkpoint of the step.

@@ -48,7 +48,7 @@ def check(p: Params) -> None:
 
 
 class KeepBest:
-    """What is known of the best evaluation while a run trains.
+    """Keeps track of the best evaluation while a run trains.
 
     Attributes:
       best: the best evaluation so far; None before the first, and if none is looked for.
