@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.buckets.emulators import running
+from tests.tools import tiny_translation
 
 _number = itertools.count(1)
 
@@ -40,6 +41,13 @@ def emulator(request):
     found.faults.clear()
     yield found
     found.faults.clear()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Gives flags that name a small experiment on a disk."""
+    flags = tiny_translation.write(tmp_path_factory.mktemp("corpus"))
+    return [*flags, "--gin_param=trainer.checkpoint_every_steps = 10"]
 
 
 @pytest.fixture

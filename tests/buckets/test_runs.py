@@ -16,20 +16,12 @@ from lingvo_gshard.core.files.paths import path_of
 from lingvo_gshard.training.checkpoint.run_item import read_run
 from lingvo_gshard.training.checkpoint.steps import steps_in
 from tests.buckets.emulators import environment_with
-from tests.tools import tiny_translation
 
 pytestmark = pytest.mark.slow
 
 _STEPS = 40
 # Metrics of the machine.
 _MEASURED = {"tokens_per_second", "host_memory_bytes"}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """Gives flags that name a small experiment on a disk."""
-    flags = tiny_translation.write(tmp_path_factory.mktemp("corpus"))
-    return [*flags, "--gin_param=trainer.checkpoint_every_steps = 10"]
 
 
 @pytest.fixture(scope="module")
