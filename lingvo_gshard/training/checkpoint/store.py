@@ -252,7 +252,7 @@ class CheckpointStore:
             order = in_order(self._directory, self._steps, self._choice)
             self._preferred = processes.from_main(order)
             return None
-        best = best_of(self._directory, self._steps)
+        best = best_of(self._directory, self._steps) if processes.is_main() else None
         self._policy.best_step = processes.from_main(best.step if best else None)
         several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
