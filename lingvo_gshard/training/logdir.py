@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.files import objects, paths
+from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.mirror import Mirror
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.training import processes
@@ -291,9 +292,7 @@ class Logdir:
     def _write(self, text: str) -> str | None:
         """Writes params.txt. Returns the problem if that is impossible."""
         try:
-            unfinished = self.params.with_suffix(".txt.new")
-            unfinished.write_text(text, encoding="utf-8")
-            os.replace(unfinished, self.params)
+            replace_file(self.params, text.encode())
             self.push()
         except OSError as error:
             return f"cannot be written: {error.strerror}"

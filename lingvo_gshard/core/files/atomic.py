@@ -1,7 +1,11 @@
 """Writes local files atomically."""
 
 import os
+import pathlib
 import tempfile
+
+# Ends the names of files that `replace_file` has not finished.
+NEW = ".new"
 
 
 def write_atomically(path: str, content: bytes) -> None:
@@ -28,3 +32,16 @@ def write_atomically(path: str, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def replace_file(path: pathlib.Path, content: bytes) -> None:
+    """Replaces a file's content; at any time the file has the old or the new one.
+
+    It does not wait for the disk as `write_atomically` does: a loss of power may undo it.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    new = path.with_name(path.name + NEW)
+    new.write_bytes(content)
+    os.replace(new, path)

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Collection
 
 from lingvo_gshard.core.files import copies, objects
+from lingvo_gshard.core.files.atomic import NEW
 from lingvo_gshard.core.files.paths import GivenPath
 
 # How often files that changed are copied.
 _PERIOD_SECONDS = 30.0
 # Copying a large file that grows takes at most this share of the time.
 _SHARE = 0.02
-# Beginnings and ends of the names of files that are not finished.
+# Beginnings of the names of files that are not finished.
 _UNFINISHED = (".partial-", ".shared-")
-_NEW = (".new",)
 
 
 class Mirror:
@@ -144,7 +144,7 @@ class Mirror:
         """Returns path below the folder -> size and time of change of each finished file."""
         found = {}
         for path in self.folder.rglob("*"):
-            if path.name.startswith(_UNFINISHED) or path.name.endswith(_NEW):
+            if path.name.startswith(_UNFINISHED) or path.name.endswith(NEW):
                 continue
             # Files may be renamed meanwhile.
             with contextlib.suppress(OSError):

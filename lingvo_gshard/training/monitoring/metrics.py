@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.lazy import tf
 
 Row = dict[str, float]
@@ -74,7 +75,7 @@ class MetricsWriter:
         """Replaces the row of the step that the run resumes from, before any other is written."""
         content = self._path.read_bytes().removesuffix(self._last_line)
         self._last_line = _encode(step, row)
-        _replace(self._path, content + self._last_line)
+        replace_file(self._path, content + self._last_line)
         os.close(self._file)
         self._file = _open(self._path)
 
@@ -212,15 +213,8 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
     if not path.exists():
         return []
     kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
-    _replace(path, b"".join(kept))
+    replace_file(path, b"".join(kept))
     return kept
-
-
-def _replace(path: pathlib.Path, content: bytes) -> None:
-    """Replaces a file's content; at any time the file has the old or the new one."""
-    new = path.with_suffix(".jsonl.new")
-    new.write_bytes(content)
-    os.replace(new, path)
 
 
 def _is_kept(line: bytes, step: int) -> bool:

@@ -12,13 +12,13 @@ the row. Both give the same run.
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Sequence
 
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
 from lingvo_gshard.training.monitoring.metrics import Row
@@ -168,9 +168,8 @@ class RollBacks:
         )
 
     def _write(self) -> None:
-        new = self._path.with_suffix(".jsonl.new")
-        new.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows))
-        os.replace(new, self._path)
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
+        replace_file(self._path, content)
 
 
 def _is_recorded(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training.monitoring.metrics import Row
 
 # Name of a writer -> the package that it needs.
@@ -149,9 +149,7 @@ def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
 
 
 def _write_ids(logdir: pathlib.Path, ids: dict[str, str], say: Callable[[str], None]) -> None:
-    unfinished = logdir / (WRITERS_FILE + ".new")
     try:
-        unfinished.write_bytes(msgspec.json.encode(ids))
-        os.replace(unfinished, logdir / WRITERS_FILE)
+        replace_file(logdir / WRITERS_FILE, msgspec.json.encode(ids))
     except OSError as error:
         say(f"Warning: {WRITERS_FILE} cannot be written ({error.strerror})")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.files.atomic import replace_file
+
 # Name of the file in the run's directory.
 ROUTERS_FILE = "routers.jsonl"
 # Languages or classes whose counts a record leaves out are summed under this name.
@@ -135,9 +137,7 @@ class RecordsFile:
         self.earlier = [record for _, record in kept]
         content = b"".join(line for line, _ in kept)
         if self._path.exists() and self._path.read_bytes() != content:
-            new = self._path.with_suffix(".jsonl.new")
-            new.write_bytes(content)
-            os.replace(new, self._path)
+            replace_file(self._path, content)
 
     def append(self, records: Sequence[RouterRecord]) -> None:
         """Writes records after those of earlier steps."""
