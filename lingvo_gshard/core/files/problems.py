@@ -6,7 +6,6 @@ not there, and BucketError for everything else.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -98,7 +97,7 @@ def _is_refused(error: Exception, text: str) -> bool:
 
 
 def _is_transient(error: Exception, text: str) -> bool:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
+    if isinstance(error, (TimeoutError, ConnectionError)):
         return True
     if _types(error) & _TRANSIENT_TYPES or getattr(error, "code", None) in _TRANSIENT_CODES:
         return True
