@@ -7,6 +7,7 @@ returns. Both are part of Google Cloud Storage, and the lock of a run depends on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import http.server
@@ -121,7 +122,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         expected = query.get("ifGenerationMatch")
         if self.scheme == "s3" or expected is None:
-            self._send(*self._ask(self.command, self.path, body))
+            # A content and its generation are asked for one after the other.
+            is_pair = self.scheme == "gs" and self.command == "GET" and "alt=media" in self.path
+            with self.front.writing if is_pair else contextlib.nullcontext():
+                answer = self._ask(self.command, self.path, body)
+            self._send(*answer)
             return
         with self.front.writing:
             if self._generation(self._object(query, body)) == expected:
