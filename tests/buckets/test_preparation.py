@@ -4,13 +4,12 @@ import pytest
 
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from tests.buckets.conftest import emulator, folder, gcs, s3  # noqa: F401
 from tests.preparation import raw
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):  # noqa: F811
+def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):
     rows = raw.rows(300)
     path = raw.write_tsv(tmp_path / "pairs.tsv", rows)
     objects.upload(path, f"{folder}/raw/pairs.tsv")
