@@ -22,7 +22,7 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
     Table,
     no_progress,
 )
-from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
+from lingvo_gshard.tasks.evaluation.likelihood import Likelihood, combined, measure_by_language
 
 _SAMPLES = 5
 
@@ -47,25 +47,6 @@ Translate = Callable[[Sequence[str], Callable[[int], None]], Translations]
 
 
 @dataclasses.dataclass(frozen=True)
-class Likelihood:
-    """How well a model predicts the references, given their sources.
-
-    Attributes:
-      cross_entropy: nats per target token, EOS counted, without label smoothing.
-      perplexity: exp of the cross-entropy.
-      accuracy: share of target tokens that the model finds most likely.
-      tokens: number of target tokens.
-      rows_too_long: rows left out because they are longer than a row of a batch.
-    """
-
-    cross_entropy: float
-    perplexity: float
-    accuracy: float
-    tokens: int
-    rows_too_long: int
-
-
-@dataclasses.dataclass(frozen=True)
 class TranslationScores(Evaluation):
     """Scores of the translations of some rows.
 
@@ -74,14 +55,19 @@ class TranslationScores(Evaluation):
       translations: the model's translation of each row's source.
       sources_cut: number of sources that were too long and lost their end.
       languages: source language -> its scores.
-      likelihood: how well the model predicts the references.
+      likelihoods: source language -> how well the model predicts its references.
     """
 
     rows: Sequence[Row]
     translations: Sequence[str]
     sources_cut: int
     languages: dict[str, LanguageScores]
-    likelihood: Likelihood
+    likelihoods: dict[str, Likelihood]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """How well the model predicts the references of all languages."""
+        return combined(self.likelihoods.values())
 
     @property
     def size(self) -> str:
@@ -93,11 +79,12 @@ class TranslationScores(Evaluation):
         return {
             "rows": len(self.rows),
             "sources_cut": self.sources_cut,
-            **dataclasses.asdict(self.likelihood),
+            **_likelihood(self.likelihood),
             "average": mean and dataclasses.asdict(mean),
             "averaged_languages": averaged,
             "languages": {
-                name: dataclasses.asdict(scores) for name, scores in self.languages.items()
+                name: dataclasses.asdict(scores) | _likelihood(self.likelihoods[name])
+                for name, scores in self.languages.items()
             },
             "signatures": chrf_bleu.signatures(),
         }
@@ -106,10 +93,14 @@ class TranslationScores(Evaluation):
         """Returns a row for each language, and their average."""
         with_shuffled = any(scores.shuffled for scores in self.languages.values())
         shuffled = ("shuffled\nchrF", "shuffled\nBLEU") if with_shuffled else ()
-        columns = ("language", "rows", "chrF", "BLEU", *shuffled, "copied\nchrF", "copied\nBLEU")
-        rows = [(name, *_cells(scores, with_shuffled)) for name, scores in self.languages.items()]
+        copied = ("copied\nchrF", "copied\nBLEU")
+        columns = ("language", "rows", "chrF", "BLEU", *shuffled, *copied, "perplexity")
+        rows = [
+            (name, *_cells(scores, with_shuffled), _perplexity(self.likelihoods[name]))
+            for name, scores in self.languages.items()
+        ]
         mean, _ = chrf_bleu.average(self.languages)
-        return Table(columns, rows, mean and ("average", *_cells(mean, with_shuffled)))
+        return Table(columns, rows, mean and ("average", *_cells(mean, with_shuffled), ""))
 
     def notes(self) -> list[str]:
         """Returns what the average covers, the likelihood, the metrics' versions and samples."""
@@ -208,7 +199,7 @@ def measure(
       show_progress: opens progress bars.
     """
     with show_progress("Cross-entropy", "rows", len(rows)) as progress:
-        likelihood = measure_likelihood(runtime, input_, rows, progress.update)
+        likelihoods = measure_by_language(runtime, input_, rows, progress.update)
     sources = [row.source for row in rows]
     with show_progress("Translating", "rows", len(rows)) as progress:
         translations = translate(sources, progress.update)
@@ -219,39 +210,15 @@ def measure(
         translations.texts,
         with_shuffled,
     )
-    return TranslationScores(rows, translations.texts, len(translations.cut), scores, likelihood)
+    return TranslationScores(rows, translations.texts, len(translations.cut), scores, likelihoods)
 
 
-def measure_likelihood(
-    runtime: EvaluationRuntime,
-    input_: TranslationInput,
-    rows: Sequence[Row],
-    on_progress: Callable[[int], None] | None = None,
-) -> Likelihood:
-    """Returns how well the model predicts the targets of rows, packed as in training.
+def _likelihood(found: Likelihood) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "perplexity": found.perplexity}
 
-    Args:
-      runtime: holds the weights.
-      input_: packs the rows.
-      rows: what to predict.
-      on_progress: called after each batch with the number of rows done.
-    """
-    batches, rows_too_long = input_.pack_rows(rows)
-    means, tokens, done = WeightedMeans(), 0, rows_too_long
-    for batch in batches:
-        means.add(runtime.eval_step(batch))
-        tokens += int(np.count_nonzero(batch["target_segments"]))
-        done += int(batch["target_segments"].max(axis=1).sum())
-        if on_progress:
-            on_progress(done)
-    found = {"cross_entropy": float("nan"), "accuracy": float("nan"), **means.means()}
-    return Likelihood(
-        cross_entropy=found["cross_entropy"],
-        perplexity=perplexity(found["cross_entropy"]),
-        accuracy=found["accuracy"],
-        tokens=tokens,
-        rows_too_long=rows_too_long,
-    )
+
+def _perplexity(found: Likelihood) -> str:
+    return f"{found.perplexity:.1f}" if found.tokens else "-"
 
 
 def _cells(scores: LanguageScores, with_shuffled: bool) -> list[str]:
