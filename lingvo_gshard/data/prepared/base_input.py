@@ -43,6 +43,7 @@ class PreparedInput(Input):
     def params(cls) -> Params:
         p = super().params()
         p.define("directory", "", "Directory that gshard-prepare has written.")
+        p.define("languages", (), "Source languages to use; empty: all.")
         p.define("mixing", Shares.params(), "Params of the shares of languages and sources.")
         p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
         p.define(
@@ -166,7 +167,9 @@ class PreparedInput(Input):
           ValueError: there is no such split, or a file is missing or damaged.
         """
         if split not in self._tables:
-            self._tables[split] = Table(self.p.directory, self.manifest, split, self.p.on_damage)
+            self._tables[split] = Table(
+                self.p.directory, self.manifest, split, self.p.on_damage, self._used_languages
+            )
         return self._tables[split]
 
     @functools.cached_property
@@ -297,6 +300,12 @@ class PreparedInput(Input):
         found = [self.own_rows(self.specs_of(bucket)) for bucket in self.buckets]
         return found.__getitem__
 
+    @property
+    def _used_languages(self) -> tuple[str, ...]:
+        """The languages to use; empty: all."""
+        given = self.p.languages
+        return (given,) if isinstance(given, str) else tuple(given)
+
     def _steps_of(self, shares: np.ndarray) -> float:
         """Estimates the steps that train on a block, from the mean lengths of rows."""
         groups = self._shares.used(self.table("train").groups)
@@ -315,6 +324,7 @@ class PreparedInput(Input):
         shards = [
             (s.language, s.source, s.file, s.sha256, s.lengths_sha256)
             for s in self.manifest.splits["train"]
+            if not self._used_languages or s.language in self._used_languages
         ]
         settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self._before
         content = repr((sorted(shards), *settings, seed))

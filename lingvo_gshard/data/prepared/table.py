@@ -65,6 +65,7 @@ class Table:
         manifest: Manifest,
         split: str,
         on_damage: str = ERROR,
+        languages: Sequence[str] = (),
     ):
         """Opens the lengths and finds the shards.
 
@@ -73,9 +74,10 @@ class Table:
           manifest: its manifest.
           split: name of the split.
           on_damage: ERROR to refuse shards that cannot be read, SKIP to leave out their rows.
+          languages: the languages whose rows are used; empty: all.
 
         Raises:
-          ValueError: there is no such split, or a file is missing or has another size.
+          ValueError: there is no such split or language, or a file is missing or has another size.
         """
         if split not in manifest.splits:
             raise ValueError(
@@ -86,9 +88,10 @@ class Table:
         self._width = manifest.id_bytes
         self._on_damage = on_damage
         self.damaged: collections.Counter[str] = collections.Counter()
-        shards = manifest.splits[split]
+        shards = [shard for shard in manifest.splits[split] if shard.rows]
+        _check_languages(languages, split, shards)
         self._shards = sorted(
-            (shard for shard in shards if shard.rows),
+            (shard for shard in shards if not languages or shard.language in languages),
             key=lambda shard: (shard.language, shard.source, shard.file),
         )
         self._readable = [self._is_readable(shard) for shard in self._shards]
@@ -192,6 +195,16 @@ class GroupNumbers:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         """Returns the number of each row's group, int32."""
         return self._numbers[np.searchsorted(self._begins, rows, side="right") - 1]
+
+
+def _check_languages(languages: Sequence[str], split: str, shards: Sequence[Shard]) -> None:
+    found = {shard.language for shard in shards}
+    for language in languages:
+        if language not in found:
+            raise ValueError(
+                f"input.languages: {split} has no rows of {language!r}. "
+                f"{names.nearest(language, found)}"
+            )
 
 
 def _groups(shards: Sequence[Shard]) -> list[Group]:

@@ -51,7 +51,7 @@ def sentences(count: int, seed: int, longest: int = 12) -> Iterator[str]:
 
 def prepare(
     directory: pathlib.Path,
-    sizes: Mapping[tuple[str, str], tuple[int, int]] | None = None,
+    sizes: Mapping[tuple[str, str], tuple[int, ...]] | None = None,
     shards: int = 2,
     content: str = manifest.PAIRS,
     longest: int = 12,
@@ -60,17 +60,20 @@ def prepare(
 
     Args:
       directory: where.
-      sizes: (language, source) -> number of rows of "train" and "dev".
+      sizes: (language, source) -> number of rows of "train" and "dev", and of "test" if there is
+        that split.
       shards: number of shards of each group.
       content: PAIRS or TEXT.
       longest: most words of a sentence.
     """
     directory.mkdir(exist_ok=True)
-    pieces, splits, counts = vocabulary(), {"train": [], "dev": []}, {}
-    for seed, ((language, source), numbers) in enumerate((sizes or SIZES).items()):
+    sizes = sizes or SIZES
+    names = ("train", "dev", "test")[: len(next(iter(sizes.values())))]
+    pieces, splits, counts = vocabulary(), {name: [] for name in names}, {}
+    for seed, ((language, source), numbers) in enumerate(sizes.items()):
         kept = counts.setdefault(language, manifest.LanguageCounts())
         for split, count in zip(splits, numbers, strict=True):
-            rows = list(sentences(count, 2 * seed + (split == "dev"), longest))
+            rows = list(sentences(count, 2 * seed + names.index(split), longest))
             for number in range(shards if count else 0):
                 place = {"number": number, "count": shards}
                 with ShardWriter(directory, split, language, source, **place) as writer:
