@@ -9,7 +9,7 @@ from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInp
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adam import Adam
@@ -119,8 +119,14 @@ def large() -> Params:
     input_.mixing.temperature = 2.0
     task = _task(model_dim=192, hidden_dim=768, num_heads=6, num_layers=2, num_experts=16)
     task.share_embeddings = False
-    trainer = _trainer(steps=5_000)
+    for stack in (task.encoder, task.decoder):
+        stack.moe.dispatch = DroplessDispatch.params()
+        stack.moe.router.set(
+            second_expert="all", capacity_factor=0.0, evaluation_capacity_factor=0.0
+        )
+    trainer = _trainer(steps=4_000)
     trainer.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
+    trainer.set(evaluate_every_steps=500, keep_best="dev/loss")
     return _experiment(input_, task, trainer)
 
 
