@@ -5,6 +5,7 @@ from lingvo_gshard.params import (
     language_model,
     one_gpu_language_models,
     published_language_models,
+    study,
     translation,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "language_model",
     "one_gpu_language_models",
     "published_language_models",
+    "study",
     "translation",
 ]

@@ -41,8 +41,8 @@ CASES = (
     ),
     Case(
         "an experiment in a module that is not there",
-        _TRAIN + "no.such.experiment",
-        error="Unknown experiment 'no.such.experiment'. The module no is neither installed "
+        _TRAIN + "no.such.thing",
+        error="Unknown experiment 'no.such.thing'. The module no is neither installed "
         "nor in the current directory nor on PYTHONPATH. Valid: "
         "gshard_paper.bilingual, ...",
     ),

@@ -254,7 +254,7 @@ CASES = (
     Case(
         "no expert tool",
         "gshard-experts",
-        error="the subcommand is missing. Valid: place, prune, report, upcycle, watched.",
+        error="the subcommand is missing. Valid: place, prune, report, study, upcycle, watched.",
     ),
     Case(
         "experts of nothing",

@@ -1,0 +1,113 @@
+"""Experiments that show what experts are worth; `gshard-experts study` trains and compares them."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
+from lingvo_gshard.params import translation
+from lingvo_gshard.training.optim.schedules import Linear
+
+_EXPERTS_PER_TOKEN = 2
+_HIDDEN_DIM = 512
+
+
+@registry.register("study.dense")
+def dense() -> Params:
+    """Without experts: the model that those with experts are compared with.
+
+    Purpose: what as many FLOPs per token reach with as few weights as possible. The model is that
+    of study.experts_8, with one feed-forward layer of twice the hidden size in place of two
+    experts of many. Prepared data as in translation.large.
+
+        gshard-experts study --folder=runs/study --models=study.dense
+    """
+    return _experiment(_dense_layer())
+
+
+@registry.register("study.experts_8")
+def experts_8() -> Params:
+    """Eight experts in one layer of the encoder, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token. Experts are given by a hash of the token,
+    and none is too full.
+
+        gshard-experts study --folder=runs/study --models=study.experts_8
+    """
+    return _with_experts(8)
+
+
+@registry.register("study.experts_32")
+def experts_32() -> Params:
+    """32 experts in one layer of the encoder, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
+
+        gshard-experts study --folder=runs/study --models=study.experts_32
+    """
+    return _with_experts(32)
+
+
+@registry.register("study.experts_128")
+def experts_128() -> Params:
+    """128 experts in one layer of the encoder, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
+
+        gshard-experts study --folder=runs/study --models=study.experts_128
+    """
+    return _with_experts(128)
+
+
+@registry.register("study.bilingual")
+def bilingual() -> Params:
+    """The dense model for one language, which has as little text as that language.
+
+    Purpose: what a language gains from the text of the others. The best checkpoint by dev loss
+    counts, and training ends when four evaluations were not better, since little text is soon
+    learned by heart.
+
+        gshard-experts study --folder=runs/study --bilingual=it,sw
+    """
+    params = dense()
+    params.trainer.set(keep_best="dev/loss", evaluate_every_steps=250, patience=4)
+    return params
+
+
+def _with_experts(num_experts: int) -> Params:
+    return _experiment(
+        MixtureOfExperts.params().set(
+            num_experts=num_experts,
+            router=HashRouter.params().set(k=_EXPERTS_PER_TOKEN),
+            dispatch=DroplessDispatch.params(),
+        )
+    )
+
+
+def _experiment(layer: Params) -> Params:
+    """Returns the experiment with a layer in the encoder, where those with experts have theirs.
+
+    The decoder has no experts: they would learn English sentences by heart, which hundreds of
+    languages share.
+    """
+    params = translation.large()
+    params.input.set(batch_rows=24, source_length=112, target_length=56)
+    task = params.task.set(model_dim=128)
+    for stack in (task.encoder, task.decoder):
+        stack.set(hidden_dim=_HIDDEN_DIM, num_heads=4, moe_every=2, moe=_dense_layer())
+    task.encoder.moe = layer
+    params.trainer.set(
+        steps=4000,
+        schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),
+        checkpoint_every_steps=500,
+        evaluate_every_steps=0,
+        keep_best="",
+    )
+    return params
+
+
+def _dense_layer() -> Params:
+    """Returns a feed-forward layer with the FLOPs of a token's experts."""
+    hidden_dim = _EXPERTS_PER_TOKEN * _HIDDEN_DIM
+    return FeedForward.params().set(hidden_dim=hidden_dim, activation="relu", use_bias=False)

@@ -1,0 +1,125 @@
+"""Member: one run of a study, which trains and is scored in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import subprocess
+import sys
+
+from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.records import evaluations, launch
+from lingvo_gshard.training.records.evaluations import EvaluationRow
+from lingvo_gshard.training.records.launch import Launch
+
+SPLIT = "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One run of a study.
+
+    Attributes:
+      folder: the directory of the study.
+      model: name of the experiment.
+      seed: seed of the run.
+      settings: gin statements that change the experiment.
+      gin_files: files of gin statements.
+      steps: total number of steps; None: the experiment's.
+      language: the only language of a bilingual model; empty for all languages.
+    """
+
+    folder: pathlib.Path
+    model: str
+    seed: int
+    settings: tuple[str, ...] = ()
+    gin_files: tuple[str, ...] = ()
+    steps: int | None = None
+    language: str = ""
+
+    @property
+    def label(self) -> str:
+        """The model's name in tables."""
+        return self.model.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """Name of the run, which is that of its directory."""
+        parts = [self.label, self.language, f"seed{self.seed}"]
+        return "-".join(filter(None, parts))
+
+    @property
+    def logdir(self) -> pathlib.Path:
+        """Directory of the run."""
+        return self.folder / self.name
+
+    @property
+    def evaluation(self) -> EvaluationRow | None:
+        """The newest evaluation of the test rows; None if there is none of all steps."""
+        if not self.logdir.exists():
+            return None
+        found = [row for row in evaluations.read(self.logdir) if row.split == SPLIT]
+        return found[-1] if found and self._is_trained else None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the run is trained and scored."""
+        return self.evaluation is not None
+
+    @property
+    def launch(self) -> Launch:
+        """How the run was started last."""
+        return launch.read(self.logdir)[-1]
+
+    def params(self) -> Params:
+        """Returns the experiment with the study's settings; ValueError if one is wrong."""
+        languages = [f"input.languages = ('{self.language}',)"] if self.language else []
+        params = experiment(self.model, [*self.settings, *languages], self.gin_files)
+        params.trainer.set(seed=self.seed, steps=self.steps or params.trainer.steps)
+        return params
+
+    def train(self) -> None:
+        """Trains the run, from its newest checkpoint if there is one."""
+        languages = [f"--gin_param=input.languages = ('{self.language}',)"] if self.language else []
+        self._command(
+            "train",
+            f"--experiment={self.model}",
+            f"--seed={self.seed}",
+            *(f"--gin_file={path}" for path in self.gin_files),
+            *(f"--gin_param={text}" for text in self.settings),
+            *languages,
+            *([f"--steps={self.steps}"] if self.steps else []),
+        )
+
+    def score(self) -> None:
+        """Scores the test rows."""
+        self._command("evaluate", f"--split={SPLIT}", "--noshuffled")
+
+    @property
+    def _is_trained(self) -> bool:
+        """Whether all steps are done. A bilingual model is scored only after it has ended early."""
+        last = Logdir(self.logdir).last_step or 0
+        return last >= self.params().trainer.steps or bool(self.language)
+
+    def _command(self, name: str, *flags: str) -> None:
+        """Runs a command of this package on the run; ends the study with its exit code if not 0."""
+        command = [sys.executable, "-m", "lingvo_gshard", name, f"--logdir={self.logdir}", *flags]
+        with subprocess.Popen(command) as process:
+            code = _wait(process)
+        if code:
+            raise SystemExit(code if code > 0 else 128 - code)
+
+
+def _wait(process: subprocess.Popen) -> int:
+    """Waits for a process that gets the terminal's Ctrl-C, too, and then saves a checkpoint."""
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,42 @@
+"""Tests the experiments of the study: equal work per token, and more weights with more experts."""
+
+import math
+
+import pytest
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.training.experiments import make_trainer
+
+EXPERTS = (8, 32, 128)
+M, H = 128, 512
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    names = ("dense", *(f"experts_{count}" for count in EXPERTS), "bilingual")
+    return {name: make_trainer(registry.get(f"study.{name}")).task for name in names}
+
+
+def parameters(task):
+    return sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
+
+
+def test_a_token_uses_as_many_weights_in_each_model(tasks):
+    active = {name: task.active_parameters() for name, task in tasks.items()}
+    assert len(set(active.values())) == 1, active
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_experts_are_the_only_difference(tasks, experts):
+    """Two experts of a token are as large as the dense layer, so E experts have E / 2 of it."""
+    more = parameters(tasks[f"experts_{experts}"]) - parameters(tasks["dense"])
+    assert more == (experts - 2) * 2 * M * H
+
+
+def test_data_batches_and_schedule_are_the_same():
+    dense = registry.get("study.dense")
+    for experts in EXPERTS:
+        sparse = registry.get(f"study.experts_{experts}")
+        assert sparse.input.to_text() == dense.input.to_text()
+        assert sparse.trainer.to_text() == dense.trainer.to_text()
