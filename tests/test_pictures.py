@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from docs.pictures import __main__ as pictures
-from docs.pictures import all_to_all, curve, weight_cut
+from docs.pictures import all_to_all, curve, families, weight_cut
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 
@@ -85,3 +85,13 @@ def test_curve_draws_means_of_steps_within_its_panel():
     text = curve.draw("a.run", rows)
     assert "The training of a.run" in text and "60 steps" in text and "dev 1.00" in text
     assert curve.ticks(8.1, 7) == [0, 2, 4, 6, 8] and curve.ticks(0.004, 2) == [0, 0.002, 0.004]
+
+
+def test_the_map_of_families_has_a_number_for_each_pair_that_there_is():
+    overlap = {"within": 0.7, "between": 0.4, "families": {"A": {"A": 0.7, "B": 0.4}}}
+    overlap["families"]["B"] = {"A": 0.4}
+    layers = [{"path": name, "num_experts": 4, "family_overlap": overlap} for name in "xy"]
+    root = xml.etree.ElementTree.fromstring(families.draw("test", layers))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts.count("70") == 2 and texts.count("40") == 4
+    assert "x, 4 experts: 70% within a family, 40% between families" in texts

@@ -7,7 +7,12 @@ that the committed files are equal to what this draws.
 
     python -m docs.pictures --logdir=runs/quickstart
 
-also draws the curves of that run. Pictures of the planner's page are screenshots of a page that
+also draws the curves of that run. Which families of languages share experts is drawn from what
+`gshard-experts report --json=experts.json` wrote:
+
+    python -m docs.pictures --experts=experts.json
+
+Pictures of the planner's page are screenshots of a page that
 `gshard-plan --html` wrote; they need Chromium:
 
     python -m docs.pictures --plan=plan.html
@@ -24,10 +29,11 @@ and those of the page of a gshard-serve with the quickstart's model, and its dri
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import all_to_all, curve, page_shots, server_page, weight_cut
+from docs.pictures import all_to_all, curve, families, page_shots, server_page, weight_cut
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.
@@ -42,6 +48,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
+    parser.add_argument("--experts", type=pathlib.Path, help="JSON of gshard-experts report")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")
@@ -52,6 +59,10 @@ def main() -> None:
         run = lingvo_gshard.load(given.logdir)
         text = curve.draw(run.params.name, run.metrics())
         (FOLDER / "curve.svg").write_text(text, encoding="utf-8")
+    if given.experts:
+        report = json.loads(given.experts.read_text(encoding="utf-8"))
+        text = families.draw(report["experiment"], report["layers"])
+        (FOLDER / "families.svg").write_text(text, encoding="utf-8")
     if given.plan:
         page_shots.take(given.plan, FOLDER, "planner", 1176, 1.5)
     if given.report:

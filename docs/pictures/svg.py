@@ -59,10 +59,12 @@ class Picture:
         self._elements: list[str] = []
         self.text(MARGIN, 42, title, "title")
 
-    def text(self, x: float, y: float, text: str, style: str = "") -> None:
+    def text(self, x: float, y: float, text: str, style: str = "", **attributes: str) -> None:
         """Adds a line of text that begins, ends (`end`) or is centered (`middle`) at x."""
         place = f'x="{_number(x)}" y="{_number(y)}"'
-        self._elements.append(f"<text {place}{_styled(style, {})}>{html.escape(text)}</text>")
+        self._elements.append(
+            f"<text {place}{_styled(style, attributes)}>{html.escape(text)}</text>"
+        )
 
     def rect(
         self,

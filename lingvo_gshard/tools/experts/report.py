@@ -13,8 +13,9 @@ table for each layer with experts has a line for each language:
     entropy     of a token's gates, in nats; 0: the router is certain, ln E: it is indifferent
     most used   the experts with the most tokens, and their share of the tokens
 
-The line below a table says how much languages differ: the mean share of a language's tokens that
-would have to change experts for the language to use the experts as all languages do.
+The lines below a table say how much languages differ: the mean share of a language's tokens that
+would have to change experts for the language to use the experts as all languages do; and which
+share of their choices two languages have in common, of one family and of different ones.
 
 --html writes a page with a map of experts by language for each layer. --json writes all numbers,
 including the load of each expert, and what training saw of the routers (gshard-experts watched) up
@@ -36,6 +37,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import heat_map
+from lingvo_gshard.tools.experts.family_overlap import FamilyOverlap
 from lingvo_gshard.tools.experts.language_use import (
     choose_rows_by_flags,
     define_row_flags,
@@ -115,12 +117,14 @@ def _watched(logdir: str, step: int) -> list[RouterRecord]:
 def _layer(path: str, use: dict[str, ExpertUse]) -> dict:
     first, *rest = use.values()
     total = sum(rest, first)
-    languages = np.stack([found.shares for found in use.values()])
+    shares = {language: found.shares for language, found in use.items()}
+    languages = np.stack(list(shares.values()))
     away = np.abs(languages - languages.mean(0)).sum(1) / 2
     return {
         "path": path,
         "num_experts": len(total.load),
         "languages_differ": float(away.mean()),
+        "family_overlap": FamilyOverlap.of(shares),
         "languages": {language: _numbers(found) for language, found in use.items()},
         "all": _numbers(total),
     }
@@ -146,7 +150,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
             box=rich.box.SIMPLE,
             title=rich.text.Text(f"{layer['path']}: {layer['num_experts']} experts"),
             title_justify="left",
-            caption=f"languages differ by {layer['languages_differ']:.1%} of their tokens",
+            caption=_caption(layer),
             caption_justify="left",
         )
         table.add_column("language")
@@ -159,6 +163,17 @@ def _print(console: rich.console.Console, record: dict) -> None:
             table.add_section()
             table.add_row("all", *_cells(layer["all"]), style="bold")
         tables.print_table(console, table)
+
+
+def _caption(layer: dict) -> str:
+    lines = [f"languages differ by {layer['languages_differ']:.1%} of their tokens"]
+    overlap: FamilyOverlap = layer["family_overlap"]
+    if overlap.within is not None and overlap.between is not None:
+        lines.append(
+            f"two languages of a family share {overlap.within:.1%} of their choices, of different "
+            f"families {overlap.between:.1%}"
+        )
+    return "\n".join(lines)
 
 
 def _cells(found: dict) -> list[str]:

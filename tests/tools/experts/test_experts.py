@@ -141,6 +141,11 @@ def test_report_covers_every_language_and_expert(trained_logdir, tmp_path, capsy
             assert found["dead_experts"] == np.sum(load == 0) and found["dropped_share"] == 0
             assert re.search(rf"{language} +{found['tokens']:,}.*{load.argmax()} \(", out)
         np.testing.assert_array_equal(layer["all"]["load"], total)
+        one, other = (np.array(found["load"]) for found in layer["languages"].values())
+        common = np.minimum(one / one.sum(), other / other.sum()).sum()
+        # German and French are of different families.
+        assert layer["family_overlap"]["between"] == pytest.approx(common, abs=1e-6)
+        assert layer["family_overlap"]["within"] is None
     # Every row has at least one word and an EOS.
     words = sum(len(row.source.split()) + 1 for row in corpora.rows(50))
     assert layers[0]["all"]["tokens"] >= words

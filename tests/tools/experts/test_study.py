@@ -7,8 +7,8 @@ import pytest
 
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.experts.families import OTHER, family
 from lingvo_gshard.tools.experts.study import results
-from lingvo_gshard.tools.experts.study.families import OTHER, family
 from lingvo_gshard.training.logdir import Logdir
 from tests.data.prepared import corpora
 

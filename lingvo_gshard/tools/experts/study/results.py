@@ -14,7 +14,7 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.experts.study.families import family
+from lingvo_gshard.tools.experts.families import family
 from lingvo_gshard.tools.experts.study.member import Member
 
 ALL = "all"
