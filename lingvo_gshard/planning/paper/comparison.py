@@ -72,6 +72,7 @@ class Comparison:
       ours: computes our figure from the plans by name of their case.
       limits: the expected range of ours / published.
       explanation: assumptions, and reasons for a difference.
+      needs_code: whether the plans must be compiled to the end, as their compile times count.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Comparison:
     ours: Callable[[Plans], float]
     limits: Limits
     explanation: str = ""
+    needs_code: bool = False
 
     @property
     def selectors(self) -> tuple[str, str, str]:

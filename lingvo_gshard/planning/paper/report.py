@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.planning.compiling import settings
 from lingvo_gshard.planning.paper import comparison as paper
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.planning.paper.comparison import Case, Comparison, ComparisonRow
@@ -73,11 +75,14 @@ def make_report(chosen: Sequence[str], plan_case: Callable[[Case], Plan]) -> Pap
       ValueError: names --paper_rows if a name is unknown.
     """
     comparisons = paper_rows.select(chosen)
+    to_the_end = {name for row in comparisons if row.needs_code for name in row.cases}
     plans: dict[str, Plan] = {}
     failures: dict[str, str] = {}
     for case in paper_rows.cases_of(comparisons):
+        has_code = case.name in to_the_end
         try:
-            plans[case.name] = plan_case(case)
+            with settings.using(dataclasses.replace(settings.current(), generates_code=has_code)):
+                plans[case.name] = plan_case(case)
         except ValueError as error:
             failures[case.name] = str(error)
         # JAX's caches of one program take as much memory as planning the next one.

@@ -270,6 +270,7 @@ def _compile_time(
         lambda plans: plans[more].compile_seconds / plans[less].compile_seconds,
         limits,
         explanation,
+        needs_code=True,
     )
 
 

@@ -38,17 +38,12 @@ def define_compiling_flags(values: flags.FlagValues) -> None:
 
 @contextlib.contextmanager
 def using_flags(values: flags.FlagValues, console: rich.console.Console) -> Iterator[None]:
-    """Has plans inside a `with` block compile as the flags say, and says what the cache did.
-
-    The paper's rows compare whole compile times, so plans of them generate code.
-    """
+    """Has plans inside a `with` block compile as the flags say, and says what the cache did."""
     cache = None
     if values.compilation_cache != "":
         directory = user_cache.directory(_NAME, values.compilation_cache)
         cache = CompilationCache(pathlib.Path(directory))
-    is_paper = bool(values.paper or values.paper_rows)
-    chosen = settings.Settings(cache, values.generate_code or is_paper)
-    with settings.using(chosen):
+    with settings.using(settings.Settings(cache, values.generate_code)):
         yield
     if cache and (cache.read or cache.compiled):
         output.say(console, _counts(cache))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lingvo_gshard.planning.compiling import settings
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.tools import plan
 from tests.planning import example_plan
@@ -68,6 +69,22 @@ def test_json_is_the_only_standard_output(planned, capsys):
     (row,) = json.loads(captured.out)["rows"]
     assert row["name"] == "steps_bound.moe_512e_12l"
     assert "Plan 1 of 1" in captured.err
+
+
+def test_only_plans_whose_compile_times_are_compared_generate_code(monkeypatch, capsys):
+    has_code = {}
+
+    def plan_experiment(params, topology, options, progress):
+        has_code[params.name, topology.name] = settings.current().generates_code
+        return example_plan.as_plan(example_plan.example_plan())
+
+    monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
+    assert run("--paper_rows=compile_time.depth,weights.moe_512e_12l") == 0
+    assert has_code == {
+        ("gshard_paper.moe_512e_12l", "v3:16x16"): False,
+        ("gshard_paper.moe_2048e_60l", "v3:32x32"): True,
+    }
+    capsys.readouterr()
 
 
 def test_failed_plan_omits_its_rows(planned, monkeypatch, capsys):
