@@ -64,6 +64,8 @@ def test_a_bucket_that_vanishes_while_a_run_trains(emulator, corpus, folder):
     emulator.faults.is_gone = True
     warned = next(line for line in process.stdout if "could not be saved" in line)
     assert f"there is no bucket {emulator.bucket}; check its name" in warned
+    # Steps of which the bucket has no row.
+    assert any(line.startswith("step ") for line in process.stdout)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=540)
     assert process.returncode == 1 and "Traceback" not in errors

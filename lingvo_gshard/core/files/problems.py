@@ -34,6 +34,8 @@ _REFUSED_WORDS = re.compile(
     r"|InvalidAccessKeyId|SignatureDoesNotMatch|Invalid Credentials|expired|Unauthorized"
     r"|http_response_code='40[13]'"
 )
+# The answer of S3 to a request for the size of a file with an expired token. It has no other words.
+_S3_BAD_REQUEST = "Bad Request"
 # The addresses of gcsfs' requests that fail only if the bucket is missing.
 _NO_BUCKET_WORDS = re.compile(
     r"specified bucket does not exist|NoSuchBucket|(?:^|/)b/[^/]+/o$|(?:^|/)b/[^/]+$"
@@ -78,7 +80,7 @@ def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:
             words = f"there is no bucket {bucket}; check its name and project"
             return BucketError(errno.ENXIO, words, path)
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    if _is_refused(error, text):
+    if _is_refused(error, text) or (scheme == "s3" and _S3_BAD_REQUEST in text):
         words = f"{bucket} refuses access ({text}); check the credentials: {_LOGIN[scheme]}"
         return BucketError(errno.EACCES, words, path)
     if _is_transient(error, text):
