@@ -157,12 +157,13 @@ class BucketLock:
             if written is None:
                 content, generation = self._cell.read()
                 found = _decode(content)
-                if content is None or (found and found.holder.token == self._holder.token):
-                    # Somebody deleted it by hand, or an earlier answer was lost.
+                is_own = bool(found) and found.holder.token == self._holder.token
+                self._is_lost = content is not None and not is_own
+                if not self._is_lost:
+                    # Somebody deleted it by hand, or an earlier answer was lost. A bucket that is
+                    # gone looks the same and takes no content; the next time tells.
                     written = self._write(generation)
-            if written is None:
-                self._is_lost = True
-            else:
+            if written is not None:
                 self._generation = written
 
 
