@@ -15,6 +15,7 @@ from docs.planned import setups
 from docs.planned.machines import Machine
 from docs.planned.models import Model
 from docs.planned.setups import Setup
+from lingvo_gshard.planning.compilation import TooLargeError
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.planning.machines import topologies
@@ -26,8 +27,6 @@ RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 TRAINING, LORA = "training", "LoRA"
 WORKS = (TRAINING, "generation 64", "generation 1", LORA)
 TRAINED = (TRAINING, LORA)
-# Slices that are compiled for a cell before it is given up.
-_MOST_TRIED = 3
 _BILLION = 1e9
 
 
@@ -53,6 +52,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
       compiler: "tpu" or "gpu".
       bounded_by: what bounds generation; empty for training.
       too_small: slices that were compiled and did not fit.
+      rejected: slices whose compiler ended with an error.
       reason: why there is no slice.
       made_in: seconds that the cell took.
     """
@@ -75,6 +75,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str = ""
     bounded_by: str = ""
     too_small: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     reason: str = ""
     made_in: float = 0.0
 
@@ -112,6 +113,7 @@ def make(model: Model, machine: Machine, work: str, say: Callable[[str], None] =
     """Returns a cell: plans upward from the smallest slice that may fit."""
     started = time.monotonic()
     too_small: list[str] = []
+    rejected: list[str] = []
     about = {"model": model.key, "machine": machine.key, "work": work}
     least = 0.0
     for name in machine.topologies:
@@ -123,18 +125,21 @@ def make(model: Model, machine: Machine, work: str, say: Callable[[str], None] =
         say(f"{model.key}, {work}: {name}, {setup.mesh}")
         try:
             cell = _planned(Cell(**about), setup, topology, work)
+        except TooLargeError:
+            cell = None
         except ValueError as error:
-            return Cell(**about, too_small=tuple(too_small), reason=_sentence(str(error)))
+            say(_sentence(str(error)))
+            rejected.append(name)
+            continue
         if cell is not None:
+            tried = {"too_small": tuple(too_small), "rejected": tuple(rejected)}
             seconds = round(time.monotonic() - started, 1)
-            return msgspec.structs.replace(cell, too_small=tuple(too_small), made_in=seconds)
+            return msgspec.structs.replace(cell, **tried, made_in=seconds)
         too_small.append(name)
-        if len(too_small) == _MOST_TRIED:
-            return Cell(**about, too_small=tuple(too_small), reason="larger slices were not tried")
     reason = f"even {machine.topologies[-1]} would be {least:.0%} full before any activation"
-    if too_small:
+    if too_small or rejected:
         reason = "no larger slice is listed"
-    return Cell(**about, too_small=tuple(too_small), reason=reason)
+    return Cell(**about, too_small=tuple(too_small), rejected=tuple(rejected), reason=reason)
 
 
 def _setup(model: Model, topology: Topology, work: str) -> Setup:

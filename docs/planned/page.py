@@ -40,6 +40,7 @@ def text(found: Cells) -> str:
         "generation_64": _details(planned, found, "generation 64", _generation_columns),
         "generation_1": _details(planned, found, "generation 1", _generation_columns),
         "missing": _missing(planned, found),
+        "rejected": _rejected(planned, found),
         "rank": str(setups.RANK),
         "trained_length": f"{setups.TRAINED_LENGTH:,}",
         "generated_length": f"{setups.GENERATED_LENGTH:,}",
@@ -151,6 +152,19 @@ def _missing(models: Sequence[Model], found: Cells) -> str:
     }
     shown = ", ".join(f"{name} ({count} models)" for name, count in by_machine.items())
     return f"{len(wanted) - len(left)} of {len(wanted)} cells are planned. Missing are {shown}."
+
+
+def _rejected(models: Sequence[Model], found: Cells) -> str:
+    """Returns a sentence on the slices whose compiler ended with an error."""
+    names = {model.key: model.name for model in models}
+    shown = [
+        f"{names[cell.model]} ({cell.work}) on {', '.join(cell.rejected)}"
+        for cell in found.values()
+        if cell.rejected and cell.model in names
+    ]
+    if not shown:
+        return "No compiler ended with an error."
+    return f"A compiler ended with an error, and a larger slice was tried: {'; '.join(shown)}."
 
 
 def large(value: float) -> str:

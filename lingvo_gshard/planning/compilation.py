@@ -33,6 +33,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LARGEST_CHIPS = ("v5p", "tpu7x")
 
 
+class TooLargeError(ValueError):
+    """A program needs far more memory than a device has, so that there is no plan of it."""
+
+
 def compile_for(
     program: Program,
     topology: Topology,
@@ -145,12 +149,12 @@ def _compile_for_larger(
     """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
     larger = _larger_topology(topology)
     if larger is None:
-        raise ValueError(_too_large(program, topology, message))
+        raise TooLargeError(_too_large(program, topology, message))
     progress(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
         compiled = _compile(program, larger, started, progress)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
+        raise TooLargeError(
             f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "
             f"{_first_line(str(error))}"
         ) from None
