@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -118,15 +119,12 @@ def make(model: Model, machine: Machine, work: str, say: Callable[[str], None] =
     least = 0.0
     for name in machine.topologies:
         topology = topologies.get(name)
-        setup = _setup(model, topology, work)
-        least = setup.fills
-        if setup.fills > 1:
+        setups_here = _setups(model, topology, work)
+        least = setups_here[0].fills
+        if least > 1:
             continue
-        say(f"{model.key}, {work}: {name}, {setup.mesh}")
         try:
-            cell = _planned(Cell(**about), setup, topology, work)
-        except TooLargeError:
-            cell = None
+            cell = _first_that_fits(Cell(**about), setups_here, topology, work, say)
         except ValueError as error:
             say(_sentence(str(error)))
             rejected.append(name)
@@ -142,10 +140,28 @@ def make(model: Model, machine: Machine, work: str, say: Callable[[str], None] =
     return Cell(**about, too_small=tuple(too_small), rejected=tuple(rejected), reason=reason)
 
 
-def _setup(model: Model, topology: Topology, work: str) -> Setup:
+def _setups(model: Model, topology: Topology, work: str) -> list[Setup]:
+    """Returns the setups to try on a slice, in this order."""
     if work in TRAINED:
-        return setups.training(model, topology, setups.RANK if work == LORA else 0)
+        return [setups.training(model, topology, setups.RANK if work == LORA else 0)]
     return setups.generation(model, topology, int(work.split()[1]))
+
+
+def _first_that_fits(
+    cell: Cell,
+    tried: Sequence[Setup],
+    topology: Topology,
+    work: str,
+    say: Callable[[str], None],
+) -> Cell | None:
+    """Returns the cell of the first setup that fits on a slice; None if none does."""
+    for setup in tried:
+        say(f"{cell.model}, {work}: {topology.name}, {setup.mesh}")
+        with contextlib.suppress(TooLargeError):
+            found = _planned(cell, setup, topology, work)
+            if found is not None:
+                return found
+    return None
 
 
 def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | None:

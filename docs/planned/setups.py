@@ -93,10 +93,11 @@ def training(model: Model, topology: Topology, rank: int = 0) -> Setup:
     return dataclasses.replace(setup, fills=needed / topology.chip.usable_bytes / _ROOM["training"])
 
 
-def generation(model: Model, topology: Topology, batch: int) -> Setup:
-    """Returns the setup of generating `batch` texts of GENERATED_LENGTH positions.
+def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
+    """Returns setups of generating `batch` texts of GENERATED_LENGTH positions.
 
-    Of the meshes that fit, the one with the most replicas of the weights is taken.
+    These are the meshes that may fit, with the most replicas of the weights first; if none may fit,
+    the one that needs the least memory.
     """
     params = lingvo_gshard.open_model(
         model.config, length=GENERATED_LENGTH, precision="bfloat16_weights"
@@ -130,7 +131,7 @@ def generation(model: Model, topology: Topology, batch: int) -> Setup:
         needed = sum(row.bytes_per_device for row in weights) + 2 * caches * batch // data
         fills = needed / topology.chip.usable_bytes / _ROOM["generation"]
         found.append(dataclasses.replace(setup, fills=fills))
-    return next((s for s in found if s.fills <= 1), min(found, key=lambda s: s.fills))
+    return [s for s in found if s.fills <= 1] or [min(found, key=lambda s: s.fills)]
 
 
 def _experts(task: Params) -> int:
