@@ -3,9 +3,11 @@
 import json
 
 import jax
+import msgspec
 import pytest
 
 from docs.planned import cells, machines, models, page, setups
+from lingvo_gshard.planning.compilation import TooLargeError
 from lingvo_gshard.planning.machines import topologies
 
 FOUND = cells.load()
@@ -43,6 +45,27 @@ def test_slices_are_tried_from_small_to_large():
     for machine in machines.MACHINES:
         chips = [topologies.get(name).chips for name in machine.topologies]
         assert chips == sorted(set(chips)) and chips[0] == 1
+
+
+def test_every_mesh_of_a_slice_is_tried_before_a_larger_slice(monkeypatch):
+    tried = []
+
+    def planned(cell, setup, topology, work):
+        tried.append((topology.name, setup.mesh))
+        if len(tried) == 2:
+            raise TooLargeError("far more memory")
+        if topology.chips == 8:
+            raise ValueError("the compiler crashed")
+        fits = topology.chips == 16
+        return msgspec.structs.replace(cell, topology=topology.name) if fits else None
+
+    monkeypatch.setattr(cells, "_planned", planned)
+    made = cells.make(MODELS["olmoe-1b-7b"], MACHINES["v6e"], "generation 64", say=lambda _: None)
+    assert (made.topology, made.too_small, made.rejected) == ("v6e:4x4", ("v6e:2x2",), ("v6e:2x4",))
+    meshes = [mesh for name, mesh in tried if name == "v6e:2x2"]
+    assert meshes == ["data=4,model=1", "data=2,model=2", "data=1,model=4"]
+    # A compiler that crashes is not asked again for the same slice.
+    assert len([name for name, _ in tried if name == "v6e:2x4"]) == 1
 
 
 @pytest.mark.parametrize("cell", PLACED, ids=lambda cell: " ".join(cell.key))
