@@ -103,7 +103,9 @@ def large() -> Params:
     thousand to 500 pairs each, and are sampled with temperature 2. Rows have the data's ratio of
     source to target tokens.
 
-    Time: an hour on 2 CPU cores, by estimate. Result: not measured yet.
+    Time: 49 minutes of processor time. Result: a third of an epoch, test perplexity 50, and chrF 24
+    and BLEU 6 averaged over the 80 languages with 20 test rows or more; docs/results.md has the
+    table by language. The dev loss still falls, so a larger --steps is worth its time.
 
         gshard-train --experiment=translation.large --logdir=runs/large
         gshard-evaluate --logdir=runs/large
