@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import vocabulary_trainer
@@ -56,8 +57,7 @@ class TranslationInput(CorpusInput):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        given = self.p.languages
-        self._languages = (given,) if isinstance(given, str) else tuple(given)
+        self._languages = listed(self.p.languages)
 
     @property
     def temperature(self) -> float:

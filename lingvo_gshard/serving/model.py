@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.published_settings import PublishedSettings
@@ -51,8 +52,7 @@ class ServedModel:
             return cls(
                 name, decoder.step, engine, input_.vocabulary, published=run.published_settings
             )
-        languages = input_.p.get("languages") if "languages" in input_.p else ()
-        languages = (languages,) if isinstance(languages, str) else tuple(languages)
+        languages = listed(input_.p.get("languages")) if "languages" in input_.p else ()
         return cls(
             name,
             decoder.step,

@@ -13,6 +13,7 @@ partitioner compiles that into the collective.
 from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
@@ -149,7 +150,7 @@ def axis_index(axis: str) -> tf.Tensor:
 
 def _mesh_with(axes: Axes) -> tuple[Mesh | None, tuple[str, ...]]:
     """Returns the axes as a tuple, and the mesh, or None if there is nothing to communicate."""
-    axes = (axes,) if isinstance(axes, str) else tuple(axes)
+    axes = listed(axes)
     mesh = mesh_in_use()
     return (mesh, axes) if mesh and mesh.parts(axes) > 1 else (None, axes)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch, Input, TrainBatches
@@ -168,7 +169,7 @@ class PreparedInput(Input):
         """
         if split not in self._tables:
             self._tables[split] = Table(
-                self.p.directory, self.manifest, split, self.p.on_damage, self._used_languages
+                self.p.directory, self.manifest, split, self.p.on_damage, listed(self.p.languages)
             )
         return self._tables[split]
 
@@ -300,12 +301,6 @@ class PreparedInput(Input):
         found = [self.own_rows(self.specs_of(bucket)) for bucket in self.buckets]
         return found.__getitem__
 
-    @property
-    def _used_languages(self) -> tuple[str, ...]:
-        """The languages to use; empty: all."""
-        given = self.p.languages
-        return (given,) if isinstance(given, str) else tuple(given)
-
     def _steps_of(self, shares: np.ndarray) -> float:
         """Estimates the steps that train on a block, from the mean lengths of rows."""
         groups = self._shares.used(self.table("train").groups)
@@ -323,8 +318,7 @@ class PreparedInput(Input):
     def _identity(self, seed: int) -> str:
         shards = [
             (s.language, s.source, s.file, s.sha256, s.lengths_sha256)
-            for s in self.manifest.splits["train"]
-            if not self._used_languages or s.language in self._used_languages
+            for s in self.table("train").shards
         ]
         settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self._before
         content = repr((sorted(shards), *settings, seed))

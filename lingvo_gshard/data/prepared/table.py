@@ -54,6 +54,7 @@ class Table:
     """The rows of a split, numbered by language, source and shard.
 
     Attributes:
+      shards: the shards in use, in the order of their rows' numbers.
       groups: the rows of each language and source, in the order of their numbers.
       lengths: source and target tokens of each row.
       damaged: file of a shard -> number of its rows that were asked for and could not be read.
@@ -90,14 +91,14 @@ class Table:
         self.damaged: collections.Counter[str] = collections.Counter()
         shards = [shard for shard in manifest.splits[split] if shard.rows]
         _check_languages(languages, split, shards)
-        self._shards = sorted(
+        self.shards = sorted(
             (shard for shard in shards if not languages or shard.language in languages),
             key=lambda shard: (shard.language, shard.source, shard.file),
         )
-        self._readable = [self._is_readable(shard) for shard in self._shards]
-        self._starts = np.cumsum([0, *(shard.rows for shard in self._shards)])
-        self.lengths = Lengths(self._root, self._shards)
-        self.groups = _groups(self._shards)
+        self._readable = [self._is_readable(shard) for shard in self.shards]
+        self._starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
+        self.lengths = Lengths(self._root, self.shards)
+        self.groups = _groups(self.shards)
         # A reader has a place in its file, which threads must not move for one another.
         self._lock = threading.Lock()
         self._reader = functools.lru_cache(_MOST_OPEN)(self._open)
@@ -128,7 +129,7 @@ class Table:
 
     def _read(self, number: int, rows: np.ndarray) -> list[bytes]:
         """Returns the records of some rows of a shard."""
-        shard, empty = self._shards[number], record.encode((), (), self._width)
+        shard, empty = self.shards[number], record.encode((), (), self._width)
         if not self._readable[number]:
             return [empty] * len(rows)
         reader, lengths = self._reader(number), self.lengths.of(rows + self._starts[number])
@@ -148,7 +149,7 @@ class Table:
         return found
 
     def _open(self, number: int) -> Any:
-        path = copies.local_file(self._root / self._shards[number].file)
+        path = copies.local_file(self._root / self.shards[number].file)
         return array_record_module.ArrayRecordReader(
             str(path), _READER_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES
         )

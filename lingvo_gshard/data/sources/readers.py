@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NoReturn
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data import held_out
@@ -285,7 +286,7 @@ class FileReader(Reader):
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(filter(None, (given,) if isinstance(given, str) else tuple(given)))
+    return tuple(filter(None, listed(given)))
 
 
 def _check_is_file(setting: str, path: str) -> None:

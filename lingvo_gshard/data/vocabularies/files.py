@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -52,8 +53,7 @@ def of_others(files: str | Sequence[str]) -> tuple[Vocabulary, ...]:
 
 def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the paths of a setting that names one file or several."""
-    listed = (files,) if isinstance(files, str) else files
-    return tuple(map(os.path.expanduser, listed))
+    return tuple(map(os.path.expanduser, listed(files)))
 
 
 def _of_others(path: str) -> Vocabulary:

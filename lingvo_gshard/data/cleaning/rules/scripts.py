@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import regex
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.data.cleaning.rules.language_scripts import LANGUAGES
 
 _LATIN = "Latn"
@@ -145,9 +146,8 @@ def _runs_of(codes: Sequence[int]) -> re.Pattern[str]:
 
 
 def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    entries = (given,) if isinstance(given, str) else given
     parsed = {}
-    for entry in entries:
+    for entry in listed(given):
         language, equals, scripts = entry.partition("=")
         chosen = tuple(scripts.split("+"))
         if not language or not equals or not all(chosen):
