@@ -1,5 +1,7 @@
 """Row: a sentence with its translation, or a text, and where it was read."""
 
+import collections
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -19,3 +21,11 @@ class Row(NamedTuple):
     target: str
     file: str = ""
     line: int = 0
+
+
+def rows_by_language(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Returns language -> its rows, both in the order in which they first occur."""
+    found = collections.defaultdict(list)
+    for row in rows:
+        found[row.language].append(row)
+    return dict(found)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
@@ -34,21 +33,20 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """exp of the cross-entropy."""
+        """The perplexity of the model on a target token: exp(cross_entropy)."""
         return perplexity(self.cross_entropy)
 
 
 def combined(parts: Iterable[Likelihood]) -> Likelihood:
     """Returns the likelihood of all rows of some parts; each token counts the same."""
-    parts = list(parts)
-    counted = [part for part in parts if part.tokens]
-    tokens = sum(part.tokens for part in counted)
-    return Likelihood(
-        cross_entropy=_mean([(part.cross_entropy, part.tokens) for part in counted]),
-        accuracy=_mean([(part.accuracy, part.tokens) for part in counted]),
-        tokens=tokens,
-        rows_too_long=sum(part.rows_too_long for part in parts),
-    )
+    means, tokens, rows_too_long = WeightedMeans(), 0, 0
+    for part in parts:
+        if part.tokens:
+            values = {"cross_entropy": part.cross_entropy, "accuracy": part.accuracy}
+            means.add({name: (value, part.tokens) for name, value in values.items()})
+        tokens += part.tokens
+        rows_too_long += part.rows_too_long
+    return _likelihood(means, tokens, rows_too_long)
 
 
 def measure_likelihood(
@@ -73,8 +71,7 @@ def measure_likelihood(
         done += int(batch["target_segments"].max(axis=1).sum())
         if on_progress:
             on_progress(done)
-    found = {"cross_entropy": math.nan, "accuracy": math.nan, **means.means()}
-    return Likelihood(found["cross_entropy"], found["accuracy"], tokens, rows_too_long)
+    return _likelihood(means, tokens, rows_too_long)
 
 
 def measure_by_language(
@@ -84,11 +81,8 @@ def measure_by_language(
     on_progress: Callable[[int], None],
 ) -> dict[str, Likelihood]:
     """Returns source language -> the likelihood of its rows; see `measure_likelihood`."""
-    by_language = collections.defaultdict(list)
-    for row in rows:
-        by_language[row.language].append(row)
     found, before = {}, 0
-    for language, members in by_language.items():
+    for language, members in rows_by_language(rows).items():
         found[language] = measure_likelihood(
             runtime, input_, members, lambda done, before=before: on_progress(before + done)
         )
@@ -96,6 +90,6 @@ def measure_by_language(
     return found
 
 
-def _mean(pairs: Sequence[tuple[float, float]]) -> float:
-    weight = sum(weight for _, weight in pairs)
-    return sum(value * weight for value, weight in pairs) / weight if weight else math.nan
+def _likelihood(means: WeightedMeans, tokens: int, rows_too_long: int) -> Likelihood:
+    found = {"cross_entropy": math.nan, "accuracy": math.nan, **means.means()}
+    return Likelihood(found["cross_entropy"], found["accuracy"], tokens, rows_too_long)

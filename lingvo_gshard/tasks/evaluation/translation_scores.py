@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.data.batching.permutations import permutation
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tasks.evaluation import chrf_bleu
 from lingvo_gshard.tasks.evaluation.chrf_bleu import LanguageScores
@@ -163,9 +162,7 @@ def choose_rows(
     Raises:
       ValueError: a language has no row, or the split is empty.
     """
-    by_language = collections.defaultdict(list)
-    for row in rows:
-        by_language[row.language].append(row)
+    by_language = rows_by_language(rows)
     for language in languages:
         if language not in by_language:
             hint = names.nearest(language, by_language)

@@ -13,7 +13,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.sources.readers import SPLITS
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.training.monitoring import expert_use
@@ -73,8 +73,7 @@ def use_by_language(
             done += int(batch["target_segments"].max(axis=1).sum())
             progress.update(done)
 
-        for language in dict.fromkeys(row.language for row in rows):
-            members = [row for row in rows if row.language == language]
+        for language, members in rows_by_language(rows).items():
             batches = _batches(run, members)
             found[language] = expert_use.measure(task, theta, batches, count)
         progress.update(len(rows))
