@@ -83,7 +83,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
 
 
 def _members(values: flags.FlagValues) -> list[Member]:
-    """Returns the runs that the flags describe; ValueError if a flag is wrong."""
+    """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
     if not values.folder:
         raise ValueError("--folder is missing: the directory of the study's runs")
     seeds = [_seed(text) for text in values.seeds]

@@ -59,7 +59,7 @@ class Member:
 
     @property
     def evaluation(self) -> EvaluationRow | None:
-        """The newest evaluation of the test rows; None if there is none of all steps."""
+        """The newest scores of the test rows; None before the run is trained and scored."""
         if not self.logdir.exists():
             return None
         found = [row for row in evaluations.read(self.logdir) if row.split == SPLIT]
@@ -77,21 +77,18 @@ class Member:
 
     def params(self) -> Params:
         """Returns the experiment with the study's settings; ValueError if one is wrong."""
-        languages = [f"input.languages = ('{self.language}',)"] if self.language else []
-        params = experiment(self.model, [*self.settings, *languages], self.gin_files)
+        params = experiment(self.model, self._statements, self.gin_files)
         params.trainer.set(seed=self.seed, steps=self.steps or params.trainer.steps)
         return params
 
     def train(self) -> None:
         """Trains the run, from its newest checkpoint if there is one."""
-        languages = [f"--gin_param=input.languages = ('{self.language}',)"] if self.language else []
         self._command(
             "train",
             f"--experiment={self.model}",
             f"--seed={self.seed}",
             *(f"--gin_file={path}" for path in self.gin_files),
-            *(f"--gin_param={text}" for text in self.settings),
-            *languages,
+            *(f"--gin_param={text}" for text in self._statements),
             *([f"--steps={self.steps}"] if self.steps else []),
         )
 
@@ -100,8 +97,18 @@ class Member:
         self._command("evaluate", f"--split={SPLIT}", "--noshuffled")
 
     @property
+    def _statements(self) -> tuple[str, ...]:
+        """The gin statements of the run."""
+        languages = (f"input.languages = ('{self.language}',)",) if self.language else ()
+        return *self.settings, *languages
+
+    @property
     def _is_trained(self) -> bool:
-        """Whether all steps are done. A bilingual model is scored only after it has ended early."""
+        """Whether a run that has scores is trained to its end, which may come early if bilingual.
+
+        Fewer steps are done than wanted if --steps was raised since. A bilingual run is scored only
+        when its training has ended by itself.
+        """
         last = Logdir(self.logdir).last_step or 0
         return last >= self.params().trainer.steps or bool(self.language)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import rich.console
 from lingvo_gshard.api import tables
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.tasks.evaluation.evaluation import Table
+from lingvo_gshard.tasks.evaluation.likelihood import Likelihood, combined
+from lingvo_gshard.tasks.evaluation.means import WeightedMeans
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.families import family
 from lingvo_gshard.tools.experts.study.member import Member
@@ -131,15 +134,13 @@ def _result(member: Member, thirds: dict[str, str]) -> RunResult:
 
 
 def _pooled(scores: Sequence[dict]) -> Scores:
+    means = WeightedMeans()
+    for row in scores:
+        means.add({name: (row["translated"][name], row["rows"]) for name in ("chrf", "bleu")})
+    fields = [field.name for field in dataclasses.fields(Likelihood)]
+    likelihood = combined(Likelihood(**{name: row[name] for name in fields}) for row in scores)
     rows = sum(row["rows"] for row in scores)
-    counted = [row for row in scores if row["tokens"]]
-    tokens = sum(row["tokens"] for row in counted)
-    nats = sum(row["cross_entropy"] * row["tokens"] for row in counted)
-    chrf, bleu = (
-        sum(row["rows"] * row["translated"][name] for row in scores) / rows
-        for name in ("chrf", "bleu")
-    )
-    return Scores(rows, math.exp(nats / tokens) if tokens else math.nan, chrf, bleu)
+    return Scores(rows, likelihood.perplexity, **means.means())
 
 
 def _thirds_table(by_model: dict[str, list[RunResult]]) -> Table:
