@@ -80,7 +80,7 @@ def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:
             words = f"there is no bucket {bucket}; check its name and project"
             return BucketError(errno.ENXIO, words, path)
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    if _is_refused(error, text) or (scheme == "s3" and _S3_BAD_REQUEST in text):
+    if _is_refused(error, text, scheme):
         words = f"{bucket} refuses access ({text}); check the credentials: {_LOGIN[scheme]}"
         return BucketError(errno.EACCES, words, path)
     if _is_transient(error, text):
@@ -92,8 +92,10 @@ def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:
     return BucketError(errno.EIO, f"{bucket} failed ({text})", path)
 
 
-def _is_refused(error: Exception, text: str) -> bool:
+def _is_refused(error: Exception, text: str, scheme: str) -> bool:
     if isinstance(error, PermissionError) or _types(error) & _REFUSED_TYPES:
+        return True
+    if scheme == "s3" and _S3_BAD_REQUEST in text:
         return True
     return getattr(error, "code", None) in (401, 403) or bool(_REFUSED_WORDS.search(text))
 
