@@ -12,8 +12,8 @@ also draws the curves of that run. Which families of languages share experts is 
 
     python -m docs.pictures --experts=experts.json
 
-Pictures of the planner's page are screenshots of a page that
-`gshard-plan --html` wrote; they need Chromium:
+Pictures of the planner's page are screenshots of a page that `gshard-plan --html` wrote; they need
+Chromium:
 
     python -m docs.pictures --plan=plan.html
 

@@ -30,8 +30,8 @@ def dense() -> Params:
 def experts_8() -> Params:
     """Eight experts in one layer of the encoder, two for each token.
 
-    Purpose: what experts gain at equal FLOPs per token. Experts are given by a hash of the token,
-    and none is too full.
+    Purpose: what experts gain at equal FLOPs per token. A hash of a token gives its experts,
+    and no token is dropped.
 
         gshard-experts study --folder=runs/study --models=study.experts_8
     """
@@ -86,10 +86,13 @@ def _with_experts(num_experts: int) -> Params:
 
 
 def _experiment(layer: Params) -> Params:
-    """Returns the experiment with a layer in the encoder, where those with experts have theirs.
+    """Returns the experiment of a model.
 
-    The decoder has no experts: they would learn English sentences by heart, which hundreds of
+    The decoder never has experts: they would learn English sentences by heart, which hundreds of
     languages share.
+
+    Args:
+      layer: takes the place of every second feed-forward layer of the encoder.
     """
     params = translation.large()
     params.input.set(batch_rows=24, source_length=112, target_length=56)

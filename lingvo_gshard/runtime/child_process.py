@@ -9,7 +9,7 @@ from typing import IO
 
 
 def start_module(module: str, *arguments: str, stderr: int | IO[bytes]) -> subprocess.Popen[bytes]:
-    """Starts a module with streams to and from it.
+    """Starts a module in a new process, with pipes for its standard input and output.
 
     Args:
       module: name of the module.

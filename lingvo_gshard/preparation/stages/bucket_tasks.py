@@ -15,7 +15,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 class Done(msgspec.Struct):
-    """The record of a task that is done and whose result is in a file."""
+    """Records that a task is finished. Its result is in a file."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,7 +85,7 @@ class _RangeTask:
 
 @dataclasses.dataclass(frozen=True)
 class CommonKeys(_RangeTask):
-    """Finds the keys of a range that several rows have."""
+    """Finds the keys that several rows share, in one range of keys."""
 
     @property
     def name(self) -> str:
