@@ -19,6 +19,9 @@ class Dropout(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("rate", 0.0, "Fraction of the elements that are zeroed.", minimum=0, below=1)
+        p.define(
+            "whole_vectors", False, "Whether the elements of the last dimension share their fate."
+        )
         return p
 
     @layer_method
@@ -26,7 +29,10 @@ class Dropout(Layer):
         """Returns x with elements dropped. The shape of x must be static."""
         if not context.current().training or self.p.rate == 0:
             return x
-        words = random_numbers.hashed_words(x.shape.as_list(), self.random_seed("mask"))
+        shape = x.shape.as_list()
+        if self.p.whole_vectors:
+            shape[-1] = 1
+        words = random_numbers.hashed_words(shape, self.random_seed("mask"))
         kept = words >= tf.constant(round(self.p.rate * 2**32), tf.uint32)
         scale = tf.constant(1 / (1 - self.p.rate), x.dtype)
         return x * tf.where(kept, scale, tf.zeros([], x.dtype))

@@ -40,6 +40,15 @@ def test_masks_depend_on_seed_and_path():
     assert not np.array_equal(drop(x, 0.5), drop(x, 0.5, path="other"))
 
 
+def test_whole_vectors_share_their_fate():
+    layer = Dropout.params().set(rate=0.25, whole_vectors=True).instantiate(path="dropout")
+    with context.scope(training=True, seed=tf.constant([1, 0])):
+        y_BLM = layer.fprop(layer.init(1), tf.ones([64, 128, 3])).numpy()
+    assert set(np.unique(y_BLM)) == {0, np.float32(1 / 0.75)}
+    assert (y_BLM == y_BLM[..., :1]).all()
+    assert abs((y_BLM[..., 0] == 0).mean() - 0.25) < 0.02
+
+
 def test_neighbors_are_independent():
     kept = drop(np.ones((256, 64), np.float32), 0.5).numpy() > 0
     for distance in (1, 2, 3):

@@ -27,6 +27,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import (
 )
 
 _DROPOUTS = {
+    "token_dropout_rate": "the stack's input tokens, each as a whole,",
     "input_dropout_rate": "the stack's input",
     "residual_dropout_rate": "each sublayer's output",
     "attention_dropout_rate": "the attention weights",
@@ -104,6 +105,8 @@ class TransformerStack(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
+        tokens = Dropout.params().set(rate=p.token_dropout_rate, whole_vectors=True)
+        self.create_child("token_dropout", tokens)
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
         for name in ("dense_first", "sequential_first"):
             if p.get(name) > p.num_layers:
@@ -220,6 +223,7 @@ class TransformerStack(Layer):
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
+        x_BLM = self.token_dropout.fprop(theta.token_dropout, x_BLM)
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         if self._sequential_first:
             x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)

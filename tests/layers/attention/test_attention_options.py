@@ -145,6 +145,7 @@ def test_a_loop_equals_its_layers(rematerialize):
     stack, theta = stack_of("together", execution=loop(rematerialize))
     layers, _ = stack_of("together")
     flat = NestedMap(layers=[t for _, t in stack.unrolled(theta)], final_norm=theta.final_norm)
+    flat["token_dropout"] = theta.token_dropout
     flat["input_dropout"] = theta.input_dropout
     x, segments = tf.constant(activations()), tf.constant(SEGMENTS)
 

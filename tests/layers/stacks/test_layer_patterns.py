@@ -115,7 +115,11 @@ def test_a_loop_after_first_layers_equals_separate_layers():
     theta, x = weights(looped), rows()
     separate = stack(**values)
     flat = NestedMap(layers=[weights for _, weights in looped.unrolled(theta)])
-    flat.update(final_norm=theta.final_norm, input_dropout=theta.input_dropout)
+    flat.update(
+        final_norm=theta.final_norm,
+        token_dropout=theta.token_dropout,
+        input_dropout=theta.input_dropout,
+    )
     windows = [layer.self_attention.p.window for layer in looped.layers_in_order()]
     assert windows == [2, 0, 2, 0, 2]
     expected = separate.fprop(flat, x, SEGMENTS)
