@@ -9,7 +9,7 @@ import functools
 import gc
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabulary import Vocabulary
+
+EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
 
 _ENCODED_AT_A_TIME = 10_000
 
@@ -165,6 +167,10 @@ class CorpusInput(Input):
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
         """Returns the examples of a split."""
 
+    def _tokenize_training(self, rows: list[Row], report: CleaningReport) -> Examples:
+        """Returns the examples of the training split."""
+        return self._tokenize(rows, report)
+
     @abc.abstractmethod
     def _settings(self) -> tuple[object, ...]:
         """Returns the settings that determine the training batches, besides examples and seed."""
@@ -209,7 +215,7 @@ class CorpusInput(Input):
     def _examples(self) -> Examples:
         rows, report = self._load("train")
         with _without_collection():
-            examples = self._tokenize(rows, report)
+            examples = self._tokenize_training(rows, report)
         _check_any_left(examples.report, "train")
         return examples
 
@@ -233,6 +239,7 @@ def encode(
     vocabulary: Vocabulary,
     observer: Observer | None = None,
     first: Sequence[int] = (),
+    encode_batch: EncodeBatch | None = None,
 ) -> Tokens:
     """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
 
@@ -241,7 +248,9 @@ def encode(
       vocabulary: encodes them.
       observer: is told how far encoding is.
       first: ids that each text begins with.
+      encode_batch: takes the place of the vocabulary's method.
     """
+    encode_batch = encode_batch or vocabulary.encode_batch
     observer = observer or SilentObserver()
     numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
     unique = list(numbers)
@@ -249,7 +258,7 @@ def encode(
     # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
         observer.update(begin, begin / len(unique))
-        encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
+        encoded = encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
         if first:
             encoded = [[*first, *ids] for ids in encoded]
         part = Tokens.concatenate(encoded).with_end(vocabulary.eos_id)

@@ -59,6 +59,8 @@ class PublishedVocabulary(Vocabulary):
       end_ids: ids that end a text; the first is `eos_id`.
     """
 
+    can_sample = False
+
     def __init__(self, directory: pathlib.Path):
         """Reads the files of a published model.
 

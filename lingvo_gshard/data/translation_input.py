@@ -17,7 +17,7 @@ from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
+from lingvo_gshard.data.corpus_input import CorpusInput, EncodeBatch, Examples, encode
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources import tsv
@@ -52,6 +52,20 @@ class TranslationInput(CorpusInput):
             "L: target positions of a row. Rows fill best if L / K is the corpus's ratio of target "
             "to source tokens.",
             minimum=2,
+        )
+        p.define(
+            "segmentations",
+            1,
+            "Number of ways in which each training row is split into pieces: the likeliest, and "
+            "others at random (subword regularization, arXiv 1804.10959).",
+            minimum=1,
+        )
+        p.define(
+            "segmentation_alpha",
+            0.2,
+            "How much random splits prefer likely pieces; 0: not at all. Of a vocabulary of type "
+            "bpe: the share of merges left out.",
+            minimum=0,
         )
         return p
 
@@ -143,27 +157,54 @@ class TranslationInput(CorpusInput):
           The batches, and the number of rows left out because they are longer than a batch's row.
         """
         sources, targets = self._encode(rows, SilentObserver())
-        kept = self._fitting(sources, targets)
+        kept = np.flatnonzero(self._fits(sources, targets))
         return packing.in_order(self._pairs(sources, targets), kept), len(rows) - len(kept)
 
-    def _encode(self, rows: Sequence[Row], observer: Observer) -> tuple[Tokens, Tokens]:
-        """Returns the tokens of all sources and targets, with the ids around each."""
+    def _encode(
+        self, rows: Sequence[Row], observer: Observer, way: int = 0
+    ) -> tuple[Tokens, Tokens]:
+        """Returns the tokens of all sources and targets, with the ids around each.
+
+        Args:
+          rows: the sentence pairs.
+          observer: is told how far it is.
+          way: 0 for the likeliest pieces; each other number gives random ones of its own.
+        """
         source, target = self.source_vocabulary, self.target_vocabulary
-        observer.begin("Tokenizing sources", "sentences")
-        sources = encode([row.source for row in rows], source, observer, source.source_start)
-        observer.begin("Tokenizing targets", "sentences")
-        first = target.target_start[1:]
-        return sources, encode([row.target for row in rows], target, observer, first)
+        note = f", way {way + 1} of {self.p.segmentations}" if way else ""
+        observer.begin(f"Tokenizing sources{note}", "sentences")
+        texts = [row.source for row in rows]
+        split = self._split(source, way)
+        sources = encode(texts, source, observer, source.source_start, split)
+        observer.begin(f"Tokenizing targets{note}", "sentences")
+        texts = [row.target for row in rows]
+        split = self._split(target, way)
+        return sources, encode(texts, target, observer, target.target_start[1:], split)
+
+    def _split(self, vocabulary: Vocabulary, way: int) -> EncodeBatch | None:
+        """Returns what splits texts at random; None for the likeliest pieces.
+
+        Raises:
+          ValueError: the vocabulary has no others.
+        """
+        if not way:
+            return None
+        if not vocabulary.can_sample:
+            raise ValueError(
+                f"input.segmentations = {self.p.segmentations}: a vocabulary of SentencePiece "
+                f"was expected, but this one, {type(vocabulary).__name__}, splits in one way"
+            )
+        alpha = self.p.segmentation_alpha
+        return functools.partial(vocabulary.sample_batch, alpha=alpha, seed=way)
 
     def _pairs(self, sources: Tokens, targets: Tokens) -> packing.SentencePairs:
         before = self.target_vocabulary.target_start[0]
         return packing.SentencePairs(sources, targets, self._shape, before)
 
-    def _fitting(self, sources: Tokens, targets: Tokens) -> np.ndarray:
-        """The indices of the sentence pairs that fit a row."""
+    def _fits(self, sources: Tokens, targets: Tokens) -> np.ndarray:
+        """Returns whether each sentence pair fits a row."""
         fits = sources.lengths <= self.p.source_length
-        fits &= targets.lengths <= self.p.target_length
-        return np.flatnonzero(fits)
+        return fits & (targets.lengths <= self.p.target_length)
 
     def _choose(self, rows: list[Row], split: str) -> list[Row]:
         if not self._languages:
@@ -190,17 +231,24 @@ class TranslationInput(CorpusInput):
         return examples
 
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
-        sources, targets = self._encode(rows, self.observer)
-        kept = self._fitting(sources, targets)
-        is_kept = np.zeros(len(rows), bool)
-        is_kept[kept] = True
-        dropped = np.flatnonzero(~is_kept)
+        return self._tokenize_in(1, rows, report)
+
+    def _tokenize_training(self, rows: list[Row], report: CleaningReport) -> Examples:
+        return self._tokenize_in(self.p.segmentations, rows, report)
+
+    def _tokenize_in(self, ways: int, rows: list[Row], report: CleaningReport) -> Examples:
+        """Returns the examples of a split: every row in the first way, then in the next one."""
+        encoded = [self._encode(rows, self.observer, way) for way in range(ways)]
+        sources, targets = map(Tokens.join, zip(*encoded, strict=True))
+        fits = self._fits(sources, targets)
+        kept = np.flatnonzero(fits)
+        dropped = np.flatnonzero(~fits[: len(rows)])
         return Examples(
             self._pairs(sources, targets),
             kept,
-            [rows[index].language for index in kept],
+            [rows[index % len(rows)].language for index in kept],
             report.without(
-                [rows[index] for index in dropped], TOO_MANY_TOKENS, self._limits(sources, targets)
+                [rows[index] for index in dropped], TOO_MANY_TOKENS, self._limits(*encoded[0])
             ),
         )
 

@@ -25,6 +25,7 @@ class Vocabulary:
       source_start: ids before a text that an encoder reads.
       target_start: ids before a translation. The first one is never predicted, the others always.
       forbidden_ids: ids that are never predicted.
+      can_sample: whether `sample_batch` is there.
     """
 
     suffix = ".model"
@@ -34,6 +35,7 @@ class Vocabulary:
     source_start: tuple[int, ...] = ()
     target_start: tuple[int, ...] = (BOS_ID,)
     forbidden_ids: tuple[int, ...] = ()
+    can_sample = True
 
     def __init__(self, model: bytes):
         """Reads a serialized SentencePiece model; ValueError if it is damaged or has no EOS."""
@@ -64,6 +66,25 @@ class Vocabulary:
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does."""
         return self._processor.encode(list(texts), num_threads=num_threads)
+
+    def sample_batch(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
+        """Returns the ids of many lines, each split into pieces in a random way.
+
+        Subword regularization (Kudo 2018, arXiv 1804.10959, section 3.3): a split has its
+        probability under the vocabulary's language model, to the power of alpha, normalized. A
+        vocabulary of merges ("bpe") leaves out each merge with probability alpha (BPE-dropout,
+        arXiv 1910.13267).
+
+        Args:
+          texts: the lines.
+          alpha: at least 0.
+          seed: the same seed gives the same splits.
+        """
+        sentencepiece.set_random_generator_seed(seed)
+        # Each thread has a generator of its own, so a second one would make the result random.
+        return self._processor.encode(
+            list(texts), enable_sampling=True, nbest_size=-1, alpha=alpha, num_threads=1
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids up to the first EOS, without padding and BOS."""

@@ -97,10 +97,12 @@ def test_resumes_with_a_new_input(place):
         assert all(np.array_equal(expected[name], actual[name]) for name in expected)
 
 
-@pytest.mark.parametrize("change", ["seed", "temperature", "languages", "batch_rows"])
+@pytest.mark.parametrize(
+    "change", ["seed", "temperature", "languages", "batch_rows", "segmentations"]
+)
 def test_rejects_a_state_of_other_data(place, change):
     state = params(place).instantiate().train_batches(seed=5).get_state()
-    values = {"temperature": 2.0, "languages": ("de",), "batch_rows": 5}
+    values = {"temperature": 2.0, "languages": ("de",), "batch_rows": 5, "segmentations": 2}
     p = params(place, **({change: values[change]} if change in values else {}))
     batches = p.instantiate().train_batches(seed=6 if change == "seed" else 5)
     with pytest.raises(ValueError, match="belongs to another stream"):
@@ -114,6 +116,38 @@ def test_evaluation_batches_contain_every_row_once(place):
         assert batch["source_ids"].shape == (4, 72)
         found.update(segments_as_text(batch, data))
     assert found == collections.Counter((r.source, r.target) for r in data.rows("test"))
+
+
+def test_training_rows_are_split_in_several_ways(place):
+    p = params(place, segmentations=3, segmentation_alpha=0.1)
+    p.vocabulary.size = 400
+    data = p.instantiate()
+    rows = {(row.source, row.target) for row in data.rows("train")}
+    ways = collections.defaultdict(set)
+    batches = data.train_batches(seed=1)
+    for _ in range(150):
+        batch = next(batches)
+        for row, segments in enumerate(batch["source_segments"]):
+            for segment in range(1, segments.max() + 1):
+                ids = batch["source_ids"][row][segments == segment]
+                ways[data.source_vocabulary.decode(ids)].add(tuple(ids))
+        assert set(segments_as_text(batch, data)) <= rows
+    batches.close()
+    assert set(ways) == {source for source, _ in rows}
+    assert max(map(len, ways.values())) == 3
+    held_out = next(data.evaluation_batches("test"))
+    for ids, segments in zip(held_out["source_ids"], held_out["source_segments"], strict=True):
+        first = ids[segments == 1].tolist()
+        if first:
+            text = data.source_vocabulary.decode(first)
+            assert first == [*data.source_vocabulary.encode(text), data.source_vocabulary.eos_id]
+
+
+def test_a_vocabulary_without_random_pieces_says_so(place, monkeypatch):
+    data = params(place, segmentations=2).instantiate()
+    monkeypatch.setattr(type(data.source_vocabulary), "can_sample", False)
+    with pytest.raises(ValueError, match="input.segmentations = 2: a vocabulary of SentencePiece"):
+        data.train_batches(seed=1)
 
 
 def test_languages(place):

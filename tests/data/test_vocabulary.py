@@ -45,6 +45,21 @@ def test_decoding_stops_at_eos_and_skips_padding(made):
     assert made.decode([2]) == ""
 
 
+def test_sampled_pieces_spell_the_same_texts(tmp_path):
+    made = corpora.trainer(tmp_path, size=400).train(corpora.rows(200), 1.0)[0]
+    texts = [row.source for row in corpora.rows(200)]
+    sampled = made.sample_batch(texts, alpha=0.1, seed=1)
+    assert [made.decode(ids) for ids in sampled] == texts
+    assert sampled == made.sample_batch(texts, alpha=0.1, seed=1)
+    likeliest = made.encode_batch(texts)
+    changed = {
+        alpha: sum(a != b for a, b in zip(made.sample_batch(texts, alpha, 2), likeliest, strict=1))
+        for alpha in (0.0, 0.1, 100.0)
+    }
+    assert changed[0.0] > changed[0.1] > changed[100.0] == 0
+    assert sampled != made.sample_batch(texts, alpha=0.1, seed=2)
+
+
 def test_save_and_load(made, tmp_path):
     path = made.save(str(tmp_path / "new" / "directory"), "v")
     assert os.path.basename(path) == "v.model"

@@ -75,6 +75,12 @@ class Tokens:
         """Returns the table of sentences with these lengths, concatenated in `ids`."""
         return cls(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
 
+    @classmethod
+    def join(cls, tables: Sequence["Tokens"]) -> "Tokens":
+        """Returns the table of the sentences of all tables, one table after another."""
+        ids, lengths = zip(*((table.ids, table.lengths) for table in tables), strict=True)
+        return cls.of(np.concatenate(ids), np.concatenate(lengths))
+
     def with_end(self, end: int) -> "Tokens":
         """Returns the table of the same sentences, each followed by the id `end`."""
         ids = np.insert(self.ids, self.offsets[1:], end)

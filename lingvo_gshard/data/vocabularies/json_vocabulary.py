@@ -21,6 +21,7 @@ class JsonVocabulary(Vocabulary):
     A tokenizer without a token that begins texts, or without padding, uses the one that ends them.
     """
 
+    can_sample = False
     suffix = ".json"
 
     def __init__(self, model: bytes):
