@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from docs.pictures import __main__ as pictures
-from docs.pictures import all_to_all, curve, families, weight_cut
+from docs.pictures import all_to_all, curve, families, study, weight_cut
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 
@@ -95,3 +95,44 @@ def test_the_map_of_families_has_a_number_for_each_pair_that_there_is():
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert texts.count("70") == 2 and texts.count("40") == 4
     assert "x, 4 experts: 70% within a family, 40% between families" in texts
+
+
+def _study_run(model, chrf, perplexity, language="", parameters=1_000_000):
+    scores = {"rows": 5, "perplexity": perplexity, "chrf": chrf, "bleu": 1.0}
+    return {
+        "model": model,
+        "language": language,
+        "step": 8000,
+        "parameters": parameters,
+        "thirds": dict.fromkeys(("all", "most text", "middle", "least text"), scores),
+        "languages": {"it": scores},
+    }
+
+
+def test_a_study_is_drawn_relative_to_its_first_model():
+    runs = [
+        _study_run("dense", 20.0, 60.0),
+        _study_run("dense", 22.0, 40.0),
+        _study_run("experts_8", 24.0, 45.0, parameters=3_500_000),
+        _study_run("bilingual", 11.0, 90.0, language="it"),
+    ]
+    assert study.changes(runs, "dense", "all", "perplexity") == pytest.approx([0.2, -0.2])
+    assert study.changes(runs, "experts_8", "all", "perplexity") == pytest.approx([-0.1])
+    assert study.changes(runs, "experts_8", "middle", "chrf") == pytest.approx([3.0])
+    root = xml.etree.ElementTree.fromstring(study.draw(runs))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts.count("dense, 1.0M") == texts.count("experts_8, 3.5M") == 2
+    assert "-20.0%" in texts and "+3.0" in texts
+
+
+def test_gains_compare_each_bilingual_model_with_the_mean_of_the_largest():
+    runs = [
+        _study_run("dense", 20.0, 60.0),
+        _study_run("experts_8", 24.0, 45.0, parameters=3_500_000),
+        _study_run("experts_8", 26.0, 45.0, parameters=3_500_000),
+        _study_run("bilingual", 11.0, 90.0, language="it"),
+    ]
+    root = xml.etree.ElementTree.fromstring(study.draw_gains(runs))
+    assert "it 11.0 and 25.0." in root.find(f"{SVG}desc").text
+    widths = [float(r.get("width")) for r in root.iter(f"{SVG}rect") if r.get("height") == "16"]
+    assert widths[0] / widths[1] == pytest.approx(11 / 25, abs=0.001)

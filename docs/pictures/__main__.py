@@ -12,6 +12,11 @@ also draws the curves of that run. Which families of languages share experts is 
 
     python -m docs.pictures --experts=experts.json
 
+What a study of experts found, and what bilingual models have to do with it, is drawn from what
+`gshard-experts study --json=study.json` wrote:
+
+    python -m docs.pictures --study=study.json
+
 Pictures of the planner's page are screenshots of a page that `gshard-plan --html` wrote; they need
 Chromium:
 
@@ -33,7 +38,15 @@ import json
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import all_to_all, curve, families, page_shots, server_page, weight_cut
+from docs.pictures import (
+    all_to_all,
+    curve,
+    families,
+    page_shots,
+    server_page,
+    study,
+    weight_cut,
+)
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.
@@ -49,6 +62,7 @@ def main() -> None:
     )
     parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
     parser.add_argument("--experts", type=pathlib.Path, help="JSON of gshard-experts report")
+    parser.add_argument("--study", type=pathlib.Path, help="JSON of gshard-experts study")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")
@@ -63,6 +77,11 @@ def main() -> None:
         report = json.loads(given.experts.read_text(encoding="utf-8"))
         text = families.draw(report["experiment"], report["layers"])
         (FOLDER / "families.svg").write_text(text, encoding="utf-8")
+    if given.study:
+        runs = json.loads(given.study.read_text(encoding="utf-8"))
+        (FOLDER / "study.svg").write_text(study.draw(runs), encoding="utf-8")
+        if any(run["language"] for run in runs):
+            (FOLDER / "gains.svg").write_text(study.draw_gains(runs), encoding="utf-8")
     if given.plan:
         page_shots.take(given.plan, FOLDER, "planner", 1176, 1.5)
     if given.report:

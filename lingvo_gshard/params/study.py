@@ -10,7 +10,7 @@ from lingvo_gshard.params import translation
 from lingvo_gshard.training.optim.schedules import Linear
 
 _EXPERTS_PER_TOKEN = 2
-_HIDDEN_DIM = 512
+_HIDDEN_DIM = 256
 
 
 @registry.register("study.dense")
@@ -19,7 +19,7 @@ def dense() -> Params:
 
     Purpose: what as many FLOPs per token reach with as few weights as possible. The model is that
     of study.experts_8, with one feed-forward layer of twice the hidden size in place of two
-    experts of many. Prepared data as in translation.large.
+    experts of many. Data: English to 244 languages, prepared as docs/experts.md says.
 
         gshard-experts study --folder=runs/study --models=study.dense
     """
@@ -28,7 +28,7 @@ def dense() -> Params:
 
 @registry.register("study.experts_8")
 def experts_8() -> Params:
-    """Eight experts in one layer of the encoder, two for each token.
+    """Eight experts in each layer of the decoder, two for each token.
 
     Purpose: what experts gain at equal FLOPs per token. A hash of a token gives its experts,
     and no token is dropped.
@@ -40,7 +40,7 @@ def experts_8() -> Params:
 
 @registry.register("study.experts_32")
 def experts_32() -> Params:
-    """32 experts in one layer of the encoder, two for each token.
+    """32 experts in each layer of the decoder, two for each token.
 
     Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
 
@@ -51,7 +51,7 @@ def experts_32() -> Params:
 
 @registry.register("study.experts_128")
 def experts_128() -> Params:
-    """128 experts in one layer of the encoder, two for each token.
+    """128 experts in each layer of the decoder, two for each token.
 
     Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
 
@@ -86,20 +86,22 @@ def _with_experts(num_experts: int) -> Params:
 
 
 def _experiment(layer: Params) -> Params:
-    """Returns the experiment of a model.
-
-    The decoder never has experts: they would learn English sentences by heart, which hundreds of
-    languages share.
+    """Returns the experiment of a model that translates English into many languages.
 
     Args:
-      layer: takes the place of every second feed-forward layer of the encoder.
+      layer: takes the place of the feed-forward layers of the decoder.
     """
     params = translation.large()
-    params.input.set(batch_rows=24, source_length=112, target_length=56)
-    task = params.task.set(model_dim=128)
-    for stack in (task.encoder, task.decoder):
-        stack.set(hidden_dim=_HIDDEN_DIM, num_heads=4, moe_every=2, moe=_dense_layer())
-    task.encoder.moe = layer
+    params.input.set(
+        directory="prepared/from_english",
+        batch_rows=20,
+        source_length=72,
+        target_length=128,
+        source_vocabulary_size=8000,
+    )
+    task = params.task.set(model_dim=64)
+    task.encoder.set(hidden_dim=_HIDDEN_DIM, num_heads=2, moe_every=1, moe=_dense_layer())
+    task.decoder.set(hidden_dim=_HIDDEN_DIM, num_heads=2, moe_every=1, moe=layer)
     params.trainer.set(
         steps=4000,
         schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),

@@ -9,7 +9,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.training.experiments import make_trainer
 
 EXPERTS = (8, 32, 128)
-M, H = 128, 512
+LAYERS, M, H = 2, 64, 256
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_a_token_uses_as_many_weights_in_each_model(tasks):
 def test_experts_are_the_only_difference(tasks, experts):
     """Two experts of a token are as large as the dense layer, so E experts have E / 2 of it."""
     more = parameters(tasks[f"experts_{experts}"]) - parameters(tasks["dense"])
-    assert more == (experts - 2) * 2 * M * H
+    assert more == LAYERS * (experts - 2) * 2 * M * H
 
 
 def test_data_batches_and_schedule_are_the_same():

@@ -114,3 +114,11 @@ def test_a_study_trains_what_is_missing_and_compares(capsys, tmp_path):
     code, again, _ = run_here(capsys, *flags, "--bilingual=sw")
     assert code == 0 and written.stat().st_mtime_ns == before
     assert again[again.index("Perplexity") :] == out[out.index("Perplexity") :]
+    limited = [*flags, "--max_rows_per_language=2", f"--json={path}"]
+    assert run_here(capsys, *limited)[0] == 0
+    assert written.stat().st_mtime_ns == before
+    rows = {
+        name: scores["rows"]
+        for name, scores in json.loads(path.read_text())[0]["languages"].items()
+    }
+    assert rows == dict.fromkeys(("de", "ja", "sw"), 2) and dense["languages"]["de"]["rows"] > 2

@@ -9,6 +9,7 @@ of --folder. A study that was interrupted goes on with the same command.
 
     gshard-experts study --folder=runs/study --models=study.dense,study.experts_32 --seeds=1,2
     gshard-experts study --folder=runs/study --bilingual=it,de,eo,ba,sw,fo
+    gshard-experts study --folder=runs/study --max_rows_per_language=20
     gshard-experts study --folder=runs/mine --steps=1000 \\
         --gin_param='input.directory = "prepared/mine"'
 
@@ -61,6 +62,14 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_boolean(
         "train", True, "Whether to train and score what is missing.", flag_values=values
     )
+    flags.DEFINE_integer(
+        "max_rows_per_language",
+        None,
+        "Scores a fixed random choice of at most this many test rows of each language; default: "
+        "all.",
+        1,
+        flag_values=values,
+    )
     define_settings_flags(values)
     output.define_json_flag(values, "all scores")
     return values
@@ -95,6 +104,7 @@ def _members(values: flags.FlagValues) -> list[Member]:
         settings=tuple(values.gin_param),
         gin_files=tuple(values.gin_file),
         steps=values.steps,
+        max_rows_per_language=values.max_rows_per_language,
     )
     members = [make(model, seed) for model in values.models for seed in seeds]
     members += [make(BILINGUAL, seeds[0], language=language) for language in values.bilingual]

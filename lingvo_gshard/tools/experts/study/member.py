@@ -31,6 +31,7 @@ class Member:
       gin_files: files of gin statements.
       steps: total number of steps; None: the experiment's.
       language: the only language of a bilingual model; empty for all languages.
+      max_rows_per_language: scores a fixed random choice of this many test rows; None: all.
     """
 
     folder: pathlib.Path
@@ -40,6 +41,7 @@ class Member:
     gin_files: tuple[str, ...] = ()
     steps: int | None = None
     language: str = ""
+    max_rows_per_language: int | None = None
 
     @property
     def label(self) -> str:
@@ -62,7 +64,12 @@ class Member:
         """The newest scores of the test rows; None before the run is trained and scored."""
         if not self.logdir.exists():
             return None
-        found = [row for row in evaluations.read(self.logdir) if row.split == SPLIT]
+        most = self.max_rows_per_language
+        found = [
+            row
+            for row in evaluations.read(self.logdir)
+            if row.split == SPLIT and row.options.get("max_rows_per_language") == most
+        ]
         return found[-1] if found and self._is_trained else None
 
     @property
@@ -94,7 +101,9 @@ class Member:
 
     def score(self) -> None:
         """Scores the test rows."""
-        self._command("evaluate", f"--split={SPLIT}", "--noshuffled")
+        most = self.max_rows_per_language
+        limit = [] if most is None else [f"--max_rows_per_language={most}"]
+        self._command("evaluate", f"--split={SPLIT}", "--noshuffled", *limit)
 
     @property
     def _statements(self) -> tuple[str, ...]:
