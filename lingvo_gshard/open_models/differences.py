@@ -32,6 +32,7 @@ _FREE = frozenset(
         "label_smoothing",
         "most_source",
         "residual_dropout_rate",
+        "token_dropout_rate",
         "z_loss_weight",
     )
 )

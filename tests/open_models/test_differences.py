@@ -29,6 +29,7 @@ def test_what_training_changes_is_no_difference():
     family = FAMILIES[case.model_type]
     task = family.task_of(config)
     task.encoder.residual_dropout_rate = 0.3
+    task.decoder.token_dropout_rate = 0.1
     task.label_smoothing = 0.2
     task.decoder.execution.rematerialize = "full"
     differences.check_same_task(task, family, config)
