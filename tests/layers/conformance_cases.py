@@ -149,7 +149,8 @@ def _stack(**values: object) -> Params:
     p.moe.set(model_dim=0, hidden_dim=0)
     p.moe.experts.activation = "gelu"
     p.layer.feed_forward.activation = "gelu"
-    return p.set(input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
+    p.set(token_dropout_rate=0.1, input_dropout_rate=0.1, residual_dropout_rate=0.1)
+    return p.set(attention_dropout_rate=0.1)
 
 
 def _pattern() -> Params:
