@@ -122,7 +122,18 @@ def test_a_study_is_drawn_relative_to_its_first_model():
     root = xml.etree.ElementTree.fromstring(study.draw(runs))
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert texts.count("dense, 1.0M") == texts.count("experts_8, 3.5M") == 2
-    assert "-20.0%" in texts and "+3.0" in texts
+    assert "-20%" in texts and "+3.0" in texts
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-0.44, 0, [-0.5, -0.4, -0.3, -0.2, -0.1, 0]), (0, 3.1, [0, 1, 2, 3, 4]), (0, 0, [0, 1e-6])],
+)
+def test_ticks_are_round_and_enclose_the_range(low, high, expected):
+    found = study.round_ticks(low, high)
+    if high > low:
+        assert found == pytest.approx(expected)
+    assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 7
 
 
 def test_gains_compare_each_bilingual_model_with_the_mean_of_the_largest():

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from docs.pictures.svg import MARGIN, Picture
 
-# The groups of languages and their colors; ALL has none.
-_GROUPS = (("most text", 0), ("middle", 1), ("least text", 2))
+# The groups of languages, their colors and names.
+_GROUPS = (
+    ("most text", 0, "languages with most text"),
+    ("middle", 1, "the middle third"),
+    ("least text", 2, "languages with least text"),
+)
+_MOST_TICKS = 5
 _WIDTH = 880
-_LEFT, _RIGHT = 110, 700
+_LEFT, _RIGHT = 90, 840
+# Where the longest bar ends.
+_BARS_RIGHT = 700
 _TOP = 130
 _HEIGHT, _BETWEEN = 190, 70
 # What a bar of the gains takes.
@@ -33,7 +41,7 @@ class Panel:
 
 
 _PANELS = (
-    Panel("perplexity", "test perplexity, relative to the dense model", "{:+.1%}"),
+    Panel("perplexity", "test perplexity, relative to the dense model", "{:+.0%}"),
     Panel("chrf", "chrF, points more than the dense model", "{:+.1f}"),
 )
 
@@ -58,9 +66,9 @@ def draw(runs: Sequence[dict]) -> str:
     picture.text(
         MARGIN, 66, f"{steps}. A point is the mean of a model's seeds, a bar their range.", "muted"
     )
-    for index, (group, color) in enumerate(_GROUPS):
-        picture.rect(MARGIN + 170 * index, 82, 12, 12, f"c{color}")
-        picture.text(MARGIN + 170 * index + 20, 93, f"languages with {group}", "small")
+    for index, (_, color, name) in enumerate(_GROUPS):
+        picture.rect(MARGIN + 200 * index, 82, 12, 12, f"c{color}")
+        picture.text(MARGIN + 200 * index + 20, 93, name, "small")
     for index, panel in enumerate(_PANELS):
         _draw_panel(picture, runs, models, panel, _TOP + index * (_HEIGHT + _BETWEEN) + 20)
     return picture.to_text()
@@ -80,6 +88,17 @@ def changes(runs: Sequence[dict], model: str, group: str, field: str) -> list[fl
     mean = sum(base) / len(base)
     values = [run["thirds"][group][field] for run in runs if run["model"] == model]
     return [value / mean - 1 if field == "perplexity" else value - mean for value in values]
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Returns multiples of a round number that enclose a range, few of them."""
+    unit = 10 ** math.floor(math.log10(max(high - low, 1e-6)))
+    for factor in (0.1, 0.2, 0.5, 1, 2):
+        step = factor * unit
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first <= _MOST_TICKS:
+            break
+    return [step * number for number in range(first, max(last, first + 1) + 1)]
 
 
 def draw_gains(runs: Sequence[dict]) -> str:
@@ -114,11 +133,11 @@ def draw_gains(runs: Sequence[dict]) -> str:
         top = _TOP + index * _ROW
         picture.text(_LEFT - 12, top + _BAR, f"{run['language']}", "head end")
         for place, value in enumerate((mine["chrf"], mean)):
-            width = value / longest * (_RIGHT - _LEFT)
+            width = value / longest * (_BARS_RIGHT - _LEFT)
             y = top + place * (_BAR - 4)
             picture.rect(_LEFT, y, width, _BAR - 6, f"c{place}")
             picture.text(_LEFT + width + 8, y + 13, f"{value:.1f}", "small")
-        picture.text(_RIGHT + 60, top + _BAR, f"{mine['rows']:,} test rows", "small muted")
+        picture.text(_BARS_RIGHT + 60, top + _BAR, f"{mine['rows']:,} test rows", "small muted")
     return picture.to_text()
 
 
@@ -140,24 +159,23 @@ def _draw_panel(
     found = {
         (model, group): changes(runs, model, group, panel.field)
         for model in models
-        for group, _ in _GROUPS
+        for group, _, _ in _GROUPS
     }
     every = [value for values in found.values() for value in values]
-    low, high = min(0, *every), max(0, *every)
-    span = high - low or 1
+    ticks = round_ticks(min(0, *every), max(0, *every))
+    high, span = ticks[-1], ticks[-1] - ticks[0]
 
     def place(index: float, value: float) -> tuple[float, float]:
         x = _LEFT + (index + 0.5) / len(models) * (_RIGHT - _LEFT)
         return x, top + _HEIGHT * (high - value) / span
 
     picture.text(_LEFT, top - 12, panel.heading, "head")
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        value = low + share * span
+    for value in ticks:
         _, y = place(0, value)
         picture.line([(_LEFT, y), (_RIGHT, y)], "rule")
         picture.text(_LEFT - 10, y + 4, panel.tick.format(value), "small muted end")
     picture.line([(_LEFT, place(0, 0)[1]), (_RIGHT, place(0, 0)[1])], "thin")
-    for number, (group, color) in enumerate(_GROUPS):
+    for number, (group, color, _) in enumerate(_GROUPS):
         means = []
         for index, model in enumerate(models):
             values = found[model, group]
