@@ -12,8 +12,8 @@ also draws the curves of that run. Which families of languages share experts is 
 
     python -m docs.pictures --experts=experts.json
 
-What a study of experts found, and what bilingual models have to do with it, is drawn from what
-`gshard-experts study --json=study.json` wrote:
+What a study of experts found, and what a language gains from the text of the others, is drawn from
+what `gshard-experts study --json=study.json` wrote:
 
     python -m docs.pictures --study=study.json
 
@@ -38,15 +38,7 @@ import json
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import (
-    all_to_all,
-    curve,
-    families,
-    page_shots,
-    server_page,
-    study,
-    weight_cut,
-)
+from docs.pictures import all_to_all, curve, families, page_shots, server_page, study, weight_cut
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.

@@ -54,12 +54,15 @@ def points(rows: Sequence[dict], metric: str) -> list[tuple[float, float]]:
     return [tuple(sum(column) / len(part) for column in zip(*part, strict=True)) for part in parts]
 
 
+def round_step(span: float, most: int) -> float:
+    """Returns the smallest round number of which `most` multiples cover a span."""
+    unit = 10 ** math.floor(math.log10(span))
+    return next(s * unit for s in (0.2, 0.25, 0.5, 1, 2, 5, 10) if span / (s * unit) <= most + 0.01)
+
+
 def ticks(highest: float, most: int) -> list[float]:
     """Returns 0 and the multiples of a round number up to `highest`, at most `most` of them."""
-    unit = 10 ** math.floor(math.log10(highest))
-    step = next(
-        s * unit for s in (0.2, 0.25, 0.5, 1, 2, 5, 10) if highest / (s * unit) <= most + 0.01
-    )
+    step = round_step(highest, most)
     return [step * index for index in range(int(highest / step + 0.01) + 1)]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
+from docs.pictures.curve import round_step
 from docs.pictures.svg import MARGIN, Picture
 
 # The groups of languages, their colors and names.
@@ -47,7 +49,7 @@ _PANELS = (
 
 
 def draw(runs: Sequence[dict]) -> str:
-    """Returns perplexity and chrF against the number of parameters, for each third of languages.
+    """Returns the change of perplexity and of chrF by model, a line for each third of languages.
 
     Args:
       runs: the runs of a study. The first model is what the others are compared with.
@@ -62,10 +64,8 @@ def draw(runs: Sequence[dict]) -> str:
         "model, for the third of the languages with most text, the middle one and the one with "
         "least text. " + _in_words(runs, models),
     )
-    steps = f"{runs[0]['step']:,} steps"
-    picture.text(
-        MARGIN, 66, f"{steps}. A point is the mean of a model's seeds, a bar their range.", "muted"
-    )
+    note = "A point is the mean of a model's seeds, a bar their range."
+    picture.text(MARGIN, 66, f"{runs[0]['step']:,} steps. {note}", "muted")
     for index, (_, color, name) in enumerate(_GROUPS):
         picture.rect(MARGIN + 200 * index, 82, 12, 12, f"c{color}")
         picture.text(MARGIN + 200 * index + 20, 93, name, "small")
@@ -91,26 +91,22 @@ def changes(runs: Sequence[dict], model: str, group: str, field: str) -> list[fl
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Returns multiples of a round number that enclose a range, few of them."""
-    unit = 10 ** math.floor(math.log10(max(high - low, 1e-6)))
-    for factor in (0.1, 0.2, 0.5, 1, 2):
-        step = factor * unit
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first <= _MOST_TICKS:
-            break
+    """Returns consecutive multiples of a round number that enclose a range."""
+    step = round_step(max(high - low, 1e-6), _MOST_TICKS)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * number for number in range(first, max(last, first + 1) + 1)]
 
 
 def draw_gains(runs: Sequence[dict]) -> str:
-    """Returns bars: what each language gains from a model of all languages.
+    """Returns two bars for each language: chrF when trained alone, and with all languages.
 
     Args:
-      runs: the runs of a study, with bilingual ones. The bars are of the model of all languages
-        with the most parameters.
+      runs: the runs of a study, with bilingual ones. The second bar is of the model with the most
+        parameters.
     """
-    largest = max(runs, key=lambda run: 0 if run["language"] else run["parameters"])
-    shared = [run for run in runs if run["model"] == largest["model"]]
     own = [run for run in runs if run["language"]]
+    largest = max((run for run in runs if not run["language"]), key=itemgetter("parameters"))
+    shared = [run for run in runs if run["model"] == largest["model"]]
     picture = Picture(
         _WIDTH,
         _TOP + len(own) * _ROW + 30,
@@ -123,7 +119,7 @@ def draw_gains(runs: Sequence[dict]) -> str:
         )
         + ".",
     )
-    picture.text(MARGIN, 66, "chrF of the test rows; as many FLOPs per token and steps", "muted")
+    picture.text(MARGIN, 66, "chrF of the test rows, with as many FLOPs per token", "muted")
     for color, name in enumerate(("trained on this language alone", "trained on all languages")):
         picture.rect(MARGIN + 230 * color, 82, 12, 12, f"c{color}")
         picture.text(MARGIN + 230 * color + 20, 93, name, "small")
@@ -131,7 +127,7 @@ def draw_gains(runs: Sequence[dict]) -> str:
     longest = max(max(mine["chrf"], mean) for mine, mean in scores)
     for index, (run, (mine, mean)) in enumerate(zip(own, scores, strict=True)):
         top = _TOP + index * _ROW
-        picture.text(_LEFT - 12, top + _BAR, f"{run['language']}", "head end")
+        picture.text(_LEFT - 12, top + _BAR, run["language"], "head end")
         for place, value in enumerate((mine["chrf"], mean)):
             width = value / longest * (_BARS_RIGHT - _LEFT)
             y = top + place * (_BAR - 4)
