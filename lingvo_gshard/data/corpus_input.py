@@ -164,12 +164,14 @@ class CorpusInput(Input):
         """Returns the sides of a batch -> the ids that layers get, and their vocabulary."""
 
     @abc.abstractmethod
-    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
-        """Returns the examples of a split."""
+    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
+        """Returns the examples of a split.
 
-    def _tokenize_training(self, rows: list[Row], report: CleaningReport) -> Examples:
-        """Returns the examples of the training split."""
-        return self._tokenize(rows, report)
+        Args:
+          split: "train", "dev" or "test".
+          rows: its cleaned rows.
+          report: what cleaning kept and dropped.
+        """
 
     @abc.abstractmethod
     def _settings(self) -> tuple[object, ...]:
@@ -215,13 +217,13 @@ class CorpusInput(Input):
     def _examples(self) -> Examples:
         rows, report = self._load("train")
         with _without_collection():
-            examples = self._tokenize_training(rows, report)
+            examples = self._tokenize("train", rows, report)
         _check_any_left(examples.report, "train")
         return examples
 
     def _held_out_examples(self, split: str) -> Examples:
         if split not in self._held_out:
-            self._held_out[split] = self._tokenize(*self._load(split))
+            self._held_out[split] = self._tokenize(split, *self._load(split))
         return self._held_out[split]
 
     def _identity(self, seed: int) -> str:
@@ -248,23 +250,21 @@ def encode(
       vocabulary: encodes them.
       observer: is told how far encoding is.
       first: ids that each text begins with.
-      encode_batch: takes the place of the vocabulary's method.
+      encode_batch: encodes in place of `vocabulary.encode_batch`.
     """
     encode_batch = encode_batch or vocabulary.encode_batch
     observer = observer or SilentObserver()
     numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
     unique = list(numbers)
-    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    parts = []
     # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
         observer.update(begin, begin / len(unique))
         encoded = encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
         if first:
             encoded = [[*first, *ids] for ids in encoded]
-        part = Tokens.concatenate(encoded).with_end(vocabulary.eos_id)
-        ids.append(part.ids)
-        lengths.append(part.lengths)
-    table = Tokens.of(np.concatenate(ids), np.concatenate(lengths))
+        parts.append(Tokens.concatenate(encoded).with_end(vocabulary.eos_id))
+    table = Tokens.join(parts)
     chosen = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
     return Tokens.of(table.gather(chosen), table.lengths[chosen])
 

@@ -124,7 +124,8 @@ class LanguageModelInput(CorpusInput):
         """Returns the number of tokens of a split, including an EOS per document."""
         return int(self._held_out_examples(split).packer.labels.lengths.sum())
 
-    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
+    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
+        del split
         texts, vocabulary = [row.target for row in rows], self.vocabulary
         self.observer.begin("Tokenizing", "documents")
         documents = encode(texts, vocabulary, self.observer)

@@ -56,15 +56,15 @@ class TranslationInput(CorpusInput):
         p.define(
             "segmentations",
             1,
-            "Number of ways in which each training row is split into pieces: the likeliest, and "
-            "others at random (subword regularization, arXiv 1804.10959).",
+            "Number of segmentations into pieces of each training row: the likeliest, and others "
+            "at random (subword regularization, arXiv 1804.10959).",
             minimum=1,
         )
         p.define(
             "segmentation_alpha",
             0.2,
-            "How much random splits prefer likely pieces; 0: not at all. Of a vocabulary of type "
-            "bpe: the share of merges left out.",
+            "How much random segmentations prefer likely pieces; 0: not at all. Of a vocabulary of "
+            "type bpe: the share of merges left out.",
             minimum=0,
         )
         return p
@@ -161,48 +161,49 @@ class TranslationInput(CorpusInput):
         return packing.in_order(self._pairs(sources, targets), kept), len(rows) - len(kept)
 
     def _encode(
-        self, rows: Sequence[Row], observer: Observer, way: int = 0
+        self, rows: Sequence[Row], observer: Observer, segmentation: int = 0
     ) -> tuple[Tokens, Tokens]:
-        """Returns the tokens of all sources and targets, with the ids around each.
+        """Returns the tokens of all sources and of all targets, with the ids around each text.
 
         Args:
           rows: the sentence pairs.
-          observer: is told how far it is.
-          way: 0 for the likeliest pieces; each other number gives random ones of its own.
+          observer: is told how far encoding is.
+          segmentation: its number. 0 is the likeliest one; every other number is the seed of a
+            random one.
         """
         source, target = self.source_vocabulary, self.target_vocabulary
-        note = f", way {way + 1} of {self.p.segmentations}" if way else ""
-        observer.begin(f"Tokenizing sources{note}", "sentences")
-        texts = [row.source for row in rows]
-        split = self._split(source, way)
-        sources = encode(texts, source, observer, source.source_start, split)
-        observer.begin(f"Tokenizing targets{note}", "sentences")
-        texts = [row.target for row in rows]
-        split = self._split(target, way)
-        return sources, encode(texts, target, observer, target.target_start[1:], split)
+        number = (
+            f", segmentation {segmentation + 1} of {self.p.segmentations}" if segmentation else ""
+        )
+        observer.begin(f"Tokenizing sources{number}", "sentences")
+        texts, first = [row.source for row in rows], source.source_start
+        sources = encode(texts, source, observer, first, self._encoder(source, segmentation))
+        observer.begin(f"Tokenizing targets{number}", "sentences")
+        texts, first = [row.target for row in rows], target.target_start[1:]
+        return sources, encode(texts, target, observer, first, self._encoder(target, segmentation))
 
-    def _split(self, vocabulary: Vocabulary, way: int) -> EncodeBatch | None:
-        """Returns what splits texts at random; None for the likeliest pieces.
+    def _encoder(self, vocabulary: Vocabulary, segmentation: int) -> EncodeBatch:
+        """Returns the function that encodes texts with a segmentation; see `_encode`.
 
         Raises:
-          ValueError: the vocabulary has no others.
+          ValueError: the segmentation is random, and the vocabulary knows only the likeliest.
         """
-        if not way:
-            return None
+        if not segmentation:
+            return vocabulary.encode_batch
         if not vocabulary.can_sample:
             raise ValueError(
                 f"input.segmentations = {self.p.segmentations}: a vocabulary of SentencePiece "
-                f"was expected, but this one, {type(vocabulary).__name__}, splits in one way"
+                f"was expected, but this one, {type(vocabulary).__name__}, has one segmentation"
             )
         alpha = self.p.segmentation_alpha
-        return functools.partial(vocabulary.sample_batch, alpha=alpha, seed=way)
+        return functools.partial(vocabulary.sample_batch, alpha=alpha, seed=segmentation)
 
     def _pairs(self, sources: Tokens, targets: Tokens) -> packing.SentencePairs:
         before = self.target_vocabulary.target_start[0]
         return packing.SentencePairs(sources, targets, self._shape, before)
 
     def _fits(self, sources: Tokens, targets: Tokens) -> np.ndarray:
-        """Returns whether each sentence pair fits a row."""
+        """Returns, for each sentence pair, whether both sides fit into a batch's row, as bool."""
         fits = sources.lengths <= self.p.source_length
         return fits & (targets.lengths <= self.p.target_length)
 
@@ -230,15 +231,10 @@ class TranslationInput(CorpusInput):
             _log.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
         return examples
 
-    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
-        return self._tokenize_in(1, rows, report)
-
-    def _tokenize_training(self, rows: list[Row], report: CleaningReport) -> Examples:
-        return self._tokenize_in(self.p.segmentations, rows, report)
-
-    def _tokenize_in(self, ways: int, rows: list[Row], report: CleaningReport) -> Examples:
-        """Returns the examples of a split: every row in the first way, then in the next one."""
-        encoded = [self._encode(rows, self.observer, way) for way in range(ways)]
+    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
+        # Example i is row i % len(rows) in segmentation i // len(rows).
+        count = self.p.segmentations if split == "train" else 1
+        encoded = [self._encode(rows, self.observer, number) for number in range(count)]
         sources, targets = map(Tokens.join, zip(*encoded, strict=True))
         fits = self._fits(sources, targets)
         kept = np.flatnonzero(fits)

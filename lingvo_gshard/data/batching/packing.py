@@ -77,8 +77,9 @@ class Tokens:
 
     @classmethod
     def join(cls, tables: Sequence["Tokens"]) -> "Tokens":
-        """Returns the table of the sentences of all tables, one table after another."""
-        ids, lengths = zip(*((table.ids, table.lengths) for table in tables), strict=True)
+        """Returns one table with the sentences of all tables, in their order."""
+        ids = [np.zeros(0, np.int32), *(table.ids for table in tables)]
+        lengths = [np.zeros(0, np.int64), *(table.lengths for table in tables)]
         return cls.of(np.concatenate(ids), np.concatenate(lengths))
 
     def with_end(self, end: int) -> "Tokens":
