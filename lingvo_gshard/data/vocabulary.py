@@ -25,7 +25,7 @@ class Vocabulary:
       source_start: ids before a text that an encoder reads.
       target_start: ids before a translation. The first one is never predicted, the others always.
       forbidden_ids: ids that are never predicted.
-      can_sample: whether `sample_batch` is there.
+      can_sample: whether `sample_batch` works. It does not with tokenizers of others.
     """
 
     suffix = ".model"
@@ -68,17 +68,17 @@ class Vocabulary:
         return self._processor.encode(list(texts), num_threads=num_threads)
 
     def sample_batch(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
-        """Returns the ids of many lines, each split into pieces in a random way.
+        """Returns the ids of many lines, each with a segmentation into pieces drawn at random.
 
-        Subword regularization (Kudo 2018, arXiv 1804.10959, section 3.3): a split has its
-        probability under the vocabulary's language model, to the power of alpha, normalized. A
-        vocabulary of merges ("bpe") leaves out each merge with probability alpha (BPE-dropout,
-        arXiv 1910.13267).
+        A "unigram" vocabulary draws segmentation s with a probability proportional to P(s)^alpha,
+        where P is the vocabulary's language model (subword regularization, Kudo 2018, arXiv
+        1804.10959, section 3.3). A "bpe" vocabulary leaves out each merge with probability alpha
+        (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
 
         Args:
           texts: the lines.
-          alpha: at least 0.
-          seed: the same seed gives the same splits.
+          alpha: at least 0. With "unigram", a larger one prefers likely segmentations more.
+          seed: the same lines, alpha and seed give the same ids.
         """
         sentencepiece.set_random_generator_seed(seed)
         # Each thread has a generator of its own, so a second one would make the result random.

@@ -20,7 +20,9 @@ class Dropout(Layer):
         p = super().params()
         p.define("rate", 0.0, "Fraction of the elements that are zeroed.", minimum=0, below=1)
         p.define(
-            "whole_vectors", False, "Whether the elements of the last dimension share their fate."
+            "whole_vectors",
+            False,
+            "Whether the elements of the last dimension are dropped together.",
         )
         return p
 

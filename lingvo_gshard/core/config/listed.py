@@ -1,4 +1,4 @@
-"""Settings that are one text or several."""
+"""Settings that may be given as one string or as several, such as `input.languages`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Iterable
 
 
 def listed(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the texts of a setting that is one text or several."""
+    """Returns a setting as a tuple: ("de",) for "de", ("de", "fr") for ["de", "fr"]."""
     return (given,) if isinstance(given, str) else tuple(given)

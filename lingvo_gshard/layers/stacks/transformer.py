@@ -105,8 +105,8 @@ class TransformerStack(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        tokens = Dropout.params().set(rate=p.token_dropout_rate, whole_vectors=True)
-        self.create_child("token_dropout", tokens)
+        token_dropout = Dropout.params().set(rate=p.token_dropout_rate, whole_vectors=True)
+        self.create_child("token_dropout", token_dropout)
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
         for name in ("dense_first", "sequential_first"):
             if p.get(name) > p.num_layers:

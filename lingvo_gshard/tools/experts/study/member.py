@@ -31,7 +31,8 @@ class Member:
       gin_files: files of gin statements.
       steps: total number of steps; None: the experiment's.
       language: the only language of a bilingual model; empty for all languages.
-      max_rows_per_language: scores a fixed random choice of this many test rows; None: all.
+      max_rows_per_language: most test rows of a language that are scored, a fixed random choice;
+        None: all.
     """
 
     folder: pathlib.Path
@@ -107,7 +108,7 @@ class Member:
 
     @property
     def _statements(self) -> tuple[str, ...]:
-        """The gin statements of the run."""
+        """The gin statements that change the experiment: the settings, and the only language."""
         languages = (f"input.languages = ('{self.language}',)",) if self.language else ()
         return *self.settings, *languages
 
