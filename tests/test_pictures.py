@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from docs.pictures import __main__ as pictures
-from docs.pictures import all_to_all, curve, families, study, weight_cut
+from docs.pictures import all_to_all, curve, families, routing, study, weight_cut
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,6 +96,49 @@ def test_the_map_of_families_has_a_number_for_each_pair_that_there_is():
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert texts.count("70") == 2 and texts.count("40") == 4
     assert "x, 4 experts: 70% within a family, 40% between families" in texts
+
+
+def _watched(step, layer, words, dots):
+    choices = [one + other for one, other in zip(words, dots, strict=True)]
+    return RouterRecord(
+        step=step,
+        layer=layer,
+        router="Top2Router",
+        experts_per_token=1.0,
+        tokens=sum(choices),
+        choices=choices,
+        kept=choices,
+        dropped_share=0.25,
+        load_entropy=0.0,
+        token_entropy=0.5,
+        by_class={"word": words, "punctuation": dots},
+    )
+
+
+def test_shares_of_classes_are_of_all_choices_of_the_last_records():
+    records = [_watched(1, "x", [8, 0], [0, 2]), _watched(2, "x", [0, 8], [6, 0])]
+    shares = routing.class_shares(records)
+    assert list(shares) == ["word", "punctuation", "all tokens"]
+    np.testing.assert_allclose(shares["word"], [0.5, 0.5])
+    np.testing.assert_allclose(shares["punctuation"], [0.75, 0.25])
+    np.testing.assert_allclose(shares["all tokens"], [14 / 24, 10 / 24])
+    root = xml.etree.ElementTree.fromstring(routing.draw_classes("a_run", records))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts.count("50") == 2 and {"75", "25", "58", "42"} <= set(texts)
+
+
+def test_curves_of_routers_are_drawn_over_those_of_the_first_run():
+    even = [_watched(1, layer, [2, 2], [2, 2]) for layer in "xy"]
+    uneven = [_watched(1, layer, [6, 2], [2, 2]) for layer in "xy"]
+    root = xml.etree.ElementTree.fromstring(routing.draw_changes({"even": even, "uneven": uneven}))
+    assert "uneven: busiest 1.33 times the mean, 25.0% dropped, entropy 0.50 nats" in [
+        element.text for element in root.iter(f"{SVG}text")
+    ]
+    curves = [line for line in root.iter(f"{SVG}polyline") if line.get("class") == "s0"]
+    assert len(curves) == 2
+    # The highest load, 4/3, is at the top of its panel.
+    heights = {float(line.get("points").split(",")[1]) for line in curves}
+    assert heights == {130.0}
 
 
 def _study_run(model, chrf, perplexity, language="", parameters=1_000_000):

@@ -12,8 +12,14 @@ also draws the curves of that run. Which families of languages share experts is 
 
     python -m docs.pictures --experts=experts.json
 
-What a study of experts found, and what a language gains from the text of the others, is drawn from
-what `gshard-experts study --json=study.json` wrote:
+Which kinds of token the experts of a run get, and how further runs differ in the load of experts,
+is drawn from what they watched of their routers while they trained:
+
+    python -m docs.pictures --routers runs/quickstart runs/no_loss
+
+What a study of experts found, if it has several models, and what a language gains from the text of
+the others, if it has bilingual ones, is drawn from what `gshard-experts study --json=study.json`
+wrote:
 
     python -m docs.pictures --study=study.json
 
@@ -38,7 +44,17 @@ import json
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import all_to_all, curve, families, page_shots, server_page, study, weight_cut
+from docs.pictures import (
+    all_to_all,
+    curve,
+    families,
+    page_shots,
+    routing,
+    server_page,
+    study,
+    weight_cut,
+)
+from lingvo_gshard.training.monitoring.routers.records import routers_of_run
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.
@@ -54,6 +70,9 @@ def main() -> None:
     )
     parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
     parser.add_argument("--experts", type=pathlib.Path, help="JSON of gshard-experts report")
+    parser.add_argument(
+        "--routers", type=pathlib.Path, nargs="+", help="runs; the first is what others change"
+    )
     parser.add_argument("--study", type=pathlib.Path, help="JSON of gshard-experts study")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
@@ -69,9 +88,17 @@ def main() -> None:
         report = json.loads(given.experts.read_text(encoding="utf-8"))
         text = families.draw(report["experiment"], report["layers"])
         (FOLDER / "families.svg").write_text(text, encoding="utf-8")
+    if given.routers:
+        watched = {logdir.name: routers_of_run(logdir) for logdir in given.routers}
+        name, records = next(iter(watched.items()))
+        text = routing.draw_classes(name, records)
+        (FOLDER / "classes.svg").write_text(text, encoding="utf-8")
+        if len(watched) > 1:
+            (FOLDER / "routing.svg").write_text(routing.draw_changes(watched), encoding="utf-8")
     if given.study:
         runs = json.loads(given.study.read_text(encoding="utf-8"))
-        (FOLDER / "study.svg").write_text(study.draw(runs), encoding="utf-8")
+        if len({run["model"] for run in runs if not run["language"]}) > 1:
+            (FOLDER / "study.svg").write_text(study.draw(runs), encoding="utf-8")
         if any(run["language"] for run in runs):
             (FOLDER / "gains.svg").write_text(study.draw_gains(runs), encoding="utf-8")
     if given.plan:

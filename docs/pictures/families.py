@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from docs.pictures import heat_map
 from docs.pictures.svg import MARGIN, Picture
 
-_CELL, _GAP = 30, 2
 _LEFT, _TOP = 230, 120
 _LABEL = 190
 
@@ -19,7 +19,7 @@ def draw(experiment: str, layers: Sequence[Mapping]) -> str:
       layers: the layers of the report, with `path` and `family_overlap`.
     """
     names = sorted(layers[0]["family_overlap"]["families"])
-    side = len(names) * _CELL
+    side = len(names) * heat_map.CELL
     height = _TOP + len(layers) * (side + _LABEL)
     words = ", ".join(
         f"{layer['path']}: {layer['family_overlap']['within']:.0%} within a family, "
@@ -50,19 +50,8 @@ def _draw_layer(picture: Picture, layer: Mapping, names: Sequence[str], top: flo
         f"family, {overlap['between']:.0%} between families",
         "head",
     )
-    values = [value for row in overlap["families"].values() for value in row.values()]
-    low, high = min(values), max(values)
-    for row, one in enumerate(names):
-        y = top + row * _CELL
-        picture.text(_LEFT - 10, y + 19, one, "small end")
-        for column, other in enumerate(names):
-            value = overlap["families"][one].get(other)
-            if value is None:
-                continue
-            shade = 0.08 + 0.92 * (value - low) / max(high - low, 1e-9)
-            box = _LEFT + column * _CELL, y, _CELL - _GAP, _CELL - _GAP
-            picture.rect(*box, "c0", 2, fill_opacity=f"{shade:.2f}")
-            picture.text(box[0] + 14, y + 19, f"{value * 100:.0f}", "small middle")
+    rows = {name: overlap["families"][name] for name in names}
+    heat_map.draw(picture, _LEFT, top, rows, names)
     for column, name in enumerate(names):
-        x, y = _LEFT + column * _CELL + 18, top + len(names) * _CELL + 8
+        x, y = _LEFT + column * heat_map.CELL + 18, top + len(names) * heat_map.CELL + 8
         picture.text(x, y, name, "small end", transform=f"rotate(-50 {x} {y})")
