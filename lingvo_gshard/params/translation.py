@@ -9,7 +9,7 @@ from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInp
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adam import Adam
@@ -58,11 +58,8 @@ def quickstart_dense() -> Params:
     """
     params = quickstart()
     for stack in (params.task.encoder, params.task.decoder):
-        stack.moe = FeedForward.params().set(
-            hidden_dim=Top2Router.experts_per_token(stack.moe.router) * stack.hidden_dim,
-            activation=stack.moe.experts.activation,
-            use_bias=False,
-        )
+        experts = Top2Router.experts_per_token(stack.moe.router)
+        stack.moe = _dense_layer(experts * stack.hidden_dim)
     return params
 
 
@@ -83,13 +80,16 @@ def hundred_languages() -> Params:
         gshard-train --experiment=translation.hundred_languages --logdir=runs/hundred
         gshard-evaluate --logdir=runs/hundred
     """
-    input_ = _embedded_corpus((), temperature=2.0)
+    input_ = _embedded_corpus((), temperature=1.25)
     input_.set(batch_rows=24, source_length=112, target_length=80)
     input_.vocabulary.set(joint=False, size=16000, target_size=4000)
-    task = _task(model_dim=192, hidden_dim=768, num_heads=6, num_layers=2, num_experts=16)
+    task = _task(model_dim=128, hidden_dim=512, num_heads=4, num_layers=2, num_experts=32)
     task.share_embeddings = False
-    trainer = _trainer(steps=10_000)
-    trainer.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
+    task.encoder.moe.set(router=HashRouter.params().set(k=2), dispatch=DroplessDispatch.params())
+    task.decoder.moe = _dense_layer(2 * task.decoder.hidden_dim)
+    task.decoder.set(token_dropout_rate=0.3, residual_dropout_rate=0.2)
+    trainer = _trainer(steps=12_000)
+    trainer.set(evaluate_every_steps=1000, keep_best="dev/loss")
     return _experiment(input_, task, trainer)
 
 
@@ -197,6 +197,9 @@ def _task(
         residual_dropout_rate=0.1,
         attention_dropout_rate=0.0,
     )
+    # Cross-attention needs the position embeddings that the task adds; self-attention learns from
+    # distances much faster.
+    stack.layer.self_attention.rotary_fraction = 1.0
     return TranslationTask.params().set(
         model_dim=model_dim,
         encoder=stack,
@@ -205,6 +208,12 @@ def _task(
         tie_softmax=True,
         label_smoothing=0.1,
     )
+
+
+def _dense_layer(hidden_dim: int) -> Params:
+    """A feed-forward layer like that of an expert."""
+    activation = MixtureOfExperts.params().experts.activation
+    return FeedForward.params().set(hidden_dim=hidden_dim, activation=activation, use_bias=False)
 
 
 def _experts(num_experts: int) -> Params:
