@@ -51,7 +51,10 @@ def points(rows: Sequence[dict], metric: str) -> list[tuple[float, float]]:
     """Returns (step, mean) of each STEPS_OF_A_POINT steps; the step is the middle one."""
     found = [(row["step"], row[metric]) for row in rows if metric in row]
     parts = [found[i : i + STEPS_OF_A_POINT] for i in range(0, len(found), STEPS_OF_A_POINT)]
-    return [tuple(sum(column) / len(part) for column in zip(*part, strict=True)) for part in parts]
+    return [
+        (sum(step for step, _ in part) / len(part), sum(value for _, value in part) / len(part))
+        for part in parts
+    ]
 
 
 def round_step(span: float, most: int) -> float:
