@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling import settings
 from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
 from lingvo_gshard.planning.compiling.key import key_of
 from lingvo_gshard.planning.compiling.tpu_process import TpuProcess
-from lingvo_gshard.planning.machines import chips, topologies
+from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime import standard_error
@@ -31,6 +33,8 @@ _NEEDED = re.compile(
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The chips with the most memory that libtpu compiles for. The second has two devices per chip.
 _LARGEST_CHIPS = ("v5p", "tpu7x")
+# A user who waits longer for a substitute for the chip's compiler is told what would help.
+_PATIENCE_SECONDS = 10.0
 
 
 class TooLargeError(ValueError):
@@ -100,7 +104,7 @@ def _compile(
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
         return dataclasses.replace(compiled, seconds=time.monotonic() - started)
-    with standard_error.capture(_EVERYTHING):
+    with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
         options = {**topology.compiler_options, **(options or {})}
         executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
@@ -110,6 +114,20 @@ def _compile(
         seconds=seconds,
         full_replications=executable.full_replications(),
     )
+
+
+@contextlib.contextmanager
+def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
+    """Says after a while that the chip's own compiler, which is not installed, would be faster."""
+    if topology.compiler == topology.kind:
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_SECONDS, progress, [compilers.waiting(topology.chip)])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _compile_for_tpu(

@@ -184,3 +184,19 @@ def test_step_too_large_for_any_tpu():
     pytest.importorskip("libtpu")
     with pytest.raises(ValueError, match=r"^topology=v3:1x1: .* Not even TPU7x has enough"):
         plan_of_feed_forward("v3:1x1", 2**24)
+
+
+def test_a_long_wait_for_a_substitute_is_explained(monkeypatch):
+    """The time without a word is set to nothing: the sentence comes while XLA compiles."""
+    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    monkeypatch.setattr(compilation, "_PATIENCE_SECONDS", 0.0)
+    stages = []
+    compilation.compile_for(program("v3:2x2"), topologies.get("v3:2x2"), stages.append)
+    assert any("still compiling" in stage and libtpu.INSTALL in stage for stage in stages)
+
+
+def test_no_wait_is_explained_where_the_compiler_is_the_machines_own(monkeypatch):
+    monkeypatch.setattr(compilation, "_PATIENCE_SECONDS", 0.0)
+    stages = []
+    compilation.compile_for(program("cpu:8"), topologies.get("cpu:8"), stages.append)
+    assert stages == ["compiling for cpu:8"]

@@ -63,6 +63,15 @@ def notes(chip: Chip) -> tuple[str, ...]:
     return ()
 
 
+def waiting(chip: Chip) -> str:
+    """Returns a sentence for users who wait for XLA's compiler for CPUs, a chip's substitute."""
+    missing, install = _missing(chip.kind)
+    return (
+        f"still compiling, with XLA's compiler for CPUs, since {missing}; the compiler of "
+        f"{chip.name} is faster and exact: {install}"
+    )
+
+
 def listing() -> list[str]:
     """Returns a line for each compiler: its version, or how to install it."""
     versions = {"tpu": libtpu.installed(), "gpu": cuda.installed()}

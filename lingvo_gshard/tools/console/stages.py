@@ -10,6 +10,9 @@ import rich.progress
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.training.monitoring.progress import duration
 
+# Columns of the spinner and the elapsed time.
+_BESIDE_STAGE = 10
+
 
 class Stages:
     """Shows on standard error which stage runs and for how long. Used as a context manager.
@@ -56,11 +59,15 @@ class Stages:
         self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, stage: str) -> None:
-        """Shows that a stage begins."""
+        """Shows that a stage begins.
+
+        A stage that is wider than the terminal is printed above the spinner, which cannot wrap.
+        """
         if self._heading:
             self.say(self._heading)
             self._heading = ""
-        if self._spinner is not None:
+        fits = len(stage) + _BESIDE_STAGE <= self._console.width
+        if self._spinner is not None and fits:
             self._spinner.update(self._task, description=stage)
         else:
             self.say(stage)
