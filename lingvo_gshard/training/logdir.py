@@ -44,6 +44,7 @@ FREE_PATHS = frozenset(
         "trainer.update_ratios_every",
         "trainer.hang_factor",
         "trainer.hang_seconds",
+        "trainer.save_seconds",
         "trainer.precision",
         "trainer.loss_scale.initial",
         "trainer.loss_scale.growth_interval",

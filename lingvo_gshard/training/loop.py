@@ -373,7 +373,7 @@ class TrainingLoop:
         return row
 
     def _save(self) -> None:
-        self._observers.before_other_work("saves a checkpoint")
+        self._observers.before_other_work("saves a checkpoint", self._trainer.p.save_seconds)
         self._logdir.check_lock()
         # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
         self._log.flush()

@@ -19,6 +19,10 @@ from lingvo_gshard.training.checkpoint.steps import steps_in
 
 # Ends the name of a checkpoint that is being deleted.
 _DELETED = ".deleted"
+# A folder that exists for a moment, to learn whether one can be created.
+_TRIAL = f"trial{_DELETED}"
+# More files and folders than a checkpoint has: a dozen for each part of the state.
+_MOST_FILES = 100
 
 
 class Place(Protocol):
@@ -42,8 +46,8 @@ class Place(Protocol):
         """
         ...
 
-    def check_space(self, needed: int) -> None:
-        """Raises OSError if `needed` bytes do not fit."""
+    def check_writable(self, needed: int) -> None:
+        """Raises OSError if a checkpoint of `needed` bytes cannot be written."""
         ...
 
     def delete(self, step: int) -> None:
@@ -90,14 +94,34 @@ class OnDisk:
             "cleanup_tmp_directories": True,
         }
 
-    def check_space(self, needed: int) -> None:
-        """Raises OSError if `needed` bytes do not fit."""
-        free = processes.from_main(shutil.disk_usage(self._directory).free)
+    def check_writable(self, needed: int) -> None:
+        """Raises OSError if a checkpoint of `needed` bytes cannot be written.
+
+        The main process creates a folder and a file on trial. If Orbax found out while several
+        processes save, the others would wait for the main one until a time limit.
+        """
+        processes.together(lambda: self._try(needed) if processes.is_main() else None)
+
+    def _try(self, needed: int) -> None:
+        free = shutil.disk_usage(self._directory).free
         if free < needed:
             raise OSError(
                 errno.ENOSPC,
                 f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free",
             )
+        found = os.statvfs(self._directory)
+        # File systems that create inodes on demand state 0 of them.
+        if found.f_files and found.f_favail < _MOST_FILES:
+            raise OSError(
+                errno.ENOSPC,
+                f"no inodes left: a checkpoint may need {_MOST_FILES}, {found.f_favail} are free",
+            )
+        trial = self._directory / _TRIAL
+        trial.mkdir(exist_ok=True)
+        try:
+            (trial / "file").touch()
+        finally:
+            shutil.rmtree(trial)
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint."""
@@ -150,8 +174,8 @@ class InBucket:
             ),
         }
 
-    def check_space(self, needed: int) -> None:
-        """Does nothing: a bucket is never full."""
+    def check_writable(self, needed: int) -> None:
+        """Does nothing: a bucket is never full, and answers each request in time."""
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint."""

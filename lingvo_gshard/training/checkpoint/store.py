@@ -126,7 +126,7 @@ class CheckpointStore:
         self._saving = step, best
         try:
             self._manager = self._manager or self._open()
-            self._check_free_space(arrays)
+            self._check_writable(arrays)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = RunRecord(step, position, run_item.versions(), digests, best=best)
             items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
@@ -258,7 +258,11 @@ class CheckpointStore:
         options = ocp.CheckpointManagerOptions(
             **self._place.options(self._policy),
             create=False,
-            async_options=ocp.AsyncOptions(timeout_secs=_SAVE_SECONDS),
+            # If a thread could not create a directory, Orbax's other threads would wait for it
+            # for 300 seconds and then report that.
+            async_options=ocp.AsyncOptions(
+                timeout_secs=_SAVE_SECONDS, create_directories_asynchronously=False
+            ),
             # Naming the processes makes them wait for one another with a time limit.
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 active_processes=set(range(processes.count())) if several else None
@@ -282,11 +286,11 @@ class CheckpointStore:
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / str(step)
 
-    def _check_free_space(self, arrays: dict[str, Arrays]) -> None:
-        """Raises OSError if the checkpoint would fill the disk."""
+    def _check_writable(self, arrays: dict[str, Arrays]) -> None:
+        """Raises an error if the checkpoint cannot be written, or would fill the disk."""
         own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
         needed = sum(processes.gather(own)) + 2**20
-        self._place.check_space(needed)
+        self._place.check_writable(needed)
 
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""

@@ -14,6 +14,7 @@ def define(p: Params) -> None:
         minimum=0,
     )
     p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
+    p.define("save_seconds", 1800.0, "Longest time that a step waits for a checkpoint.", above=0)
     p.define("update_ratios_every", 0, "Steps between update-to-weight ratios; 0: none.", minimum=0)
     p.define(
         "check_determinism_every",

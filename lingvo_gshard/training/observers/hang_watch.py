@@ -1,8 +1,9 @@
 """HangWatch: notices that no step ends any more, and says where each process is.
 
 A run hangs if no step has ended for `trainer.hang_factor` times the median step, and for
-`trainer.hang_seconds` at least. Compilations, evaluations, checkpoints and roll backs do not count,
-nor does anything before the first step has ended.
+`trainer.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
+anything before the first step has ended. Checkpoints have a limit of their own,
+`trainer.save_seconds`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class HangWatch(StepObserver):
         self._seconds: collections.deque[float] = collections.deque(maxlen=_STEPS_OF_MEDIAN)
         self._place, self._doing = (0, 0), "begins"
         self._other_work: str | None = "begins"
-        # Since when a step should end; None if nothing is known of steps, or in other work.
+        # The limit of this work in seconds; None if it may take any time.
+        self._other_limit: float | None = None
+        # Since when a step, or other work that has a limit, should end; None if nothing should.
         self._since: float | None = None
         self._has_ended_a_step = False
         self._is_over = threading.Event()
@@ -84,9 +87,11 @@ class HangWatch(StepObserver):
         place, _ = self._place
         self._note((place, 2), f"waits for the devices to end step {step:,}")
 
-    def before_other_work(self, what: str) -> None:
-        """Stops watching until the next step begins."""
-        self._since, self._other_work = None, what
+    def before_other_work(self, what: str, limit: float | None = None) -> None:
+        """Watches no step until the next one begins, but the other work if it has a limit."""
+        self._since = None
+        self._other_work, self._other_limit = what, limit
+        self._since = None if limit is None else time.monotonic()
         faulthandler.cancel_dump_traceback_later()
 
     def after_step(self, step: int, row: Row) -> None:
@@ -106,18 +111,22 @@ class HangWatch(StepObserver):
         """Returns where this process is."""
         part = self._place[1]
         busy = "compiles" if compilations.is_compiling() else self._other_work
+        since, limit = self._since, self.limit
+        is_late = None not in (since, limit) and time.monotonic() - since > limit
         return Snapshot(
             processes.index(),
             self._place,
             busy or self._doing,
             line_of(self._loop, makes_batches=part == 0),
             stacks(),
-            is_busy=busy is not None,
+            is_busy=busy is not None and not is_late,
         )
 
     @property
     def limit(self) -> float | None:
-        """Seconds after which a step counts as a hang; None before steps were measured."""
+        """Seconds after which the step or other work counts as a hang; None if nothing does yet."""
+        if self._other_work is not None:
+            return self._other_limit
         if not self._seconds:
             return None
         median = statistics.median(self._seconds)
@@ -152,5 +161,7 @@ class HangWatch(StepObserver):
                 self._since = time.monotonic()
 
     def _words(self, seconds: float) -> str:
+        if self._other_work is not None:
+            return f"the run {self._other_work} for {seconds:.0f} s (the limit is {self.limit:g} s)"
         median = statistics.median(self._seconds)
         return f"no step has ended for {seconds:.0f} s (the median step takes {median:.3g} s)"

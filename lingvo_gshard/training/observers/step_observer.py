@@ -91,11 +91,12 @@ class StepObserver:
     def after_step(self, step: int, row: Row) -> None:
         """Is called with the metrics of a step that the devices have finished."""
 
-    def before_other_work(self, what: str) -> None:
+    def before_other_work(self, what: str, limit: float | None = None) -> None:
         """Is called before the loop does something else than steps.
 
         Args:
           what: what it does, in words that follow "it", such as "evaluates".
+          limit: seconds after which this is a hang; None if it may take any time.
         """
 
     def at_end(self) -> None:
@@ -137,10 +138,10 @@ class StepObservers(StepObserver):
         for observer in self._observers:
             observer.before_result(step)
 
-    def before_other_work(self, what: str) -> None:
+    def before_other_work(self, what: str, limit: float | None = None) -> None:
         """Tells all observers."""
         for observer in self._observers:
-            observer.before_other_work(what)
+            observer.before_other_work(what, limit)
 
     def after_step(self, step: int, row: Row) -> None:
         """Tells all observers."""

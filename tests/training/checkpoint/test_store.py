@@ -1,9 +1,13 @@
 """Checks that checkpoints restore the same bits and survive damage and a full disk."""
 
+import contextlib
 import errno
 import json
 import logging
+import os
 import pathlib
+import time
+from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -262,3 +266,38 @@ def test_unflatten_names_mismatched_arrays():
         assert part in str(caught.value)
     arrays = {"a": zeros(2, 3), "b": zeros(4) + 1, "c": zeros(1)}
     np.testing.assert_array_equal(unflatten(like, arrays, "weights").b, np.ones((4,)))
+
+
+@contextlib.contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Gives up root's right to write everywhere, where the tests have it."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_directory_that_cannot_be_written_is_reported_at_once(store, said, tmp_path):
+    """Orbax would wait 300 seconds for directories that another of its threads cannot create."""
+    save(store, 1)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    directory = tmp_path / "checkpoints"
+    directory.chmod(0o555)
+    started = time.monotonic()
+    with as_ordinary_user():
+        store.save(2, make_state(2), {"index": 2}, "")
+        store.finish()
+    directory.chmod(0o755)
+    assert time.monotonic() - started < 60
+    assert said == [
+        "Warning: the checkpoint of step 2 could not be saved (Permission denied); "
+        "the last good one is step 1"
+    ]
+    save(store, 3)
+    assert store.steps == [1, 3]
+    assert_holds(store.restore(), 3)

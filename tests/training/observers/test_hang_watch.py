@@ -28,6 +28,7 @@ class Lifeline:
         self.take_snapshot = take_snapshot
 
     def report_hang(self, words):
+        self.at_report = self.take_snapshot()
         self.reports.put(words)
 
     def snapshot(self):
@@ -96,6 +97,19 @@ def test_other_work_compilations_and_first_steps_are_no_hangs(watched):
         assert lifeline.snapshot().doing == "compiles"
     take_steps(watch, 6, 7)
     assert lifeline.reports.empty()
+
+
+def test_a_save_has_a_limit_of_its_own(watched):
+    watch, lifeline = watched
+    take_steps(watch, 1, 3)
+    watch.before_other_work("saves a checkpoint", 2.0)
+    time.sleep(0.6)
+    assert lifeline.reports.empty() and lifeline.snapshot().is_busy
+    words = lifeline.reports.get(timeout=10)
+    assert re.fullmatch(r"the run saves a checkpoint for \d+ s \(the limit is 2 s\)", words)
+    assert not lifeline.at_report.is_busy
+    take_steps(watch, 4, 5)
+    assert lifeline.snapshot().doing == "records step 5"
 
 
 def test_the_limit_follows_the_median_step(watched):

@@ -77,11 +77,11 @@ def test_results_and_other_work_are_announced(tmp_path):
     recorder = Recorder()
     told = recorder.calls.append
     recorder.before_result = lambda step: told(("result", step))
-    recorder.before_other_work = told
+    recorder.before_other_work = lambda what, limit=None: told((what, limit))
     _train(tmp_path, recorder, steps=2)
     assert recorder.calls[4:] == [
         *[("result", 1), ("end", 1), ("result", 2), ("end", 2)],
-        *["evaluates", "saves a checkpoint", "over"],
+        *[("evaluates", None), ("saves a checkpoint", 1800.0), "over"],
     ]
 
 
