@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import sys
@@ -27,7 +28,12 @@ from lingvo_gshard.runtime.cluster.place import (
     Place,
     find_place,
 )
-from lingvo_gshard.runtime.cluster.rendezvous import meet
+from lingvo_gshard.runtime.cluster.rendezvous import (
+    SECRET,
+    bind_address,
+    is_open_to_strangers,
+    meet,
+)
 from lingvo_gshard.runtime.cluster.roll_call import RollCall
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError, end_abruptly
@@ -43,6 +49,10 @@ _SHUTDOWN_SECONDS = 3600
 # Longest wait for a bucket to take the files that tell why a run ended.
 _PUSH_SECONDS = 10.0
 _LONGEST_ERROR = 300
+_OPEN = (
+    "Warning: whoever reaches --coordinator={address} can join or end this run. Keep its port on a "
+    f"private network, and set {SECRET} to the same value for all processes"
+)
 
 
 class Cluster:
@@ -129,6 +139,8 @@ class Cluster:
         timer.start()
 
     def _connect(self, place: Place, timeout: float, shared: dict[str, str]) -> None:
+        if place.index == 0 and is_open_to_strangers(place):
+            print(_OPEN.format(address=place.address), file=sys.stderr)
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
         connections = meet(place, versions | shared, timeout)
         _delay_aborts()
@@ -146,6 +158,7 @@ class Cluster:
             process_id=place.index,
             local_device_ids=place.local_devices,
             cluster_detection_method="deactivate",
+            coordinator_bind_address=_with_port(place) if place.index == 0 else None,
             initialization_timeout=max(int(timeout), DEFAULT_TIMEOUT),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
@@ -216,6 +229,11 @@ class Cluster:
             return text
         step = self.logdir.last_step
         return text + (f" (last checkpoint: step {step:,})" if step else " (no checkpoint yet)")
+
+
+def _with_port(place: Place) -> str:
+    """Returns the address and port at which jax's own service listens."""
+    return dataclasses.replace(place, host=bind_address(place)).address
 
 
 def _departure_of(error: BaseException) -> tuple[str, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 
 from lingvo_gshard.core.lazy import clusters
@@ -20,12 +21,15 @@ class ClusterOptions:
       num_processes: number of processes.
       process_id: number of this process, from 0 to `num_processes` - 1.
       coordinator_timeout: seconds to wait for the other processes.
+      coordinator_bind_address: the address at which process 0 listens, such as 0.0.0.0; None: the
+        coordinator's own.
     """
 
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
     coordinator_timeout: float = DEFAULT_TIMEOUT
+    coordinator_bind_address: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Place:
       count: number of processes.
       index: number of this process, from 0.
       local_devices: ids of the devices that jax shall use here; None: all.
+      bind_address: the address at which process 0 listens; None: the host's.
     """
 
     host: str
@@ -45,6 +50,7 @@ class Place:
     count: int
     index: int
     local_devices: list[int] | None = None
+    bind_address: str | None = None
 
     @property
     def address(self) -> str:
@@ -83,7 +89,19 @@ def find_place(options: ClusterOptions) -> Place | None:
     if num_processes == 1:
         return None
     host, port = _host_and_port(coordinator)
-    return Place(host, port, num_processes, process_id, local_devices)
+    bind_address = options.coordinator_bind_address
+    if bind_address is not None:
+        _check_address(bind_address)
+    return Place(host, port, num_processes, process_id, local_devices, bind_address)
+
+
+def _check_address(address: str) -> None:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise ValueError(
+            f"--coordinator_bind_address={address} is no IP address, such as 0.0.0.0 or 10.0.0.1"
+        ) from None
 
 
 def _detect(timeout: float) -> tuple:

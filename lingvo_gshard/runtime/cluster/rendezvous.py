@@ -4,12 +4,21 @@ If a process is missing, jax.distributed aborts the others without naming it, an
 of another run for one of this run. Here each process opens a connection to process 0 and sends its
 number and its options. All processes then hear that the cluster is complete, or what is wrong. The
 connections stay open for `PeerMonitor`.
+
+Both sides prove that they know the secret in the environment variable `SECRET`, without sending it.
+Process 0 ignores whoever does not. Without a secret, everybody who reaches the port is believed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import ipaddress
+import os
+import queue
+import secrets
 import socket
+import threading
 import time
 from typing import TypeVar
 
@@ -17,40 +26,59 @@ import msgspec
 
 from lingvo_gshard.runtime.cluster.place import Place
 
-_PROTOCOL = "lingvo_gshard 2"
+# The environment variable of the secret that all processes share.
+SECRET = "GSHARD_CLUSTER_SECRET"
+
+_PROTOCOL = "lingvo_gshard 3"
 _LONGEST_LINE = 2**16
 _LONGEST_SHOWN = 200
 _POLL_SECONDS = 0.2
 # How long process 0 waits for what a new connection has to say.
 _HELLO_SECONDS = 5.0
+# Connections that process 0 listens to at once; more wait until one of them has spoken.
+_MOST_LISTENERS = 256
 
 _Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class Challenge(msgspec.Struct):
+    """What process 0 sends to a new connection.
+
+    Attributes:
+      protocol: version of this protocol.
+      nonce: a random text, which the answer must sign.
+    """
+
+    protocol: str
+    nonce: str
 
 
 class Hello(msgspec.Struct):
     """What a process tells process 0.
 
     Attributes:
-      protocol: version of this protocol.
       process: number of the process.
       options: options that all processes must share, by flag; long ones as a hash.
+      nonce: a random text, which process 0's reply must sign.
+      proof: signature of the challenge and of this message without its proof.
     """
 
-    protocol: str
     process: int
     options: dict[str, str]
+    nonce: str
+    proof: str = ""
 
 
 class Reply(msgspec.Struct):
     """What process 0 answers once all have come or something is wrong.
 
     Attributes:
-      protocol: version of this protocol.
       error: what is wrong; None if the cluster is complete.
+      proof: signature of the hello's nonce and of the error.
     """
 
-    protocol: str
     error: str | None
+    proof: str = ""
 
 
 def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, socket.socket]:
@@ -69,10 +97,40 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
       ValueError: a process did not come or has other options. Every process that came raises it.
     """
     shared = {"--num_processes": str(place.count), **options}
-    hello = Hello(_PROTOCOL, place.index, {name: _short(text) for name, text in shared.items()})
+    shared = {name: _short(text) for name, text in shared.items()}
     if place.index == 0:
-        return _receive_all(place, hello, timeout)
-    return {0: _report(place, hello, timeout)}
+        return _Reception(place, shared).receive_all(timeout)
+    return {0: _report(place, shared, timeout)}
+
+
+def bind_address(place: Place) -> str:
+    """Returns the address at which process 0 listens: the coordinator's, if that is possible.
+
+    Many systems give a machine's own name a loopback address. Other machines then reach it by
+    another address, so process 0 listens at all of them.
+
+    Raises:
+      ValueError: the coordinator's name is unknown; names --coordinator.
+    """
+    if place.bind_address:
+        return place.bind_address
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(
+            f"--coordinator={place.address}: process 0 does not know this host ({error.strerror})"
+        ) from None
+    address = str(found[0][4][0])
+    is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if is_loopback and place.host not in ("localhost", address):
+        return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    return address
+
+
+def is_open_to_strangers(place: Place) -> bool:
+    """Returns whether other machines may reach process 0, and no secret keeps them out."""
+    address = ipaddress.ip_address(bind_address(place).partition("%")[0])
+    return not address.is_loopback and not os.environ.get(SECRET)
 
 
 def send_line(connection: socket.socket, message: msgspec.Struct) -> None:
@@ -108,91 +166,152 @@ def _short(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _receive_all(place: Place, own: Hello, timeout: float) -> dict[int, socket.socket]:
+class _Reception:
     """Process 0's side of `meet`."""
-    arrived: dict[int, socket.socket] = {}
-    unknown: list[socket.socket] = []
-    deadline = time.monotonic() + timeout
-    try:
-        with _listen(place) as listener:
-            while len(arrived) < place.count - 1:
-                connection = _accept(listener, deadline)
-                if connection is None:
-                    raise ValueError(_missing_processes(place, arrived, timeout))
-                unknown.append(connection)
-                hello = read_line(connection, Hello, _HELLO_SECONDS)
-                if not hello or hello.protocol != _PROTOCOL:
-                    unknown.pop().close()
-                    continue
-                _check(hello, own, arrived)
-                arrived[hello.process] = unknown.pop()
-    except ValueError as error:
-        for connection in (*arrived.values(), *unknown):
-            send_line(connection, Reply(_PROTOCOL, str(error)))
+
+    def __init__(self, place: Place, options: dict[str, str]):
+        self._place, self._options = place, options
+        self._arrived: dict[int, socket.socket] = {}
+        self._nonces: dict[socket.socket, str] = {}
+        # Connections that have said hello, and those that had another secret.
+        self._hellos: queue.SimpleQueue[tuple[socket.socket, Hello]] = queue.SimpleQueue()
+        self._strangers = 0
+        self._may_listen = threading.Semaphore(_MOST_LISTENERS)
+
+    def receive_all(self, timeout: float) -> dict[int, socket.socket]:
+        """Waits for a hello of every other process, and replies to all of them."""
+        deadline = time.monotonic() + timeout
+        with _listen(self._place) as listener:
+            threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+            try:
+                while len(self._arrived) < self._place.count - 1:
+                    self._admit(deadline, timeout)
+            except ValueError as error:
+                while not self._hellos.empty():
+                    connection, hello = self._hellos.get()
+                    self._nonces[connection] = hello.nonce
+                for connection in self._nonces:
+                    self._reply(connection, str(error))
+                    connection.close()
+                raise
+            finally:
+                # Wakes the thread that accepts.
+                listener.shutdown(socket.SHUT_RDWR)
+        for connection in self._arrived.values():
+            self._reply(connection, None)
+        return self._arrived
+
+    def _admit(self, deadline: float, timeout: float) -> None:
+        """Waits for the next hello, and checks it.
+
+        Raises:
+          ValueError: none came in time, or the process differs from process 0.
+        """
+        try:
+            connection, hello = self._hellos.get(timeout=max(deadline - time.monotonic(), 0.001))
+        except queue.Empty:
+            raise ValueError(self._missing(timeout)) from None
+        self._nonces[connection] = hello.nonce
+        self._check(hello)
+        self._arrived[hello.process] = connection
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Listens to each new connection in a thread of its own, until the listener is closed."""
+        while True:
+            self._may_listen.acquire()
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._listen_to, args=[connection], daemon=True).start()
+
+    def _listen_to(self, connection: socket.socket) -> None:
+        """Queues the connection with its hello, or closes it if it is no process of the cluster."""
+        challenge = Challenge(_PROTOCOL, secrets.token_hex(16))
+        send_line(connection, challenge)
+        hello = read_line(connection, Hello, _HELLO_SECONDS)
+        self._may_listen.release()
+        if hello is None:
             connection.close()
-        raise
-    for connection in arrived.values():
-        send_line(connection, Reply(_PROTOCOL, None))
-    return arrived
+        elif not _are_equal(hello.proof, _proof_of_hello(challenge, hello)):
+            self._strangers += 1
+            send_line(connection, Reply(_OTHER_SECRET))
+            connection.close()
+        else:
+            self._hellos.put((connection, hello))
+
+    def _reply(self, connection: socket.socket, error: str | None) -> None:
+        proof = _sign("reply", self._nonces[connection], error or "")
+        send_line(connection, Reply(error, proof))
+
+    def _missing(self, timeout: float) -> str:
+        """Returns a sentence on the processes that did not come."""
+        place = self._place
+        missing = [str(k) for k in range(1, place.count) if k not in self._arrived]
+        shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        others = f"; {self._strangers} with another {SECRET} were refused" * bool(self._strangers)
+        return (
+            f"--num_processes={place.count} processes were expected at "
+            f"--coordinator={place.address}, but within {timeout:.0f} s none came with "
+            f"--process_id {shown}{others}"
+        )
+
+    def _check(self, hello: Hello) -> None:
+        """Raises ValueError naming the first option in which a process differs from process 0."""
+        process = hello.process
+        for name, mine in self._options.items():
+            theirs = hello.options.get(name, "nothing")
+            if theirs == mine:
+                continue
+            if mine.startswith("sha256:") or theirs.startswith("sha256:"):
+                raise ValueError(f"process {process} has other {name} than process 0")
+            raise ValueError(
+                f"process {process} has {name}={theirs}, but process 0 has {name}={mine}"
+            )
+        if not 0 <= process < self._place.count:
+            raise ValueError(
+                f"a process came with --process_id={process}; with "
+                f"--num_processes={self._place.count}, 1 to {self._place.count - 1} is expected"
+            )
+        if process == 0 or process in self._arrived:
+            raise ValueError(f"two processes were started with --process_id={process}")
+
+
+_OTHER_SECRET = f"process 0 has another {SECRET}; set the same value for all processes"
 
 
 def _listen(place: Place) -> socket.socket:
+    address = bind_address(place)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    is_dual = address == "::" and socket.has_dualstack_ipv6()
     try:
-        if socket.has_dualstack_ipv6():
-            family = socket.AF_INET6
-            return socket.create_server(("", place.port), family=family, dualstack_ipv6=True)
-        return socket.create_server(("", place.port))
+        return socket.create_server(
+            (address, place.port), family=family, backlog=_MOST_LISTENERS, dualstack_ipv6=is_dual
+        )
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise ValueError(
-            f"--coordinator={place.address}: process 0 cannot open port {place.port} here "
-            f"({error.strerror}); choose a free port of process 0's machine"
+            f"--coordinator={place.address}: process 0 cannot open port {place.port} here at "
+            f"{address} ({reason}); choose a free port of process 0's machine, or another "
+            "--coordinator_bind_address"
         ) from None
 
 
-def _accept(listener: socket.socket, deadline: float) -> socket.socket | None:
-    listener.settimeout(max(deadline - time.monotonic(), 0.001))
-    try:
-        return listener.accept()[0]
-    except TimeoutError:
-        return None
-
-
-def _missing_processes(place: Place, arrived: dict[int, socket.socket], timeout: float) -> str:
-    missing = [str(k) for k in range(1, place.count) if k not in arrived]
-    shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-    return (
-        f"--num_processes={place.count} processes were expected at --coordinator={place.address}, "
-        f"but within {timeout:.0f} s none came with --process_id {shown}"
-    )
-
-
-def _check(other: Hello, own: Hello, arrived: dict[int, socket.socket]) -> None:
-    """Raises ValueError naming the first option in which a process differs from process 0."""
-    process = other.process
-    for name, mine in own.options.items():
-        theirs = other.options.get(name, "nothing")
-        if theirs == mine:
-            continue
-        if mine.startswith("sha256:") or theirs.startswith("sha256:"):
-            raise ValueError(f"process {process} has other {name} than process 0")
-        raise ValueError(f"process {process} has {name}={theirs}, but process 0 has {name}={mine}")
-    if process == 0 or process in arrived:
-        raise ValueError(f"two processes were started with --process_id={process}")
-
-
-def _report(place: Place, hello: Hello, timeout: float) -> socket.socket:
+def _report(place: Place, options: dict[str, str], timeout: float) -> socket.socket:
     """The side of the other processes: tries until process 0 answers, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         connection, problem = _try_to_connect(place, deadline)
         if connection is not None:
-            send_line(connection, hello)
-            # Process 0 may start to wait only now.
-            reply = read_line(connection, Reply, timeout + _HELLO_SECONDS)
-            if reply and reply.protocol == _PROTOCOL:
-                if reply.error:
-                    raise ValueError(reply.error)
-                return connection
+            hello = Hello(place.index, options, secrets.token_hex(16))
+            challenge = read_line(connection, Challenge, _HELLO_SECONDS)
+            if challenge and challenge.protocol == _PROTOCOL:
+                hello.proof = _proof_of_hello(challenge, hello)
+                send_line(connection, hello)
+                # Process 0 may start to wait only now.
+                reply = read_line(connection, Reply, timeout + _HELLO_SECONDS)
+                if reply and _is_believed(reply, hello, place):
+                    return connection
             connection.close()
             problem = "another program answers there"
         if time.monotonic() >= deadline:
@@ -203,9 +322,40 @@ def _report(place: Place, hello: Hello, timeout: float) -> socket.socket:
         time.sleep(_POLL_SECONDS)
 
 
+def _is_believed(reply: Reply, hello: Hello, place: Place) -> bool:
+    """Returns whether process 0 says that the cluster is complete.
+
+    Raises:
+      ValueError: process 0 says what is wrong, or one of the two has another secret.
+    """
+    if _are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "")):
+        if reply.error:
+            raise ValueError(reply.error)
+        return True
+    if reply.error == _OTHER_SECRET:
+        raise ValueError(f"--coordinator={place.address}: {_OTHER_SECRET}")
+    return False
+
+
 def _try_to_connect(place: Place, deadline: float) -> tuple[socket.socket | None, str]:
     timeout = min(max(deadline - time.monotonic(), 0.1), 5.0)
     try:
         return socket.create_connection((place.host, place.port), timeout=timeout), ""
     except OSError as error:
         return None, error.strerror or str(error)
+
+
+def _proof_of_hello(challenge: Challenge, hello: Hello) -> str:
+    unsigned = Hello(hello.process, hello.options, hello.nonce)
+    return _sign("hello", challenge.nonce, msgspec.json.encode(unsigned).decode())
+
+
+def _sign(*texts: str) -> str:
+    """Returns a signature of texts that only those who know the secret can make."""
+    key = os.environ.get(SECRET, "").encode()
+    return hmac.new(key, "\n".join(texts).encode(), hashlib.sha256).hexdigest()
+
+
+def _are_equal(given: str, expected: str) -> bool:
+    """Compares signatures in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(), expected.encode())

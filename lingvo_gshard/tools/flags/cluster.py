@@ -30,6 +30,12 @@ def define_cluster_flags(values: flags.FlagValues) -> None:
         1,
         flag_values=values,
     )
+    flags.DEFINE_string(
+        "coordinator_bind_address",
+        None,
+        "IP address at which process 0 listens; by default the coordinator's. 0.0.0.0 is all.",
+        flag_values=values,
+    )
 
 
 def cluster_options(values: flags.FlagValues) -> ClusterOptions:
@@ -39,4 +45,5 @@ def cluster_options(values: flags.FlagValues) -> ClusterOptions:
         num_processes=values.num_processes,
         process_id=values.process_id,
         coordinator_timeout=values.coordinator_timeout,
+        coordinator_bind_address=values.coordinator_bind_address,
     )

@@ -7,8 +7,19 @@ import time
 
 import pytest
 
+from lingvo_gshard.runtime.cluster import rendezvous
 from lingvo_gshard.runtime.cluster.place import Place
-from lingvo_gshard.runtime.cluster.rendezvous import Reply, meet, read_line, send_line
+from lingvo_gshard.runtime.cluster.rendezvous import (
+    SECRET,
+    Challenge,
+    Hello,
+    Reply,
+    bind_address,
+    is_open_to_strangers,
+    meet,
+    read_line,
+    send_line,
+)
 
 
 def free_port() -> int:
@@ -41,8 +52,8 @@ def test_all_processes_keep_a_connection_to_process_0():
     results = call_all(*[(3, k, {"--mesh": "data=8"}) for k in range(3)])
     assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
     for message, sender, receiver in (
-        (Reply("to 2", None), results[0][2], results[2][0]),
-        (Reply("from 1", None), results[1][0], results[0][1]),
+        (Reply("to 2"), results[0][2], results[2][0]),
+        (Reply("from 1"), results[1][0], results[0][1]),
     ):
         send_line(sender, message)
         assert read_line(receiver, Reply, 5.0) == message
@@ -145,3 +156,111 @@ def test_foreign_server_at_the_address_is_reported():
         with pytest.raises(ValueError, match="another program answers there"):
             meet(Place("localhost", port, 2, 1), {}, 1.0)
         other.shutdown(socket.SHUT_RDWR)
+
+
+def say_hello(port, process, proof=None):
+    """Says hello to process 0 as soon as it listens, with a given proof; returns its reply."""
+    connection = None
+    while connection is None:
+        try:
+            connection = socket.create_connection(("localhost", port), timeout=5)
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    with connection:
+        challenge = read_line(connection, Challenge, 5.0)
+        hello = Hello(process, {"--num_processes": "2"}, "nonce")
+        hello.proof = proof or rendezvous._proof_of_hello(challenge, hello)
+        send_line(connection, hello)
+        return read_line(connection, Reply, 10.0)
+
+
+@pytest.mark.parametrize("process", [7, -7, 0])
+def test_process_out_of_range_is_named(process):
+    port = free_port()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call_all, (2, 0, {}), port=port)
+        reply = say_hello(port, process)
+        (error,) = first.result()
+    assert f"--process_id={process}" in reply.error and str(error) == reply.error
+
+
+def test_silent_connections_delay_nobody():
+    """Process 0 waits for each of them at once, not for one after the other."""
+    port, silent = free_port(), []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        started = time.monotonic()
+        first = pool.submit(call_all, (2, 0, {}), port=port)
+        while len(silent) < 32:
+            try:
+                silent.append(socket.create_connection(("localhost", port), timeout=5))
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        results = [*call_all((2, 1, {}), port=port), *first.result()]
+    assert [sorted(result) for result in results] == [[0], [1]]
+    assert time.monotonic() - started < 2 * rendezvous._HELLO_SECONDS
+    for connection in silent:
+        connection.close()
+    close(*results)
+
+
+def test_a_process_without_the_secret_is_refused_and_ends_nobody(monkeypatch):
+    port = free_port()
+    monkeypatch.setenv(SECRET, "ours")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call_all, (2, 0, {}), port=port)
+        replies = [say_hello(port, 7, proof) for proof in ("0" * 64, "\u00fcnsigned")]
+        results = [*call_all((2, 1, {}), port=port), *first.result()]
+    assert all(f"process 0 has another {SECRET}" in reply.error for reply in replies)
+    assert [sorted(result) for result in results] == [[0], [1]]
+    close(*results)
+
+
+def test_process_0_without_the_secret_is_not_believed(monkeypatch):
+    """Whoever answers at the coordinator's address must know the secret, too."""
+    monkeypatch.setenv(SECRET, "ours")
+    with socket.create_server(("localhost", 0)) as false:
+        port = false.getsockname()[1]
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = false.accept()
+                except OSError:
+                    return
+                with connection:
+                    send_line(connection, Challenge(rendezvous._PROTOCOL, "nonce"))
+                    read_line(connection, Hello, 5.0)
+                    send_line(connection, Reply(None, "forged"))
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ValueError, match="another program answers there"):
+            meet(Place("localhost", port, 2, 1), {}, 1.0)
+        false.shutdown(socket.SHUT_RDWR)
+
+
+def test_process_0_listens_at_the_coordinators_address_alone():
+    port = free_port()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call_all, (2, 0, {}), port=port)
+        elsewhere = socket.create_server(("127.0.0.2", port))
+        results = [*call_all((2, 1, {}), port=port), *waiting.result()]
+        elsewhere.close()
+    close(*results)
+
+
+def test_bind_addresses(monkeypatch):
+    assert bind_address(Place("127.0.0.1", 1, 2, 0)) == "127.0.0.1"
+    assert bind_address(Place("localhost", 1, 2, 0)) in ("127.0.0.1", "::1")
+    assert bind_address(Place("10.9.8.7", 1, 2, 0, bind_address="0.0.0.0")) == "0.0.0.0"
+    # A machine's own name that /etc/hosts gives a loopback address, as Debian does.
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert bind_address(Place("own-name", 1, 2, 0)) in ("::", "0.0.0.0")
+
+
+def test_strangers_are_kept_out_by_loopback_or_a_secret(monkeypatch):
+    monkeypatch.delenv(SECRET, raising=False)
+    assert is_open_to_strangers(Place("10.9.8.7", 1, 2, 0))
+    assert not is_open_to_strangers(Place("127.0.0.1", 1, 2, 0))
+    monkeypatch.setenv(SECRET, "ours")
+    assert not is_open_to_strangers(Place("10.9.8.7", 1, 2, 0))
