@@ -229,8 +229,17 @@ class Logdir:
             self._lock.release()
 
     def check_lock(self) -> None:
-        """Raises LostLockError, in all processes, if another run took the directory over."""
-        processes.together(lambda: self._lock.check() if self._lock else None)
+        """Checks, for all processes, that the directory is still there and this run's.
+
+        Raises:
+          OSError: another run took it over, or it was moved or deleted.
+        """
+        processes.together(self.check_lock_here)
+
+    def check_lock_here(self) -> None:
+        """Checks the same in the process that holds the lock, and nothing in the others."""
+        if self._lock is not None:
+            self._lock.check()
 
     def check(self, params: Params, say: Say = _warn) -> None:
         """Raises ValueError naming the Params that differ from those of the run saved here.

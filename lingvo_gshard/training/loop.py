@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import rich.console
 
@@ -17,6 +17,7 @@ from lingvo_gshard.training.checkpoint.selection.keep_best import PREFIX, KeepBe
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.determinism.batch_digest import batch_digest
+from lingvo_gshard.training.lock.run_lock import MovedError
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring import update_ratios
 from lingvo_gshard.training.monitoring.compilations import CompilationWatch
@@ -316,6 +317,7 @@ class TrainingLoop:
         self._last_row = row
         if is_point:
             self._store.poll()
+            self._check_directory(self._logdir.check_lock_here)
 
     def _check_spikes(self, step: int, row: Row) -> None:
         """Raises PersistentSpikeError if a step asks for a roll back, and there is where to go."""
@@ -374,7 +376,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self._observers.before_other_work("saves a checkpoint", self._trainer.p.save_seconds)
-        self._logdir.check_lock()
+        self._check_directory(self._logdir.check_lock)
         # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
         self._log.flush()
         self._store.save(
@@ -386,6 +388,17 @@ class TrainingLoop:
             self._keep_best.best,
         )
         self._saved_step = self.step
+
+    def _check_directory(self, check: Callable[[], None]) -> None:
+        """Calls a check of the log directory; adds to an error which steps are lost."""
+        try:
+            check()
+        except MovedError as error:
+            raise MovedError(
+                f"{error}; steps {self._saved_step + 1:,} to {self.step:,} are lost. If it was "
+                f"moved, the same command with its new --logdir resumes from step "
+                f"{self._saved_step:,}"
+            ) from None
 
     def _finish_saving(self) -> None:
         is_saved = self._store.finish()

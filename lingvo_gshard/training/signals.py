@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.stopping import (
     EXIT_CODES,
     FINISHING,
+    REPEAT_SECONDS,
     SIGNALS,
     State,
     StoppedError,
@@ -30,12 +32,13 @@ class StopRequest:
     Attributes:
       requested: the reason to stop that this process knows, one of `EXIT_CODES`; None before one.
       finishing: whether a request lets the step finish. If False, it raises StoppedError. A second
-        signal raises KeyboardInterrupt.
+        signal, `REPEAT_SECONDS` later or more, raises KeyboardInterrupt.
     """
 
     def __init__(self):
         self.requested: str | None = None
         self.finishing = False
+        self._received_at = 0.0
         self._previous: dict[int, object] = {}
         self._ballot: processes.Ballot | None = None
 
@@ -88,11 +91,12 @@ class StopRequest:
 
     def _receive(self, number: int, _: object) -> None:
         if not self.requested:
+            self._received_at = time.monotonic()
             self.requested = SIGNALS[signal.Signals(number)]
             if not State.is_watched:
                 self.raise_if_stopped()
                 say_at_once(f"\n{self.requested}: {FINISHING}")
-        elif not State.is_watched:
+        elif not State.is_watched and time.monotonic() - self._received_at >= REPEAT_SECONDS:
             raise KeyboardInterrupt
 
 

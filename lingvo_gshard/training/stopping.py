@@ -18,7 +18,11 @@ SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "S
 EXIT_CODES = {name: 128 + number for number, name in SIGNALS.items()}
 EXIT_CODES[CLOSED_OUTPUT] = 128 + signal.SIGPIPE
 
-FINISHING = "finishing the step and saving. Repeat to quit without saving"
+# A signal repeats another only after this time: schedulers and hands may send several at once.
+REPEAT_SECONDS = 2.0
+FINISHING = (
+    f"finishing the step and saving. Repeat after {REPEAT_SECONDS:.0f} s to quit without saving"
+)
 
 
 class StoppedError(KeyboardInterrupt):

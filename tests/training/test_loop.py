@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import rich.console
 
+from lingvo_gshard.api.training import train
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import TrainingLoop
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
 from lingvo_gshard.training.monitoring.metrics import MEASURED
+from lingvo_gshard.training.observers.step_observer import StepObserver
 from lingvo_gshard.training.signals import StopRequest
 from tests import tiny
 
@@ -295,3 +297,34 @@ def test_no_dev_loss_without_a_dev_split(whole, tmp_path):
     names = {name for row in run.rows() for name in row}
     assert not any(name.startswith("dev/") for name in names)
     assert any(name.startswith("dev/") for row in whole.rows() for name in row)
+
+
+class Mover(StepObserver):
+    """Moves a directory before a step."""
+
+    def __init__(self, source, target, step):
+        self._source, self._target, self._step = source, target, step
+
+    def before_step(self, step, batch):
+        if step == self._step:
+            self._source.rename(self._target)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, log_every):
+    """A fresh directory of the old name would hold half a run: metrics go to the moved files."""
+    params = tiny.experiment_params(12)
+    params.trainer.set(checkpoint_every_steps=2, evaluate_every_steps=0, log_every_steps=log_every)
+    old, new = tmp_path / "run", tmp_path / "moved"
+    console = rich.console.Console(quiet=True)
+    words = r"run was moved or deleted while .*; steps 5 to \d+ are lost\. .* resumes from step 4"
+    with pytest.raises(OSError, match=words):
+        observers = [lambda _: Mover(old, new, 6)]
+        train(params, old, runtime="local", console=console, observers=observers)
+    assert not old.exists()
+    # The lock of a process that has ended is stale; this one lives.
+    (new / "run.lock").unlink()
+    outcome = train(params, new, runtime="local", console=console)
+    assert outcome.step == 12
+    steps = [json.loads(line)["step"] for line in (new / "metrics.jsonl").open()]
+    assert steps == sorted(set(steps))

@@ -25,6 +25,7 @@ class Lengths:
         Raises:
           ValueError: a file is missing or damaged.
         """
+        self._root, self._shards = root, shards
         self._tables = [_mapped(root, shard) for shard in shards]
         self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
 
@@ -33,18 +34,37 @@ class Lengths:
 
         Args:
           rows: int64 [N], numbers of rows.
+
+        Raises:
+          ValueError: a file was cut off since it was mapped.
         """
         result = np.zeros((len(rows), 2), np.int64)
         for shard, places in by_shard(rows, self._starts):
-            result[places] = self._tables[shard][rows[places] - self._starts[shard]]
-            _release(self._tables[shard])
+            table = self._readable(shard)
+            result[places] = table[rows[places] - self._starts[shard]]
+            _release(table)
         return result
 
     def shards(self) -> Iterator[np.ndarray]:
         """Yields the lengths of each shard's rows, [N,2]."""
-        for table in self._tables:
+        for shard in range(len(self._tables)):
+            table = self._readable(shard)
             yield np.asarray(table)
             _release(table)
+
+    def _readable(self, shard: int) -> np.ndarray:
+        """Returns a shard's table. The system kills a process that reads behind a file's end.
+
+        Raises:
+          ValueError: the file was cut off since it was mapped.
+        """
+        table, mapping = self._tables[shard], _mapping(self._tables[shard])
+        if mapping is not None and mapping.size() < table.offset + table.nbytes:
+            raise ValueError(
+                f"{self._root / self._shards[shard].lengths} was cut off to {mapping.size():,} "
+                "bytes while it was read; prepare the data again"
+            )
+        return table
 
 
 def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -80,6 +100,11 @@ def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
 
 def _release(table: np.ndarray) -> None:
     """Lets the system take back the pages of a file that were read. They may stay in its cache."""
-    mapping = getattr(table, "_mmap", None)
+    mapping = _mapping(table)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(table: np.ndarray) -> mmap.mmap | None:
+    """Returns the mapping behind a table; None for a table without rows."""
+    return getattr(table, "_mmap", None)

@@ -11,10 +11,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 from lingvo_gshard.training.stopping import (
     EXIT_CODES,
     FINISHING,
+    REPEAT_SECONDS,
     SIGNALS,
     State,
     handled_signals,
@@ -27,13 +29,13 @@ class SignalWatch:
     """Handles SIGINT, SIGTERM and SIGHUP for a command, as a context manager around all of it.
 
     A signal ends the process at once with exit code 128 plus its number. During training, the first
-    one lets the loop finish its step and save.
+    one lets the loop finish its step and save, and those that follow at once change nothing.
     """
 
     def __init__(self, name: str):
         """Prepares to watch for a command's name, which starts the line that a signal prints."""
         self._name = name
-        self._is_saving = False
+        self._saving_since: float | None = None
         # A copy, since standard error is hidden while TensorFlow is imported.
         self._screen = os.dup(2)
         self._pipe, self._wakeup = os.pipe()
@@ -60,12 +62,14 @@ class SignalWatch:
 
     def _on_signal(self, name: str) -> None:
         training = State.training
-        if self._is_saving:
+        if self._saving_since is not None:
+            if time.monotonic() - self._saving_since < REPEAT_SECONDS:
+                return
             self._say(f"{self._name}: {name}: ended at once, without saving")
         elif training is None:
             self._say(f"{self._name}: stopped by {name}")
         elif training.finishing:
-            self._is_saving = True
+            self._saving_since = time.monotonic()
             self._say(f"\n{self._name}: {name}: {FINISHING}")
             return
         else:

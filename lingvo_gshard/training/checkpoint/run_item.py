@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import lingvo_gshard
-from lingvo_gshard.core.files import copies
+from lingvo_gshard.core.files import copies, objects
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.checkpoint.selection.best import Best
 
@@ -21,6 +21,8 @@ WriteExtras = Callable[[pathlib.Path], None]
 
 ITEM = "run"
 _RECORD, _PARAMS, _EXTRAS = "run.json", "params.txt", "extras"
+# The format of checkpoints that this version writes, and the newest that it reads.
+FORMAT = 1
 _PACKAGES = ("tensorflow", "orbax-checkpoint", "jax", "numpy")
 
 
@@ -37,6 +39,7 @@ class RunRecord(msgspec.Struct, frozen=True):
       best: the best evaluation so far; None if the run keeps none.
       digest: SHA-256 of this record with an empty digest. Checkpoints of earlier versions have an
         empty one.
+      format: version of the format; unset in checkpoints of earlier versions, which have format 1.
     """
 
     step: int
@@ -46,6 +49,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
     best: Best | None = None
     digest: str = ""
+    format: int | msgspec.UnsetType = msgspec.UNSET
 
     def with_digest(self) -> RunRecord:
         """Returns the record with its digest."""
@@ -90,6 +94,13 @@ class Checkpoint:
         return self.arrays.get("moments", {})
 
 
+class _Origin(msgspec.Struct):
+    """The part of run.json that every format has."""
+
+    format: int = 1
+    versions: dict[str, str] = {}
+
+
 def write_run(
     directory: pathlib.Path,
     record: RunRecord,
@@ -108,7 +119,8 @@ def write_run(
     (directory / _EXTRAS).mkdir()
     if write_extras is not None:
         write_extras(directory / _EXTRAS)
-    record = msgspec.structs.replace(record, files=_file_digests(directory)).with_digest()
+    files = _file_digests(directory)
+    record = msgspec.structs.replace(record, files=files, format=FORMAT).with_digest()
     text = msgspec.json.format(msgspec.json.encode(record), indent=1)
     (directory / _RECORD).write_bytes(text)
 
@@ -118,8 +130,10 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
 
     Raises:
       OSError: a file cannot be read.
-      ValueError: a file is damaged or missing.
+      ValueError: a file is damaged or missing, or a later version wrote the checkpoint.
     """
+    if problem := newer_format(checkpoint):
+        raise ValueError(problem)
     directory = copies.local_folder(checkpoint / ITEM)
     record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
     if record.digest and record != record.with_digest():
@@ -132,6 +146,22 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
         record=record,
         params_text=(directory / _PARAMS).read_text(encoding="utf-8"),
         extras=directory / _EXTRAS,
+    )
+
+
+def newer_format(checkpoint: pathlib.Path) -> str | None:
+    """Returns a sentence if a later version wrote a checkpoint; None if not, or if unreadable."""
+    try:
+        content = objects.read_bytes(checkpoint / ITEM / _RECORD)
+        origin = msgspec.json.decode(content, type=_Origin)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if origin.format <= FORMAT:
+        return None
+    version = origin.versions.get("lingvo_gshard", "a later version")
+    return (
+        f"{checkpoint} has format {origin.format}, written by lingvo_gshard {version}; this is "
+        f"{lingvo_gshard.__version__}, which reads format {FORMAT}. Install that version"
     )
 
 

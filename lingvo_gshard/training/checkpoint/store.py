@@ -169,10 +169,12 @@ class CheckpointStore:
           None if there is no checkpoint.
 
         Raises:
-          ValueError: there are checkpoints, but none is readable.
+          ValueError: there are checkpoints, but none is readable, or a later version of the
+            library wrote the newest.
         """
         for step in self._order():
             path = self._path(step)
+            self._check_format(path)
             try:
                 return processes.together(lambda path=path: read_run(path))
             except Exception:  # `restore` reports the damage and sets the checkpoint aside.
@@ -201,12 +203,14 @@ class CheckpointStore:
           None if there is no checkpoint.
 
         Raises:
-          ValueError: all checkpoints are damaged, or the newest does not fit `abstract_state`.
+          ValueError: all checkpoints are damaged, the newest does not fit `abstract_state`, or a
+            later version of the library wrote it.
         """
         self.finish()
         steps = [step for step in self._order() if before is None or step < before]
         for step in steps:
             path = self._path(step)
+            self._check_format(path)
             try:
                 checkpoint, stored = processes.together(
                     lambda path=path: _describe(path, abstract_state, parts)
@@ -276,6 +280,15 @@ class CheckpointStore:
         if self._writable:
             return self._steps[::-1]
         return [step for step in self._preferred if step in self._steps]
+
+    def _check_format(self, path: pathlib.Path) -> None:
+        """Raises ValueError, in all processes, if a later version wrote a checkpoint.
+
+        It is not damaged, so it must not be set aside.
+        """
+        problem = processes.from_main(run_item.newer_format(path) if processes.is_main() else None)
+        if problem:
+            raise ValueError(problem)
 
     def _close_manager(self) -> None:
         # After a failed save, Orbax may raise an error of another of its threads here, such as the

@@ -37,6 +37,10 @@ class LostLockError(OSError):
     """Another process took the lock over, because this one was not seen to live."""
 
 
+class MovedError(OSError):
+    """The directory of the lock was moved or deleted."""
+
+
 class _Found(msgspec.Struct):
     """A lock file as it was read.
 
@@ -75,6 +79,7 @@ class RunLock:
           OSError: the file cannot be written.
         """
         self._path = path
+        self._directory = _identity(path.parent)
         self._content = _ENCODER.encode(this_process())
         self._is_lost = False
         self._released = threading.Event()
@@ -84,7 +89,14 @@ class RunLock:
         thread.start()
 
     def check(self) -> None:
-        """Raises LostLockError if another process took the lock over."""
+        """Checks that this process may go on writing to the directory.
+
+        Raises:
+          LostLockError: another process took the lock over.
+          MovedError: the directory was moved or deleted.
+        """
+        if _identity(self._path.parent) != self._directory:
+            raise MovedError(f"{self._path.parent} was moved or deleted while this run wrote to it")
         if self._is_lost:
             raise LostLockError(
                 f"{self._path} was taken over by {_read(self._path) or 'another process'}: for "
@@ -123,6 +135,15 @@ class RunLock:
         finally:
             os.close(descriptor)
         self._refreshed = time.monotonic()
+
+
+def _identity(directory: pathlib.Path) -> tuple[int, int] | None:
+    """Returns numbers that differ between any two directories; None if there is none."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _acquire(path: pathlib.Path, content: bytes, say: Callable[[str], None]) -> None:
@@ -209,7 +230,7 @@ def _read(path: pathlib.Path) -> _Found | None:
 
 def _now(path: pathlib.Path) -> float:
     """Returns the time by the clock that dates the files beside `path`."""
-    clock = path.with_name(f"{path.name}.clock-{os.getpid()}")
+    clock = path.with_name(f"{path.name}.clock-{os.getpid()}-{threading.get_ident()}")
     with clock.open("wb") as file:
         clock.unlink()
         return os.fstat(file.fileno()).st_mtime

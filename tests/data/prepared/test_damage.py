@@ -1,5 +1,6 @@
 """Tests damaged, missing and foreign files of prepared data: sentences that name the file."""
 
+import os
 import shutil
 
 import numpy as np
@@ -182,3 +183,16 @@ def test_rows_longer_than_every_batch_are_named(directory):
     with pytest.raises(ValueError, match="none of the 4,040 rows of 'train' fits a batch's row"):
         p.instantiate().check_split("train")
     assert any("input.source_length" in note for note in p.instantiate().notes)
+
+
+def test_lengths_that_are_cut_off_while_training_reads_them(directory):
+    """Reading a mapped page behind the end of its file would end the process by SIGBUS."""
+    batches = make(directory).train_batches(1)
+    next(batches)
+    for entry in manifest.read(directory).splits["train"]:
+        path = directory / entry.lengths
+        os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ValueError, match=r"lengths\.npy was cut off to [\d,]+ bytes while it was"):
+        for _ in range(10_000):
+            next(batches)
+    batches.close()

@@ -17,8 +17,8 @@ def _stopped(name: str, word: str, code: int) -> Case:
         signal=name,
         changes=_RUN,
         code=code,
-        says=f"\ngshard-train: {word}: finishing the step and saving. Repeat to quit without "
-        "saving\n",
+        says=f"\ngshard-train: {word}: finishing the step and saving. Repeat after 2 s to quit "
+        "without saving\n",
         prints=(f"{word}: saved at step ", "Continue with:\n  gshard-train ..." + _ENDLESS),
     )
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.training.stopping import handled_signals
+from lingvo_gshard.training.stopping import REPEAT_SECONDS, handled_signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -27,7 +27,7 @@ with SignalWatch("gshard-test"):
     {setup}
     with called_before_abrupt_end(lambda: print("cleaned up", flush=True)):
         print("ready", flush=True)
-        for _ in range(3):  # A signal interrupts one of them.
+        for _ in range(20):  # Each signal interrupts one of them.
             ctypes.CDLL(None).sleep(30)
 """
 
@@ -97,8 +97,14 @@ def test_first_signal_during_training_is_said_and_the_second_ends_it():
     process.send_signal(signal.SIGINT)
     said = process.stderr.readline() + process.stderr.readline()
     assert said == (
-        "\ngshard-test: Ctrl-C: finishing the step and saving. Repeat to quit without saving\n"
+        "\ngshard-test: Ctrl-C: finishing the step and saving. "
+        "Repeat after 2 s to quit without saving\n"
     )
+    # Signals of the first seconds belong to the first one.
+    for _ in range(5):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    time.sleep(REPEAT_SECONDS)
     assert process.poll() is None
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate(timeout=20)

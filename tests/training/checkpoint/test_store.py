@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.checkpoint import places
+from lingvo_gshard.training.checkpoint import places, run_item
 from lingvo_gshard.training.checkpoint.arrays import unflatten
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 
@@ -301,3 +302,29 @@ def test_directory_that_cannot_be_written_is_reported_at_once(store, said, tmp_p
     save(store, 3)
     assert store.steps == [1, 3]
     assert_holds(store.restore(), 3)
+
+
+def test_checkpoint_of_a_later_version_is_refused_and_stays(store, said, tmp_path):
+    """It may hold more than this version understands, so it is neither read nor set aside."""
+    save(store, 4)
+    path = tmp_path / "checkpoints" / "4" / "run" / "run.json"
+    content = json.loads(path.read_text())
+    assert content["format"] == 1
+    content |= {"format": 2, "states_of_another_kind": [1]}
+    content["versions"]["lingvo_gshard"] = "99.0"
+    path.write_text(json.dumps(content))
+    for read in (store.peek, store.restore):
+        with pytest.raises(ValueError, match=r"4 has format 2, written by lingvo_gshard 99\.0;"):
+            read()
+    assert path.exists() and not said
+
+
+def test_checkpoint_without_a_format_is_read(store, tmp_path):
+    """As versions before 0.1.0 wrote it."""
+    save(store, 4)
+    path = tmp_path / "checkpoints" / "4" / "run" / "run.json"
+    record = msgspec.json.decode(path.read_bytes(), type=run_item.RunRecord)
+    old = msgspec.structs.replace(record, format=msgspec.UNSET).with_digest()
+    path.write_bytes(msgspec.json.encode(old))
+    assert b"format" not in path.read_bytes()
+    assert_holds(store.restore(), 4)
