@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -300,13 +301,15 @@ def test_no_dev_loss_without_a_dev_split(whole, tmp_path):
 
 
 class Mover(StepObserver):
-    """Moves a directory before a step."""
+    """Moves a run's directory before a step, once the checkpoint of two steps ago is complete."""
 
     def __init__(self, source, target, step):
         self._source, self._target, self._step = source, target, step
 
     def before_step(self, step, batch):
         if step == self._step:
+            while not (self._source / "checkpoints" / str(step - 2) / "run" / "run.json").exists():
+                time.sleep(0.05)
             self._source.rename(self._target)
 
 

@@ -80,10 +80,13 @@ class OnDisk:
 
     def __init__(self, directory: pathlib.Path):
         self._directory = directory
+        self._is_prepared = False
 
     def prepare(self) -> None:
         """Creates the directory, and deletes what was left by processes that were killed."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        # If the run's directory is moved away later, no second one takes its place.
+        self._directory.mkdir(parents=not self._is_prepared, exist_ok=True)
+        self._is_prepared = True
         for doomed in self._directory.glob(f"*{_DELETED}"):
             shutil.rmtree(doomed)
 
