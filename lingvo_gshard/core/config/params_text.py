@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from lingvo_gshard.core.config import user_modules
@@ -13,6 +14,8 @@ from lingvo_gshard.core.config.params import Params
 
 # One line: a path and a value.
 _LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
+# The name of a class or function, with its module.
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def experiment_from_text(text: str) -> Params:
@@ -21,8 +24,8 @@ def experiment_from_text(text: str) -> Params:
     Hyperparameters that the text lacks keep their defaults.
 
     Raises:
-      ValueError: a line is not `path : value`, or its path, class or value is unknown. Names the
-        number of the line.
+      ValueError: a line is not `path : value`, its path, class or value is unknown, or it names a
+        class of a module that the user has not named. Names the number of the line, or the modules.
     """
     root = Experiment.params().locate()
     lines = []
@@ -31,6 +34,7 @@ def experiment_from_text(text: str) -> Params:
         if not separator:
             raise ValueError(f"line {number}: {line!r} is not 'path : value'")
         lines.append((path, value, number))
+    _check_modules(value for _, value, _ in lines)
     # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):
         try:
@@ -38,6 +42,17 @@ def experiment_from_text(text: str) -> Params:
         except (ValueError, ImportError, AttributeError) as error:
             raise ValueError(f"line {number}: {path}: {error}") from None
     return root.locate()
+
+
+def _check_modules(values: Iterable[str]) -> None:
+    """Checks that values name no class of a module that must not be imported."""
+    names = {value.partition(".")[0] for value in values if _DOTTED.fullmatch(value)}
+    foreign = sorted(name for name in names if not user_modules.is_trusted(name))
+    if foreign:
+        raise ValueError(
+            f"the Params name classes of {' and '.join(foreign)}, which is code of its own. If you "
+            f"trust it, add --import={','.join(foreign)}"
+        )
 
 
 def is_params_text(path: str | os.PathLike) -> bool:
@@ -88,7 +103,7 @@ def _parse(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         pass
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text):
+    if not _DOTTED.fullmatch(text):
         raise ValueError(f"{text!r} is neither a literal nor the name of a class or function")
     parts = text.split(".")
     for split in range(len(parts) - 1, 0, -1):

@@ -1,29 +1,53 @@
-"""Imports modules that users name, and says which line is wrong where that fails."""
+"""Imports modules that users name, and says which line is wrong where that fails.
+
+A module is a program. Files such as the params.txt of a run may name classes of this package and of
+modules that the user has named in this process, and of no others: whoever reads the run of a
+stranger must not run the stranger's programs.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pathlib
+import sys
 import sysconfig
 import traceback
 import types
 
 _PACKAGE = str(pathlib.Path(__file__).parents[2])
+_PACKAGE_NAME = __name__.partition(".")[0]
 _NOT_THE_USERS = (
     _PACKAGE,
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
 
+# Top-level names of the modules that the user has named.
+_named: set[str] = set()
+
+
+def is_trusted(name: str) -> bool:
+    """Returns whether a file may name classes of a module.
+
+    It may if the module is this package's, if the user has named it or another of its package, or
+    if the user's program has imported it. Python's own modules are imported by everybody.
+    """
+    top = name.partition(".")[0]
+    if top in (_PACKAGE_NAME, *_named):
+        return True
+    return top in sys.modules and top not in sys.stdlib_module_names
+
 
 def import_module(name: str) -> types.ModuleType:
-    """Returns a module by its name, such as "my_package.my_module".
+    """Returns a module that the user names, such as "my_package.my_module", and trusts it.
 
     Raises:
       ModuleNotFoundError: there is no such module.
       ValueError: the module exists, but running it fails; names the file, the line and the error.
     """
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        _named.add(name.partition(".")[0])
+        return module
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             raise

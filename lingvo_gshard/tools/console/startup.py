@@ -15,6 +15,7 @@ from collections.abc import Callable
 from absl import flags
 
 import lingvo_gshard
+from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.training.monitoring.closed_output import discard
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
@@ -32,7 +33,8 @@ HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
 
-    --json without a value stands for --json=-, standard output, and --params for all of them.
+    --json without a value stands for --json=-, standard output, and --params for all of them. Every
+    command has --import, whose modules are imported here.
 
     Args:
       values: the command's flags, parsed in place.
@@ -42,6 +44,13 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     Raises:
       ValueError: a flag is unknown or has a wrong value; the message has the nearest valid name.
     """
+    flags.DEFINE_list(
+        "import",
+        [],
+        "Modules of your own, such as my_router. A saved run may name classes of these and of "
+        "lingvo_gshard, and of no others, since reading it runs them.",
+        flag_values=values,
+    )
     if HELP.intersection(argv[1:]):
         print(_help_text(values, about))
         sys.exit(0)
@@ -56,8 +65,21 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     for name, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{name}={value}; expected a finite number")
+    for name in values["import"].value or ():
+        _import(name)
     if rest[1:]:
         raise ValueError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
+
+
+def _import(name: str) -> None:
+    """Imports a module of the user's; ValueError if there is none, or if it fails."""
+    try:
+        user_modules.import_module(name)
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"--import={name}: there is no such module; it must be installed, in the current "
+            "directory or on PYTHONPATH"
+        ) from None
 
 
 def _flag_error(values: flags.FlagValues, text: str) -> str:

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from lingvo_gshard.api.experiments import describe, experiment
-from lingvo_gshard.core.config import params_text
+from lingvo_gshard.core.config import params_text, user_modules
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,22 @@ def test_damaged_saved_params_name_the_file_and_line(saved):
         experiment(gin_files=[saved[0]])
 
 
-def test_a_class_that_is_not_here_is_named_with_what_it_needs(saved):
-    text = saved[0].read_text().replace("task.cls : lingvo_gshard.tasks", "task.cls : my_tasks")
-    with pytest.raises(ValueError, match=r"'my_tasks.translation.TranslationTask' cannot be impor"):
+@pytest.mark.parametrize("module", ["my_tasks", "subprocess"])
+def test_a_class_of_another_module_is_not_imported(saved, module):
+    """Not even one of Python's own, which are imported everywhere."""
+    text = saved[0].read_text().replace("task.cls : lingvo_gshard.tasks", f"task.cls : {module}")
+    with pytest.raises(ValueError, match=rf"classes of {module}, .* add --import={module}$"):
         params_text.experiment_from_text(text)
-    with pytest.raises(ValueError, match=r"my_tasks must be installed, in the current directory"):
-        params_text.experiment_from_text(text)
+
+
+def test_a_class_of_a_module_that_the_user_named_is_imported(saved, tmp_path, monkeypatch):
+    (tmp_path / "my_named_tasks.py").write_text("from lingvo_gshard.tasks.translation import *")
+    monkeypatch.syspath_prepend(tmp_path)
+    user_modules.import_module("my_named_tasks")
+    text = saved[0].read_text()
+    own = text.replace("task.cls : lingvo_gshard.tasks.translation", "task.cls : my_named_tasks")
+    assert own != text
+    assert params_text.experiment_from_text(own).to_text() == text
 
 
 @pytest.mark.parametrize("setting", ["dropout = 0.1", "task.dropout = 0.1", "encoder.dropout = 0"])

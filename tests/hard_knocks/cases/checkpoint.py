@@ -125,6 +125,24 @@ CASES = (
         error=".../run/checkpoints: none of its 3 checkpoints is readable",
     ),
     Case(
+        "a run of a stranger whose Params name a module beside it",
+        "gshard-evaluate --logdir=run --split=dev",
+        given=(
+            trained("run"),
+            remove("run/checkpoints"),
+            replace("run/params.txt", "lingvo_gshard.training.optim.adam", "tweaks"),
+            write("tweaks.py", "print('this must not run')"),
+        ),
+        error="...params.txt: the Params name classes of tweaks, which is code of its "
+        "own. If you trust it, add --import=tweaks",
+    ),
+    Case(
+        "a module to import that is not there",
+        "gshard-evaluate --logdir=run --import=tweaks",
+        error="--import=tweaks: there is no such module; it must be installed, in the current "
+        "directory or on PYTHONPATH",
+    ),
+    Case(
         "params.txt that is a directory",
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/params.txt"), folder("run/params.txt")),
