@@ -6,6 +6,7 @@ import lzma
 import pytest
 import zstandard
 
+from lingvo_gshard.data.sources import readers
 from lingvo_gshard.preparation.inputs import part_readers, survey
 from lingvo_gshard.preparation.stages import read_rows
 from tests.preparation import raw
@@ -25,7 +26,7 @@ def _counts(prepared):
         (b"de\tein\0er\tone\n", "NUL bytes", "no text has any"),
         (b"de\tgreen\n", "wrong number of columns", "2, expected 3"),
         (b"../de\tein\tone\n", part_readers.NO_LANGUAGE, "'../de'"),
-        (b"de\t" + b"x" * 1_500_000 + b"\tx\n", part_readers.LONG_LINE, "more than max_line_bytes"),
+        (b"de\t" + b"x" * 1_500_000 + b"\tx\n", readers.LONG_LINE, "more than max_line_bytes"),
     ],
     ids=["latin-1", "nul", "columns", "language", "long"],
 )

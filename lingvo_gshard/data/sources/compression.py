@@ -14,6 +14,9 @@ SUFFIXES = (".gz", ".xz", ".zst")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 _BLOCK = 1 << 17
+# Compressed bytes of zstd that are decompressed at once. Four bytes may stand for 128 KiB, so that
+# the content is at most 32 MiB.
+_STEP = 1 << 10
 
 
 def decompressed(path: str, file: BinaryIO) -> contextlib.AbstractContextManager[IO[bytes]]:
@@ -50,7 +53,7 @@ class _Zstandard(io.RawIOBase):
     def __init__(self, file: BinaryIO):
         self._file = file
         self._frame = None
-        self._compressed = self._content = b""
+        self._compressed = self._content = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -58,7 +61,7 @@ class _Zstandard(io.RawIOBase):
     def readinto(self, buffer) -> int:
         while not self._content:
             if not self._compressed:
-                self._compressed = self._file.read(_BLOCK)
+                self._compressed = memoryview(self._file.read(_BLOCK))
             if not self._compressed:
                 if self._frame is not None:
                     raise EOFError("the compressed file ends before its end-of-stream marker")
@@ -72,11 +75,12 @@ class _Zstandard(io.RawIOBase):
     def _decompress(self) -> None:
         if self._frame is None:
             self._frame = zstandard.ZstdDecompressor().decompressobj()
+        step, rest = self._compressed[:_STEP], self._compressed[_STEP:]
         try:
-            self._content = memoryview(self._frame.decompress(self._compressed))
+            self._content = memoryview(self._frame.decompress(step))
         except zstandard.ZstdError as error:
             raise OSError(f"damaged zstd data: {error}") from None
-        self._compressed = b""
         if self._frame.eof:
-            self._compressed = self._frame.unused_data
+            rest = memoryview(self._frame.unused_data + bytes(rest))
             self._frame = None
+        self._compressed = rest

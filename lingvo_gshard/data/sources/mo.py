@@ -97,6 +97,8 @@ def charset_of(headers: dict[str, str]) -> str:
     if not found or found[1] == _NO_CHARSET:
         return "utf-8"
     try:
+        # Codecs such as base64 are known, but no character sets.
+        " ".encode(found[1])
         return codecs.lookup(found[1]).name
     except LookupError:
         raise DamagedCatalogError(f"its character set {found[1]!r} is unknown") from None
@@ -137,6 +139,8 @@ def _table(content: bytes, order: str, count: int, begin: int, what: str) -> lis
         if not ended.all():
             wrong = int(ended.argmin()) + 1
             raise DamagedCatalogError(f"{what} {wrong} of {count} does not end with a NUL byte")
+        if int(lengths.sum()) > len(content):
+            raise DamagedCatalogError(f"its {what}s overlap: together they exceed the file")
     pairs = zip(begins.tolist(), ends.tolist(), strict=True)
     return [content[begin:end] for begin, end in pairs]
 

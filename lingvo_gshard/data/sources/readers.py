@@ -14,12 +14,17 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.observer import Observer, SilentObserver
-from lingvo_gshard.data.sources import compression
+from lingvo_gshard.data.sources import compression, lines
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
 ON_BAD_ROW = ("refuse", "skip")
+LONG_LINE = "a line is too long"
 _ROWS_BETWEEN_UPDATES = 4096
+# A small compressed file may be one line of many gigabytes.
+_LONGEST_LINE = 1 << 24
+# A catalog of gettext is read whole.
+_LARGEST_CATALOG = 1 << 28
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
 _FORMATS = {
     b"\x1f\x8b": "the file is compressed by gzip: its name must end in .gz",
@@ -134,12 +139,16 @@ class Reader(Configurable, abc.ABC):
         """Returns the bytes of a file; None if it cannot be read and is left out."""
         try:
             with open(path, "rb") as file:
-                return file.read()
+                content = file.read(_LARGEST_CATALOG + 1)
         except PermissionError:
             _refuse_unreadable(path)
         except OSError as error:
             self._bad(f"{path}:0", "the file cannot be read", str(error))
             return None
+        if len(content) > _LARGEST_CATALOG:
+            self._bad(f"{path}:0", "the file is too large", f"more than {_LARGEST_CATALOG:,} bytes")
+            return None
+        return content
 
     def _lines(self, path: str) -> Iterator[str | None]:
         """Yields the lines of a text file, plain or compressed, without line ends.
@@ -158,19 +167,25 @@ class Reader(Configurable, abc.ABC):
         except compression.READ_ERRORS as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
 
-    def _raw_lines(self, path: str) -> Iterator[bytes]:
-        """Yields the lines of a file, plain or compressed, with their line ends."""
+    def _raw_lines(self, path: str) -> Iterator[bytes | None]:
+        """Yields the lines of a file, plain or compressed; None for one that is too long."""
         try:
             with (
                 open(path, "rb") as self._opened,
                 compression.decompressed(path, self._opened) as file,
             ):
-                yield from file
+                yield from lines.bounded_lines(file, None, _LONGEST_LINE)
         finally:
             self._opened = None
 
-    def _text(self, place: str, number: int, line: bytes) -> str | None:
+    def _longest_in_words(self) -> str:
+        return f"{_LONGEST_LINE:,} bytes"
+
+    def _text(self, place: str, number: int, line: bytes | None) -> str | None:
         """Returns the text of a line without its end; None for one that is bad, and counted."""
+        if line is None:
+            self._bad(place, LONG_LINE, f"more than {self._longest_in_words()}")
+            return None
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:

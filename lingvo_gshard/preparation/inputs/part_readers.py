@@ -10,12 +10,11 @@ import msgspec
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources import compression, gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources import compression, gettext, lines, moses, readers, text, tsv
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.inputs import lines, source
+from lingvo_gshard.preparation.inputs import source
 from lingvo_gshard.preparation.inputs.part import Part, Span
 
-LONG_LINE = "a line is too long"
 NO_OBJECT = "no JSON object"
 NO_LANGUAGE = "no language code that can be part of a file's name"
 NO_FIELD = "a field is missing or no text"
@@ -72,7 +71,7 @@ class PartReader(readers.FileReader):
                 known.add(row.language)
             yield row
 
-    def _raw_lines(self, path: str) -> Iterator[bytes]:
+    def _raw_lines(self, path: str) -> Iterator[bytes | None]:
         span = self._spans[path]
         with objects.open_to_read(path) as stored:
             stored.seek(span.begin)
@@ -82,12 +81,8 @@ class PartReader(readers.FileReader):
                     yield line
                     self.position = stored.tell() - span.begin
 
-    def _text(self, place: str, number: int, line: bytes | None) -> str | None:
-        if line is None:
-            detail = f"more than max_line_bytes = {self._longest:,} bytes"
-            self._bad(place, LONG_LINE, detail)
-            return None
-        return super()._text(place, number, line)
+    def _longest_in_words(self) -> str:
+        return f"max_line_bytes = {self._longest:,} bytes"
 
 
 class _TsvPart(PartReader, tsv.TsvReader):

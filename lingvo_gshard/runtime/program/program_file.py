@@ -22,6 +22,10 @@ from lingvo_gshard.runtime.program.array import Array
 
 FORMAT = 1
 _RECORD, _EXPORTED = "program.json", "exported"
+# Programs of text and constants take a tenth of their size in a zip. A file that claims to hold far
+# more than its own size was made to fill the memory.
+_MOST_TIMES = 100
+_LEAST_LIMIT = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +124,7 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
     content = io.BytesIO(pathlib.Path(path).read_bytes())
     try:
         with zipfile.ZipFile(content) as file:
+            _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
         found = msgspec.json.decode(text, type=_Header).format
         if found == FORMAT:
@@ -137,6 +142,13 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
             f"this is jax {jax.__version__}"
         )
     return record, exported
+
+
+def _check_sizes(file: zipfile.ZipFile, compressed: int) -> None:
+    """Raises ValueError if the content is far larger than any program of a file's size."""
+    size = sum(file.getinfo(name).file_size for name in (_RECORD, _EXPORTED))
+    if size > max(_MOST_TIMES * compressed, _LEAST_LIMIT):
+        raise ValueError(f"{compressed:,} bytes claim to hold {size:,}")
 
 
 def encode(record: ProgramRecord) -> bytes:

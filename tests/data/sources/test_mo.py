@@ -65,3 +65,19 @@ def test_wrong_offsets_and_revisions_are_refused():
         mo.parse(bytes(content))
     with pytest.raises(mo.DamagedCatalogError, match="unknown revision 7"):
         mo.parse(catalog(revision=7 << 16))
+
+
+def test_a_codec_that_is_no_character_set_is_refused():
+    content = catalog().replace(b"charset=UTF-8\n", b"charset=hex  \n")
+    with pytest.raises(mo.DamagedCatalogError, match="character set 'hex' is unknown"):
+        mo.parse(content)
+
+
+def test_strings_that_overlap_are_refused_before_they_fill_the_memory():
+    """A thousand entries of a megabyte each, which is one and the same."""
+    count, text = 1000, b"x" * 2**20 + b"\0"
+    tables, begin = 28, 28 + 16 * count
+    rows = struct.pack("<2I", 2**20, begin) * (2 * count)
+    header = struct.pack("<7I", 0x950412DE, 0, count, tables, tables + 8 * count, 0, begin)
+    with pytest.raises(mo.DamagedCatalogError, match="its messages overlap"):
+        mo.parse(header + rows + text)

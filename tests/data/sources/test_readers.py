@@ -1,9 +1,15 @@
 """Tests features of all readers: options, splits and dividing a single file."""
 
+import gzip
+import io
+import lzma
+import tracemalloc
+
 import pytest
+import zstandard
 
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.sources import tsv
+from lingvo_gshard.data.sources import compression, readers, tsv
 
 
 def reader(**values):
@@ -51,3 +57,37 @@ def test_a_single_file_is_divided_without_loss(mixed_rows):
     assert sum(map(len, rows.values())) == 120
     assert all(len(rows[split]) >= 10 for split in rows)
     assert rows["dev"] == [row for row in r.rows("dev") if held_out.split_of(row.target, 200)]
+
+
+COMPRESSORS = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_a_small_file_that_holds_one_endless_line_takes_little_memory(tmp_path, suffix):
+    path = tmp_path / f"bomb.tsv{suffix}"
+    size = 2**28
+    path.write_bytes(COMPRESSORS[suffix](b"de\tein\tone\n" + bytes(size) + b"\nde\tzwei\ttwo\n"))
+    assert path.stat().st_size < size / 500
+    reading = reader(train=str(path), dev=str(path), on_bad_row="skip")
+    tracemalloc.start()
+    rows = reading.rows("train")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [row.target for row in rows] == ["one", "two"]
+    assert reading.left_out == {readers.LONG_LINE: 1}
+    assert peak < 2**27
+
+
+def test_zstandard_frames_follow_one_another_at_any_size():
+    """The content is read in small steps, which may end within and between frames."""
+    parts = [bytes([k]) * (700 * k) + bytes(range(256)) * k for k in range(1, 40)]
+    stored = b"".join(zstandard.ZstdCompressor().compress(part) for part in parts)
+    with compression.decompressed("x.zst", io.BytesIO(stored)) as file:
+        assert file.read() == b"".join(parts)
+    with compression.decompressed("x.zst", io.BytesIO(stored[:-1])) as file:
+        with pytest.raises(EOFError, match="ends before its end-of-stream marker"):
+            file.read()

@@ -235,6 +235,17 @@ def test_files_that_are_not_programs_are_rejected(tmp_path):
         Program.load(tmp_path / "none")
 
 
+def test_a_small_file_that_claims_to_be_large_is_rejected(saved, tmp_path):
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("program.json", "{}")
+        file.writestr("exported", bytes(2**29))
+    with pytest.raises(
+        ValueError, match=r"not a saved program: [\d,]+ bytes claim to hold 536,870"
+    ):
+        Program.load(bomb)
+
+
 @hypothesis.given(data=st.data())
 def test_damaged_file_is_rejected(program, saved, tmp_path_factory, data):
     content = bytearray(saved.read_bytes())

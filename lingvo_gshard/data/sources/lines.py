@@ -1,4 +1,4 @@
-"""Reads the lines of a part of a file in bounded memory, however long a line is."""
+"""Reads the lines of a file, or of a part of it, in bounded memory, however long a line is."""
 
 from __future__ import annotations
 
