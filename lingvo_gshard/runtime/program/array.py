@@ -26,6 +26,14 @@ class Array:
     dtype: str
     split: tuple[tuple[str, ...], ...] | None
 
+    def __post_init__(self):
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"{self.path} has the shape {list(self.shape)}, with a negative size")
+        if self.split is not None and len(self.split) != len(self.shape):
+            raise ValueError(
+                f"{self.path} has {len(self.shape)} dimensions, but {len(self.split)} are split"
+            )
+
     def sharding(self, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding | None:
         """Returns the layout over a mesh of devices; None if it is left to the partitioner."""
         if self.split is None:

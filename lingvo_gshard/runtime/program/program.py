@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 
@@ -67,6 +68,13 @@ class Program:
         if self.partitioner not in PARTITIONERS:
             hint = names.nearest(self.partitioner, PARTITIONERS)
             raise ValueError(f"--partitioner={self.partitioner} is unknown. {hint}")
+        for index in self.donated:
+            if not 0 <= index < len(self.inputs):
+                raise ValueError(f"input {index} is donated, but there are {len(self.inputs)}")
+        for array in (*self.inputs, *self.outputs):
+            for axis in itertools.chain(*(array.split or ())):
+                if axis not in self.mesh.names:
+                    raise ValueError(f"{array.path} is split over {axis!r}, no axis of {self.mesh}")
 
     @property
     def digest(self) -> str:
@@ -132,21 +140,26 @@ class Program:
         Raises:
           ValueError: names the file and the problem: its format, content, mesh or version of jax.
         """
-        record, exported = program_file.read(path)
-        program = cls(
-            name=record.name,
-            module=jax_export.deserialize(bytearray(exported)).mlir_module_serialized,
-            inputs=record.inputs,
-            outputs=record.outputs,
-            donated=record.donated,
-            mesh=Mesh.parse(record.mesh, record.device_order),
-            partitioner=record.partitioner,
-            strategy=record.strategy,
-            flags=record.flags,
-            versions=tuple(sorted(record.versions.items())),
-            work=record.work,
-            layers=None if record.layers is msgspec.UNSET else record.layers,
-        )
+        record, content = program_file.read(path)
+        exported = _deserialized(content, path)
+        try:
+            _check_types(record, exported)
+            program = cls(
+                name=record.name,
+                module=exported.mlir_module_serialized,
+                inputs=record.inputs,
+                outputs=record.outputs,
+                donated=record.donated,
+                mesh=Mesh.parse(record.mesh, record.device_order),
+                partitioner=record.partitioner,
+                strategy=record.strategy,
+                flags=record.flags,
+                versions=tuple(sorted(record.versions.items())),
+                work=record.work,
+                layers=None if record.layers is msgspec.UNSET else record.layers,
+            )
+        except ValueError as error:
+            raise ValueError(f"{path} is not a saved program: {error}") from None
         if mesh is not None and mesh != program.mesh:
             raise ValueError(
                 f"{path} was made for --mesh={_describe(program.mesh)}, not for {_describe(mesh)}"
@@ -167,6 +180,31 @@ class Program:
             flags=self.flags,
             versions=dict(self.versions),
         )
+
+
+def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exported:
+    """Returns the exported function of a program's file; ValueError if there is none."""
+    try:
+        return jax_export.deserialize(bytearray(content))
+    except Exception as error:  # jax checks nothing: any type may be raised.
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{path} is not a saved program: jax cannot read it: {reason}") from None
+
+
+def _check_types(record: ProgramRecord, exported: jax_export.Exported) -> None:
+    """Checks that a record has the function's shapes and types. Raises ValueError."""
+    for what, arrays, types in (
+        ("input", record.inputs, exported.in_avals),
+        ("output", record.outputs, exported.out_avals),
+    ):
+        if len(arrays) != len(types):
+            raise ValueError(f"it states {len(arrays)} {what}s, but the function has {len(types)}")
+        for array, found in zip(arrays, types, strict=True):
+            if (array.shape, array.dtype) != (tuple(found.shape), found.dtype.name):
+                raise ValueError(
+                    f"it states that {what} {array.path} is {array.dtype}{list(array.shape)}, but "
+                    f"the function has {found.dtype.name}{list(found.shape)}"
+                )
 
 
 @contextlib.contextmanager

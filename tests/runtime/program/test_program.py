@@ -265,6 +265,51 @@ def test_damaged_file_is_rejected(program, saved, tmp_path_factory, data):
         assert found == program
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def places(value, before=()):
+    """Yields the keys that lead to each part of a JSON value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in pairs:
+        yield (*before, key)
+        if isinstance(part, (dict, list)):
+            yield from places(part, (*before, key))
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(data=st.data())
+def test_changed_record_with_a_new_stamp_is_rejected_in_a_sentence(saved, tmp_path_factory, data):
+    """Whoever changes a file can compute its stamp, too."""
+    with zipfile.ZipFile(saved) as file:
+        record, exported = json.loads(file.read("program.json")), file.read("exported")
+    *way, last = data.draw(st.sampled_from(list(places(record))))
+    parent = record
+    for key in way:
+        parent = parent[key]
+    parent[last] = data.draw(JSON)
+    if data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(exported) - 1))
+        exported = exported[:place] + bytes([exported[place] ^ 1]) + exported[place + 1 :]
+    path = tmp_path_factory.mktemp("changed") / "p"
+    try:
+        decoded = msgspec.convert(record, program_file.ProgramRecord)
+        record["stamp"] = program_file.stamp(decoded, exported)
+    except ValueError:
+        pass
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("program.json", json.dumps(record))
+        file.writestr("exported", exported)
+    try:
+        Program.load(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+
+
 def test_argument_of_wrong_shape_or_dtype_is_rejected():
     mesh = jax.sharding.Mesh(np.array(devices_for(8)), ("data",))
     array = Array("theta.w", (8, 2), "float32", (("data",), ()))
