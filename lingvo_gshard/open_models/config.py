@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -45,6 +46,30 @@ _HARMLESS = frozenset(
     )
 )
 _REQUIRED = object()
+_ROPE_NUMBERS = frozenset(
+    (
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+    )
+)
+# Types of JSON, in words.
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
 # How the published tensors are packed; it does not change what the model computes.
 _PACKING = "quantization_config"
 
@@ -79,25 +104,55 @@ class PublishedConfig:
             ) from None
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise ValueError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
         return cls(values, str(file))
 
-    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+    def get(
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        kind: type | None = None,
+        least: float | None = None,
+    ) -> Any:
         """Returns a value. None in the file, and a missing key, give the default.
 
+        Args:
+          name: the key.
+          default: the default; a key without one must be there.
+          kind: the value's type; None: that of the default, or a whole number above 0 for a key
+            without a default.
+          least: the least number; None: any.
+
         Raises:
-          ValueError: the key is missing and has no default.
+          ValueError: the key is missing and has no default, or has a value of another type.
         """
         self._read.add(name)
         value = self.values.get(name)
-        if value is not None:
-            return value
-        if default is _REQUIRED:
+        if value is None and default is _REQUIRED:
             raise ValueError(f"{self.where} lacks {name}, which this family needs")
-        return default
+        if value is None:
+            return default
+        if default is _REQUIRED and kind is None:
+            kind, least = int, 1
+        if kind is None and default is not None:
+            kind = type(default)
+        if kind is not None:
+            self._check(name, value, kind, least)
+        return value
+
+    def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
+        """Raises ValueError if a value has another type, is too small, or is not finite."""
+        types = (int, float) if kind is float else kind
+        is_kind = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if is_kind and is_finite and (least is None or value >= least):
+            return
+        limit = "" if least is None else f", {least} or more,"
+        expected = f"{_KINDS.get(kind, kind.__name__)}{limit}"
+        raise ValueError(f"{self.where}: {name} is {value!r}; {expected} was expected")
 
     def expect(self, name: str, *valid: Any) -> Any:
         """Returns a value, which is the first valid one if the key is missing.
@@ -118,12 +173,15 @@ class PublishedConfig:
 
         transformers 5 writes them as `rope_parameters`; before, they were two keys.
         """
-        found = self.get("rope_scaling", None) or {}
-        found = self.get("rope_parameters", None) or found
+        found = self.get("rope_scaling", None, dict) or {}
+        found = self.get("rope_parameters", None, dict) or found
+        for key in _ROPE_NUMBERS.intersection(found):
+            if found[key] is not None:
+                self._check(f"{key} of the rotary parameters", found[key], float, None)
         if "type" in found:
             found = {"rope_type": found["type"], **found}
         usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", 10000.0)}
-        fraction = self.get("partial_rotary_factor", None)
+        fraction = self.get("partial_rotary_factor", None, float)
         if fraction is not None:
             usual["partial_rotary_factor"] = fraction
         return usual | found

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16.
+import msgspec
 import numpy as np
 import safetensors
 
@@ -214,14 +215,20 @@ def _index(directory: pathlib.Path) -> dict[str, str]:
     """Returns name -> file from the index; empty if there is none."""
     path = directory / INDEX_FILE
     try:
-        index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)[
-            "weight_map"
-        ]
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    try:
+        content = json.loads(text, object_pairs_hook=_unique)
+        index = msgspec.convert(content, dict[str, Any])["weight_map"]
+        index = msgspec.convert(index, dict[str, str])
+    except (ValueError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is no index of safetensors: {error}") from None
-    outside = [file for file in index.values() if pathlib.PurePath(file).name != file]
+    outside = [
+        file for file in index.values() if pathlib.PurePath(file).name != file or "\0" in file
+    ]
     if outside:
         raise ValueError(f"{path} names {outside[0]!r}; files of its own directory were expected")
     missing = [file for file in sorted(set(index.values())) if not (directory / file).is_file()]
@@ -286,7 +293,7 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
             return json.loads(file.read(size), object_pairs_hook=_unique), 8 + size
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 

@@ -55,7 +55,7 @@ def family_of(config: PublishedConfig) -> Family:
     Raises:
       ValueError: the architecture is unknown; the message has the nearest known one.
     """
-    name = config.get("model_type")
+    name = config.get("model_type", kind=str)
     if name not in FAMILIES:
         raise ValueError(
             f"{config.where}: the architecture {name!r} is unknown. {names.nearest(name, FAMILIES)}"

@@ -118,10 +118,10 @@ def plain_task(config: PublishedConfig, ties_by_default: bool = False) -> Params
         attention_dropout_rate=config.get("attention_dropout", 0.0),
         execution=Repeat.params(),
     )
-    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps"))
+    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float))
     decoder.layer.self_attention.set(
-        head_dim=config.get("head_dim", model_dim // heads),
-        num_key_value_heads=config.get("num_key_value_heads", heads),
+        head_dim=config.get("head_dim", model_dim // heads, least=1),
+        num_key_value_heads=config.get("num_key_value_heads", heads, least=1),
     )
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     return LanguageModelTask.params().set(

@@ -54,7 +54,7 @@ def _common(config: PublishedConfig) -> Params:
     layer.norm.zero_centered = True
     layer.feed_forward.activation = "geglu_tanh"
     layer.self_attention.set(
-        query_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        query_scale=config.get("query_pre_attn_scalar", 256.0, least=1) ** -0.5,
         logit_cap=config.get("attn_logit_softcapping", 0.0),
     )
     # 0 stands for the square root of the model dimension.
@@ -102,7 +102,7 @@ def _gemma3_task(config: PublishedConfig) -> Params:
     task = _common(config)
     attention = task.decoder.layer.self_attention
     attention.qk_norm = True
-    attention.query_key_norm.set(epsilon=config.get("rms_norm_eps"), zero_centered=True)
+    attention.query_key_norm.set(epsilon=config.get("rms_norm_eps", kind=float), zero_centered=True)
     attentions, rope = _attentions(config, attention), config.rope()
     local = {"rope_theta": config.get("rope_local_base_freq", _LOCAL_BASE)}
     if FULL in rope:

@@ -30,7 +30,7 @@ def _task(config: PublishedConfig) -> Params:
     attention = task.decoder.layer.self_attention
     attention.use_bias = config.get("attention_bias", False)
     attention.qk_norm = config.get("use_qk_norm", False)
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps")
+    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
     task.decoder.set(
         dense_first=config.get("first_k_dense_replace", 1),
         moe_every=1,

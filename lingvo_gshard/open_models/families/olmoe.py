@@ -33,7 +33,8 @@ def _task(config: PublishedConfig) -> Params:
     config.expect("clip_qkv", None)
     task = decoder_task(config)
     task.decoder.layer.self_attention.set(
-        qk_norm=True, query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps"))
+        qk_norm=True,
+        query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float)),
     )
     task.decoder.moe_every = 1
     task.decoder.moe = top_k_experts(

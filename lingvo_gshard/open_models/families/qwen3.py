@@ -26,7 +26,7 @@ def _task(config: PublishedConfig) -> Params:
     task = without_windows(config)
     attention, has_bias = task.decoder.layer.self_attention, config.get("attention_bias", False)
     attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True)
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps")
+    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
     return task
 
 

@@ -51,10 +51,9 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     left = dict(rope)
     kind = left.pop("rope_type", _DEFAULT)
     left.pop("type", None)
-    if kind not in _SCALINGS:
-        raise ValueError(
-            f"{config.where}: the rope_type {kind!r} is unknown. {names.nearest(kind, _SCALINGS)}"
-        )
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        hint = names.nearest(str(kind), _SCALINGS)
+        raise ValueError(f"{config.where}: the rope_type {kind!r} is unknown. {hint}")
     attention.rotary_base = float(left.pop("rope_theta"))
     fraction = float(left.pop("partial_rotary_factor", 1.0))
     if "rotary_fraction" in attention:
