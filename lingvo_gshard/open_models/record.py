@@ -6,6 +6,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.data.published_vocabulary import RECORD_FILE
 
 __all__ = ["RECORD_FILE", "PublishedRecord", "read_record"]
@@ -26,6 +27,6 @@ class PublishedRecord(msgspec.Struct, frozen=True):
 def read_record(directory: pathlib.Path) -> PublishedRecord | None:
     """Returns the record in a directory of a checkpoint; None for a run that was not imported."""
     try:
-        return msgspec.json.decode((directory / RECORD_FILE).read_bytes(), type=PublishedRecord)
+        return json_text.decode((directory / RECORD_FILE).read_bytes(), PublishedRecord)
     except FileNotFoundError:
         return None

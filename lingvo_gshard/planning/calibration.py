@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.kinds import KINDS, kind_of
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -84,7 +85,7 @@ def load(path: str | pathlib.Path) -> Calibration:
       ValueError: names --calibration and the reason if the file is missing or is none.
     """
     try:
-        return msgspec.json.decode(pathlib.Path(path).read_bytes(), type=Calibration)
+        return json_text.decode(pathlib.Path(path).read_bytes(), Calibration)
     except OSError as error:
         raise ValueError(f"{FLAG}={path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, json_text
 
 _SETTINGS = "settings.json"
 _PARTIAL = ".partial-"
@@ -41,8 +41,8 @@ class WorkDirectory:
         except FileNotFoundError:
             return None
         try:
-            return msgspec.json.decode(content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return json_text.decode(content, kind)
+        except msgspec.DecodeError as error:
             raise ValueError(
                 f"{self._record_file(task)}: damaged: {error}. Remove {self.root}, so that the "
                 "preparation starts anew"

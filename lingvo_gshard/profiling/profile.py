@@ -10,6 +10,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.kinds import KINDS
 
 FORMAT = 1
@@ -210,7 +211,7 @@ def load(path: pathlib.Path) -> Profile:
       ValueError: names the file if it cannot be read or is no profile.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
+        return json_text.decode(path.read_bytes(), Profile)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.profiling import files
 from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
@@ -50,6 +51,6 @@ def read_profiles(logdir: pathlib.Path) -> list[ProfileReport]:
 
 def _read(path: pathlib.Path, record: type[_Record]) -> _Record | None:
     """Returns a record in a file; None if the file is missing or damaged."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=record)
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return json_text.decode(path.read_bytes(), record)
     return None

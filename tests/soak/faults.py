@@ -6,7 +6,10 @@ did what it must not do.
 
 import contextlib
 import dataclasses
+import pathlib
+import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 
@@ -15,6 +18,13 @@ from tests.soak.experiment import EVALUATE_EVERY
 from tests.soak.run import PATIENCE, MisbehaviorError, Run
 
 _MOST_STEPS = 40
+# What strangers say to the port where processes meet.
+_WORDS = (
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b'{"process": 0, "options": {}, "nonce": ""}\n',
+    b"\0" * 99,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +115,32 @@ def _stop(run: Run, number: signal.Signals) -> str:
     return "saved" if "saved at step" in text else "ended before the first step"
 
 
-def _quit_without_saving(run: Run) -> str:
+def _stop_impatiently(run: Run) -> str:
+    """Repeats a signal within milliseconds, as schedulers do: it must save all the same."""
     _steps_later(run)
-    run.start.signal(signal.SIGINT, 0)
-    time.sleep(run.random.random() * 0.02)
-    run.start.signal(signal.SIGINT, 0)
-    codes = run.wait_for_end()
-    if codes[0] not in (0, 130) or "Traceback" in run.start.text:
-        raise MisbehaviorError(f"exit codes {codes} after two times SIGINT")
-    return "saved" if "saved at step" in run.start.text else "quit at once"
+    for _ in range(run.random.randint(1, 5)):
+        run.start.signal(signal.SIGINT, 0)
+        time.sleep(run.random.random() * 0.02)
+    return _stop(run, signal.SIGINT)
+
+
+def _move_the_directory(run: Run) -> str:
+    """Moves the run's directory away; it must say so and end, and leave nothing in its place."""
+    _steps_later(run)
+    away = run.logdir.with_name("away")
+    run.logdir.rename(away)
+    codes, text = run.wait_for_end(), run.start.text
+    left = sorted(path.name for path in run.logdir.glob("*")) if run.logdir.exists() else []
+    shutil.rmtree(run.logdir, ignore_errors=True)
+    away.rename(run.logdir)
+    if "Traceback" in text or not set(codes) <= {0, 1}:
+        raise MisbehaviorError(f"exit codes {codes} after its directory was moved away")
+    if 1 in codes and "was moved or deleted" not in text:
+        raise MisbehaviorError("a directory that was moved away is not named")
+    # A save in the background may still create the folder that it writes to.
+    if not set(left) <= {"checkpoints"}:
+        raise MisbehaviorError(f"wrote {left} to a second directory")
+    return "said so" if 1 in codes else "trained them all"
 
 
 def _stop_with_a_full_disk(run: Run) -> str:
@@ -137,20 +164,51 @@ def _pause(run: Run) -> str:
     return _went_on(run)
 
 
-def _fill_the_disk(run: Run) -> str:
-    _steps_later(run)
-    before = run.start.text.count("could not be saved")
-    with small_disk.full(run.disk):
-        deadline = time.monotonic() + 10.0
-        run.wait_for(
-            lambda: (
-                run.start.text.count("could not be saved") > before or time.monotonic() > deadline
-            ),
-            "a warning",
-        )
-        if run.start.text.count("could not be saved") == before:
-            raise MisbehaviorError("trained 10 s with a full disk without a warning")
-    return _went_on(run)
+def _exhaust(use_up: Callable[[pathlib.Path], contextlib.AbstractContextManager[None]]):
+    """Returns the strike of a disk without space or without inodes."""
+
+    def strike(run: Run) -> str:
+        _steps_later(run)
+        before = run.start.text.count("could not be saved")
+        with use_up(run.disk):
+            deadline = time.monotonic() + 10.0
+            run.wait_for(
+                lambda: (
+                    run.start.text.count("could not be saved") > before
+                    or time.monotonic() > deadline
+                ),
+                "a warning",
+            )
+            if run.start.text.count("could not be saved") == before:
+                raise MisbehaviorError("trained 10 s with a full disk without a warning")
+        return _went_on(run)
+
+    return strike
+
+
+def _disturb_the_meeting(run: Run) -> str:
+    """Connects strangers to the port of the processes that a next start begins with."""
+    _kill(run)
+    run.start = run.begin(10**6)
+    strangers = []
+    deadline = time.monotonic() + PATIENCE
+    while len(strangers) < 20 and time.monotonic() < deadline and run.start.is_running:
+        try:
+            stranger = socket.create_connection(("localhost", run.start.port), timeout=1.0)
+        except OSError:
+            # It does not listen yet, or all have met.
+            if "compiled in" in run.start.text:
+                break
+            time.sleep(0.02)
+            continue
+        with contextlib.suppress(OSError):
+            stranger.sendall(run.random.choice(_WORDS))
+        strangers.append(stranger)
+    try:
+        return _went_on(run)
+    finally:
+        for stranger in strangers:
+            stranger.close()
 
 
 def _start_a_second(run: Run) -> str:
@@ -180,8 +238,8 @@ def _has_disk(run: Run) -> bool:
     return run.disk is not None
 
 
-def _is_alone(run: Run) -> bool:
-    return run.setup.processes == 1
+def _is_one_of_several(run: Run) -> bool:
+    return run.setup.processes > 1
 
 
 def reach_the_last_step(run: Run, steps: int, seconds: float = PATIENCE) -> str:
@@ -219,13 +277,16 @@ ENDING = (
     Fault("SIGTERM", _ask_to_stop(signal.SIGTERM)),
     Fault("SIGINT", _ask_to_stop(signal.SIGINT)),
     Fault("SIGHUP", _ask_to_stop(signal.SIGHUP)),
-    Fault("SIGINT twice", _quit_without_saving, needs=_is_alone),
+    Fault("SIGINT again and again", _stop_impatiently),
+    Fault("moved directory", _move_the_directory),
     Fault("SIGTERM with a full disk", _stop_with_a_full_disk, needs=_has_disk),
 )
 # The training goes on after them.
 PASSING = (
     Fault("SIGSTOP, SIGCONT", _pause),
-    Fault("full disk", _fill_the_disk, 1.5, _has_disk),
+    Fault("full disk", _exhaust(small_disk.full), 1.0, _has_disk),
+    Fault("no inodes", _exhaust(small_disk.without_inodes), 1.0, _has_disk),
+    Fault("strangers at the port", _disturb_the_meeting, needs=_is_one_of_several),
     Fault("second trainer", _start_a_second),
 )
 

@@ -28,6 +28,7 @@ class TrainingStart:
     Attributes:
       pids: ids of the processes, the main one first.
       outputs: the files with what each process prints.
+      port: where several processes meet.
     """
 
     def __init__(self, flags: Sequence[str], setup: Setup, output: pathlib.Path, is_forked: bool):
@@ -41,10 +42,10 @@ class TrainingStart:
         """
         flags = [*flags, *setup.flags()]
         self.outputs = [output.with_name(f"{output.name}.{i}") for i in range(setup.processes)]
-        meeting = []
+        meeting, self.port = [], _free_port()
         if setup.processes > 1:
             meeting = [
-                f"--coordinator=localhost:{_free_port()}",
+                f"--coordinator=localhost:{self.port}",
                 f"--num_processes={setup.processes}",
             ]
         start = _fork if is_forked else _execute

@@ -3,11 +3,14 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
 MEGABYTES = 64
+# A run with its checkpoints has a few hundred.
+_INODES = 2000
 _OWN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
@@ -15,7 +18,8 @@ _OWN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 def mounted(directory: pathlib.Path) -> Iterator[bool]:
     """Mounts a file system in memory at a directory; yields whether that was permitted."""
     directory.mkdir(parents=True, exist_ok=True)
-    options = ["-t", "tmpfs", "-o", f"size={MEGABYTES}m", "soak", str(directory)]
+    limits = f"size={MEGABYTES}m,nr_inodes={_INODES}"
+    options = ["-t", "tmpfs", "-o", limits, "soak", str(directory)]
     is_mounted = _succeeds(["mount", *options])
     try:
         yield is_mounted
@@ -48,6 +52,20 @@ def full(directory: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def without_inodes(directory: pathlib.Path) -> Iterator[None]:
+    """Uses up the files that the disk of a directory may have, while the block runs."""
+    filler = directory / "files"
+    filler.mkdir()
+    try:
+        with contextlib.suppress(OSError):
+            for number in range(_INODES):
+                (filler / str(number)).touch()
+        yield
+    finally:
+        shutil.rmtree(filler)
 
 
 def _succeeds(command: list[str]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, json_text
 
 FILE = "manifest.json"
 # Changes with every change that makes older programs misread a directory.
@@ -186,14 +186,14 @@ def read(directory: str | os.PathLike) -> Manifest:
     except OSError as error:
         raise ValueError(f"{path}: the manifest cannot be read: {error.strerror}") from None
     try:
-        found = msgspec.json.decode(content, type=_Format).format
+        found = json_text.decode(content, _Format).format
         if found != FORMAT:
             raise ValueError(
                 f"{path}: the manifest has format {found}, and this program reads format {FORMAT}. "
                 "Prepare the data again, or use the version that wrote it"
             )
-        return msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return json_text.decode(content, Manifest)
+    except msgspec.DecodeError as error:
         raise ValueError(f"{path}: the manifest is damaged: {error}") from None
 
 

@@ -94,5 +94,5 @@ class JsonVocabulary(Vocabulary):
         """Returns whether a file holds JSON, as opposed to a SentencePiece model."""
         try:
             return isinstance(json.loads(content), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False

@@ -6,6 +6,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.plan.plan import FORMAT, Plan
 
 
@@ -27,13 +28,13 @@ def load(path: str | pathlib.Path) -> Plan:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        found = msgspec.json.decode(text, type=_Header).format
+        found = json_text.decode(text, _Header).format
         if found != FORMAT:
             raise ValueError(
                 f"{path}: plan format {found}, but this version reads format {FORMAT}. Plan again "
                 "with this version"
             )
-        return msgspec.json.decode(text, type=Plan)
+        return json_text.decode(text, Plan)
     except msgspec.ValidationError as error:
         raise ValueError(f"{path}: not a plan: {error}") from error
     except msgspec.DecodeError as error:

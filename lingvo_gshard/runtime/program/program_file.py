@@ -16,6 +16,7 @@ import zipfile
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
@@ -126,9 +127,9 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
-        found = msgspec.json.decode(text, type=_Header).format
+        found = json_text.decode(text, _Header).format
         if found == FORMAT:
-            record = msgspec.json.decode(text, type=ProgramRecord)
+            record = json_text.decode(text, ProgramRecord)
     except Exception as error:  # zipfile raises many types on a damaged file.
         raise ValueError(f"{path} is not a saved program: {error}") from None
     if found != FORMAT:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import lingvo_gshard
-from lingvo_gshard.core.files import copies, objects
+from lingvo_gshard.core.files import copies, json_text, objects
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.checkpoint.selection.best import Best
 
@@ -135,7 +135,7 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
     if problem := newer_format(checkpoint):
         raise ValueError(problem)
     directory = copies.local_folder(checkpoint / ITEM)
-    record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
+    record = json_text.decode((directory / _RECORD).read_bytes(), RunRecord)
     if record.digest and record != record.with_digest():
         raise ValueError(f"{ITEM}/{_RECORD} is damaged")
     found = _file_digests(directory)
@@ -153,8 +153,8 @@ def newer_format(checkpoint: pathlib.Path) -> str | None:
     """Returns a sentence if a later version wrote a checkpoint; None if not, or if unreadable."""
     try:
         content = objects.read_bytes(checkpoint / ITEM / _RECORD)
-        origin = msgspec.json.decode(content, type=_Origin)
-    except (OSError, msgspec.MsgspecError):
+        origin = json_text.decode(content, _Origin)
+    except (OSError, msgspec.DecodeError):
         return None
     if origin.format <= FORMAT:
         return None

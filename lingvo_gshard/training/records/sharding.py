@@ -6,6 +6,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -96,6 +97,6 @@ def write(logdir: pathlib.Path, sharding: Sharding) -> None:
 def read(logdir: pathlib.Path) -> Sharding | None:
     """Returns how a run is stored; None if that was not recorded, or the file is damaged."""
     try:
-        return msgspec.json.decode((logdir / SHARDING_FILE).read_bytes(), type=Sharding)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return json_text.decode((logdir / SHARDING_FILE).read_bytes(), Sharding)
+    except (OSError, msgspec.DecodeError):
         return None

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training.monitoring.metrics import Row
 
@@ -143,8 +144,8 @@ def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | 
 
 def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
     try:
-        return msgspec.json.decode((logdir / WRITERS_FILE).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return json_text.decode((logdir / WRITERS_FILE).read_bytes(), dict[str, str])
+    except (OSError, msgspec.DecodeError):
         return {}
 
 

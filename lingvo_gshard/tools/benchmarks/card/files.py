@@ -7,6 +7,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.planning.plan.plan import Plan
 
@@ -65,7 +66,7 @@ def read(folder: str) -> CardFolder:
             f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
         )
     try:
-        card = msgspec.json.decode((path / CARD).read_bytes(), type=CardRecord)
+        card = json_text.decode((path / CARD).read_bytes(), CardRecord)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
     return CardFolder(str(path / STEP), file.load(str(path / PLAN)), card)
