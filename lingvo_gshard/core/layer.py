@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from lingvo_gshard.core import context, letters, random_numbers
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
@@ -21,6 +22,15 @@ UpdateRule: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 Method = TypeVar("Method", bound=Callable)
 
 _IS_LAYER_METHOD = "_is_layer_method"
+
+# What a weight is to its layer: its role.
+MATRIX, TABLE, BIAS, SCALE = "matrix", "table", "bias", "scale"
+ROLES = {
+    MATRIX: "Activations are multiplied with it and summed over.",
+    TABLE: "Rows that are looked up, such as embeddings.",
+    BIAS: "Added to activations or logits.",
+    SCALE: "Activations are multiplied with it elementwise.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +51,8 @@ class VariableSpec:
       inputs: Letters that products of activations with the weight sum over, in the layout's order;
         empty if layers use it otherwise, so that it can have no adapter (layers/lora.py).
       is_frozen: Whether the weight is not trained unless the optimizer's Params say so.
+      role: What the weight is to its layer, one of ROLES. Weight decay depends on it. Empty: a
+        scalar, a vector, or one vector for each expert is a bias, any other weight a matrix.
     """
 
     path: str
@@ -53,6 +65,12 @@ class VariableSpec:
     update_rule: UpdateRule | None = None
     inputs: str = ""
     is_frozen: bool = False
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.role:
+            role = BIAS if is_vector(self.layout) else MATRIX
+            object.__setattr__(self, "role", role)
 
     @property
     def stacked(self) -> int:
@@ -78,6 +96,11 @@ class VariableSpec:
 
         words = tf.constant([random_numbers.word(path) for path in self.slices], tf.int32)
         return tf.reshape(tf.map_fn(init_slice, words, fn_output_signature=dtype), self.shape)
+
+
+def is_vector(layout: str) -> bool:
+    """Returns whether a weight's layout is that of a scalar, a vector, or a stack of them."""
+    return len(layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 
 def layer_method(method: Method) -> Method:
@@ -171,6 +194,7 @@ class Layer(Configurable):
         unsplit: str = "",
         update_rule: UpdateRule | None = None,
         inputs: str = "",
+        role: str = "",
     ) -> None:
         """Declares a weight `theta.<name>`.
 
@@ -184,10 +208,11 @@ class Layer(Configurable):
             weight is float32, since its updates may be small.
           inputs: Letters that products of activations with the weight sum over, in the layout's
             order. `layers.lora.product` computes such products.
+          role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
 
         Raises:
-          ValueError: A letter is unknown or repeated, a size is missing or not positive, or a
-            letter of `unsplit` or `inputs` is not in the layout.
+          ValueError: A letter is unknown or repeated, a size is missing or not positive, a letter
+            of `unsplit` or `inputs` is not in the layout, or the role is unknown.
         """
         self._check_new(name)
         path = self._join(name)
@@ -207,12 +232,19 @@ class Layer(Configurable):
                     raise ValueError(
                         f"{path}: {kind} letter {letter!r} is not in layout {layout!r}"
                     )
-        shape = tuple(sizes[letter] for letter in layout)
-        dtype = "float32" if update_rule else self.p.dtype
-        spec = VariableSpec(
-            path, layout, shape, dtype, initializer, unsplit, (), update_rule, inputs
+        if role and role not in ROLES:
+            raise ValueError(f"{path}: role is {role!r}. {names.nearest(role, ROLES)}")
+        self._variables[name] = VariableSpec(
+            path=path,
+            layout=layout,
+            shape=tuple(sizes[letter] for letter in layout),
+            dtype="float32" if update_rule else self.p.dtype,
+            initializer=initializer,
+            unsplit=unsplit,
+            update_rule=update_rule,
+            inputs=inputs,
+            role=role,
         )
-        self._variables[name] = spec
 
     def layer_paths(self) -> list[str]:
         """Returns the paths of this layer and of all its descendants."""

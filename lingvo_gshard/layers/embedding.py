@@ -9,7 +9,7 @@ import numpy as np
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lookup import lookup
@@ -36,7 +36,7 @@ class TokenEmbedding(Layer):
         super().__init__(params, path)
         p = self.p
         sizes = {"V": p.vocabulary_size, "M": p.model_dim}
-        self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim))
+        self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim), role=TABLE)
 
     @layer_method
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
@@ -160,7 +160,7 @@ class LearnedPositions(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         sizes = {"L": self.p.max_length, "M": self.p.model_dim}
-        self.create_variable("table", "LM", sizes, initializers.normal(0.02))
+        self.create_variable("table", "LM", sizes, initializers.normal(0.02), role=TABLE)
 
     @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 from lingvo_gshard.core import context, initializers, letters
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
+from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import weight_groups
@@ -99,10 +99,9 @@ class Adapters(Layer):
         batch = "".join(letter for letter in spec.layout if letter in letters.WEIGHT_BATCH)
         rest = "".join(x for x in spec.layout if x not in batch + spec.inputs)
         fan_in = math.prod(sizes[letter] for letter in spec.inputs)
-        self.create_variable(
-            f"{name}_a", f"{batch}{spec.inputs}{RANK}", sizes, initializers.fan_in(fan_in)
-        )
-        self.create_variable(f"{name}_b", f"{batch}{RANK}{rest}", sizes, initializers.constant(0.0))
+        down, up = initializers.fan_in(fan_in), initializers.constant(0.0)
+        self.create_variable(f"{name}_a", f"{batch}{spec.inputs}{RANK}", sizes, down, role=MATRIX)
+        self.create_variable(f"{name}_b", f"{batch}{RANK}{rest}", sizes, up, role=MATRIX)
 
     @layer_method
     def fprop(self, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:

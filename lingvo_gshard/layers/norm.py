@@ -5,7 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import SCALE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
@@ -23,7 +23,7 @@ class LayerNorm(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         sizes = {"M": self.p.model_dim}
-        self.create_variable("scale", "M", sizes, initializers.constant(1.0))
+        self.create_variable("scale", "M", sizes, initializers.constant(1.0), role=SCALE)
         self.create_variable("bias", "M", sizes, initializers.constant(0.0))
 
     @layer_method
@@ -94,7 +94,7 @@ class RMSNorm(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         initial = initializers.constant(0.0 if self.p.zero_centered else 1.0)
-        self.create_variable("scale", self._layout, self._sizes(), initial)
+        self.create_variable("scale", self._layout, self._sizes(), initial, role=SCALE)
 
     # The letters of the weight, over all of which the mean is taken.
     _layout = "M"

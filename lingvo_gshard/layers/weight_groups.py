@@ -10,16 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import matches_path
-
-
-def is_vector(spec: VariableSpec) -> bool:
-    """Returns whether a weight is a scalar, a vector, or a stack of them, such as biases."""
-    return len(spec.layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 
 def layer_of(path: str) -> str:

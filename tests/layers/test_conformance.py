@@ -14,6 +14,7 @@ from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from tests.layers import conformance, conformance_cases
 from tests.tolerances import TOLERANCES, assert_close
+from tests.training.optim.decayed import check_decay
 
 BY_NAME = {case.name: case for case in conformance_cases.CASES}
 # Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
@@ -147,6 +148,11 @@ def test_weights_match_their_specs(name):
         assert isinstance(spec.initializer, Initializer)
         is_constant = spec.initializer.kind == "constant"
         assert np.array_equal(weight, different) == is_constant, path
+
+
+@each_layer
+def test_biases_and_scales_do_not_decay(name):
+    check_decay(BY_NAME[name].build().variable_specs())
 
 
 @each_layer

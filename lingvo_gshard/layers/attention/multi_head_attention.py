@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import Attention
@@ -76,7 +76,8 @@ class MultiHeadAttention(Attention):
                 ("key", key_value_sizes),
                 ("value", key_value_sizes),
             ):
-                self.create_variable(f"b_{name}", "ND", heads, initializers.constant(0.0))
+                zeros = initializers.constant(0.0)
+                self.create_variable(f"b_{name}", "ND", heads, zeros, role=BIAS)
         if p.qk_norm:
             self._create_norm("query_norm", p.num_heads)
             self._create_norm("key_norm", self.key_value_heads)

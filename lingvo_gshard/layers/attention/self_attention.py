@@ -5,7 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached
@@ -57,7 +57,7 @@ class SelfAttention(MultiHeadAttention):
         if self.p.relative_buckets:
             sizes = {"b": self.p.relative_buckets, "N": self.p.num_heads}
             zeros = initializers.constant(0.0)
-            self.create_variable("relative_bias", "bN", sizes, zeros)
+            self.create_variable("relative_bias", "bN", sizes, zeros, role=BIAS)
 
     def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
         """Returns the mask of packed rows, prepared for all layers with the same Params.

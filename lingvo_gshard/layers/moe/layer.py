@@ -10,7 +10,7 @@ from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import MATRIX, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
@@ -168,7 +168,7 @@ class MixtureOfExperts(Layer):
         self.create_child("shared", shared)
         if p.shared_combination == "learned":
             init = initializers.fan_in(p.model_dim)
-            self.create_variable("w_mix", "M", {"M": p.model_dim}, init)
+            self.create_variable("w_mix", "M", {"M": p.model_dim}, init, role=MATRIX)
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import weight_groups
@@ -14,6 +14,8 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
 # Names of moments: a running mean of gradients, and one of their squares.
 FIRST, SECOND = "first_moment", "second_moment"
+# Roles of the weights that decay.
+_DECAYING = (MATRIX, TABLE)
 
 
 class MomentOptimizer(Optimizer):
@@ -34,7 +36,7 @@ class MomentOptimizer(Optimizer):
         p.define(
             "weight_decay",
             0.0,
-            "Decoupled decay of matrices, a factor of the learning rate.",
+            "Decoupled decay of matrices and tables, a factor of the learning rate.",
             minimum=0,
         )
         p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")
@@ -104,18 +106,18 @@ class MomentOptimizer(Optimizer):
         """Returns `change` plus weight decay, the amount to subtract from a weight.
 
         The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
-        section 2). It leaves out biases, scales of norms, stacked or not, and the weights that
-        `weight_decay_exclude` matches.
+        section 2). It leaves out biases and scales, which say so by their role, and the weights
+        that `weight_decay_exclude` matches.
         """
         decay = self.p.weight_decay
-        if not decay or weight_groups.is_vector(spec):
+        if not decay or spec.role not in _DECAYING:
             return change
         if any(weight_groups.matches(p, spec) for p in self.p.weight_decay_exclude):
             return change
         return change + learning_rate * decay * weight
 
     def _dtype(self, spec: VariableSpec) -> str:
-        if self.p.moment_dtype == INT8 and weight_groups.is_vector(spec):
+        if self.p.moment_dtype == INT8 and is_vector(spec.layout):
             return FLOAT32
         return self.p.moment_dtype
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import BIAS, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.positions import relative_bias
@@ -33,7 +33,7 @@ class SharedRelativeBias(Layer):
             p.buckets, p.max_distance, p.is_causal, f"{path}.buckets", f"{path}.max_distance"
         )
         sizes = {"b": p.buckets, "N": p.num_heads}
-        self.create_variable("table", "bN", sizes, initializers.constant(0.0))
+        self.create_variable("table", "bN", sizes, initializers.constant(0.0), role=BIAS)
 
     @layer_method
     def fprop(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor:
