@@ -46,15 +46,20 @@ def cross_entropy(
       z_loss_weight: weight of log^2 Z, added to `smoothed`, where Z is the sum of the exponentials
         of a position's logits. It keeps logits from drifting (arXiv 2204.02311, section 5).
     """
-    mask_BL = tf.cast(tf.not_equal(mask_BL, 0), tf.float32)
+    is_real_BL = tf.not_equal(mask_BL, 0)
+
+    def total(x_BL: tf.Tensor) -> tf.Tensor:
+        # The loss of padding may overflow, and infinity times 0 is no number.
+        return tf.reduce_sum(tf.where(is_real_BL, x_BL, 0.0))
+
     smoothed_BL, exact_BL, correct_BL = _per_token(
         logits_BLV, labels_BL, label_smoothing, z_loss_weight
     )
     return CrossEntropy(
-        smoothed=tf.reduce_sum(smoothed_BL * mask_BL),
-        exact=tf.reduce_sum(tf.stop_gradient(exact_BL) * mask_BL),
-        correct=tf.reduce_sum(tf.stop_gradient(correct_BL) * mask_BL),
-        tokens=tf.reduce_sum(mask_BL),
+        smoothed=total(smoothed_BL),
+        exact=total(tf.stop_gradient(exact_BL)),
+        correct=total(tf.stop_gradient(correct_BL)),
+        tokens=tf.reduce_sum(tf.cast(is_real_BL, tf.float32)),
     )
 
 

@@ -69,7 +69,7 @@ def update(
       commit: returns the new value, or the old one in a step that must not change the state.
     """
     t = tf.cast(updates, tf.float32)
-    share = 1.0 - tf.minimum(decay, (1.0 + t) / (10.0 + t))
+    share = tf.maximum(1.0 - decay, 9.0 / (10.0 + t))
 
     def moved(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):

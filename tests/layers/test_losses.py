@@ -82,6 +82,18 @@ def test_padding_has_no_effect():
     assert sums(logits, labels) == sums(LOGITS, LABELS)
 
 
+def test_padding_may_overflow():
+    logits = LOGITS.copy()
+    logits[SEGMENTS == 0] = 1e30
+
+    def smoothed(x: tf.Tensor) -> tf.Tensor:
+        return cross_entropy(x, tf.constant(LABELS), tf.constant(SEGMENTS), 0.1, 0.01).smoothed
+
+    (loss, gradient), (plain, expected) = (loss_and_gradient(smoothed, x) for x in (logits, LOGITS))
+    np.testing.assert_array_equal(loss, plain)
+    np.testing.assert_array_equal(gradient, expected)
+
+
 def test_only_padding_gives_zero():
     sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.zeros([B, L], tf.int32), 0.1)
     assert [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)] == [0] * 4

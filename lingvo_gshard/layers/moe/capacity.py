@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from lingvo_gshard.core import rounding
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routing import Assignment
 from lingvo_gshard.sharding import annotate
@@ -46,7 +47,7 @@ def expert_capacity(
       multiple: C is rounded up to a multiple of this number.
       at_least: lower bound of C, before rounding up.
     """
-    slots = min(max(int(tokens * factor / num_experts), at_least), tokens)
+    slots = min(max(rounding.floor(tokens * factor / num_experts), at_least), tokens)
     return max(-(-slots // multiple) * multiple, multiple)
 
 

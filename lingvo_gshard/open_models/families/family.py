@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lingvo_gshard.core import rounding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.published_text_input import PublishedTextInput
 from lingvo_gshard.open_models.config import PublishedConfig
@@ -25,7 +26,7 @@ def rotary_positions(config: PublishedConfig) -> tuple[int, bool]:
     positions, rope = config.get("max_position_embeddings", USUAL_LENGTH), config.rope()
     # With this scaling, the number is that before it.
     is_before = rope.get("rope_type") == "dynamic"
-    return (int(positions * rope["factor"]) if is_before else positions), False
+    return (rounding.floor(positions * rope["factor"]) if is_before else positions), False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, rounding
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import tf
@@ -67,7 +66,7 @@ class ExpertLayer:
         """Returns the capacity factor with which experts have so many slots for a group."""
         even = self.group_size * self.experts_per_token / self.num_experts
         # Rounded up, since routers round the slots down.
-        return math.ceil(capacity / even * 1e4) / 1e4
+        return rounding.ceil(capacity / even * 1e4) / 1e4
 
 
 def expert_layers(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import rounding
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
 from lingvo_gshard.planning.loads.layers import ExpertLayer
@@ -109,7 +109,7 @@ class LayerRows:
         # In a larger group, more tokens come before each position.
         ratios = [self.layer.group_size / r.group_size for r in self.records]
         needed = [len(r.positions) * k for r, k in zip(self.records, ratios, strict=True)]
-        return np.ceil(needed)
+        return np.array([rounding.ceil(slots) for slots in needed])
 
     def sufficient_bound(self, placement: np.ndarray) -> np.ndarray | None:
         """Returns [T]: the smallest bound that drops nothing; None if unknown."""
@@ -119,7 +119,7 @@ class LayerRows:
         if to_device is None:
             return None
         factor = to_device.max((1, 2, 3)) * self.layer.devices.parts / self.rows_of_device
-        return np.ceil(factor * 1e4) / 1e4
+        return np.array([rounding.ceil(value * 1e4) / 1e4 for value in factor])
 
     @property
     def rows_of_device(self) -> int:
@@ -134,7 +134,7 @@ class LayerRows:
         layer, rows = self.layer, self.rows_of_device
         if not layer.bound:
             return rows
-        return min(math.ceil(layer.bound * rows / layer.devices.parts), rows)
+        return min(rounding.ceil(layer.bound * rows / layer.devices.parts), rows)
 
     def computed(self, placement: np.ndarray) -> np.ndarray:
         """Returns [T]: rows that the slowest device computes, over those of the plan.

@@ -75,8 +75,9 @@ class Adafactor(Optimizer):
     ) -> tuple[tf.Tensor, Moments]:
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
-        beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
-        moments = self._second_moment(spec, gradient, moments, beta, commit)
+        # The share of the new value is 1 - beta, which float32 rounds less than beta.
+        share = tf.maximum(1.0 - p.beta2, tf.pow(t, -p.decay_exponent))
+        moments = self._second_moment(spec, gradient, moments, share, commit)
         change = self.change(spec, weight, gradient, moments, step, learning_rate)
         return commit(weight, weight - change), moments
 
@@ -102,7 +103,7 @@ class Adafactor(Optimizer):
         spec: VariableSpec,
         gradient: tf.Tensor,
         moments: Moments,
-        beta: tf.Tensor,
+        share: tf.Tensor,
         commit: Commit,
     ) -> Moments:
         """Returns the new moments."""
@@ -110,7 +111,7 @@ class Adafactor(Optimizer):
         letters = self.factored_letters(spec)
 
         def decay(name: str, new: tf.Tensor) -> tf.Tensor:
-            return commit(moments[name], beta * moments[name] + (1.0 - beta) * new)
+            return commit(moments[name], moments[name] + share * (new - moments[name]))
 
         if letters is None:
             return {"second_moment": decay("second_moment", square)}

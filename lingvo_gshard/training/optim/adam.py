@@ -5,7 +5,13 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training.optim.moments import FIRST, SECOND, MomentOptimizer
+from lingvo_gshard.training.optim.moments import (
+    FIRST,
+    SECOND,
+    MomentOptimizer,
+    bias_correction,
+    decayed_mean,
+)
 from lingvo_gshard.training.optim.optimizer import Commit, Moments
 
 
@@ -40,10 +46,9 @@ class Adam(MomentOptimizer):
     ) -> tuple[tf.Tensor, Moments]:
         p = self.p
         old_first, old_second = (self.load(spec, moments, name) for name in self.moment_names)
-        first = p.beta1 * old_first + (1.0 - p.beta1) * gradient
+        first = decayed_mean(old_first, gradient, p.beta1)
         first, first_moments = self.store(spec, moments, FIRST, first, step, commit)
-        square = gradient * gradient
-        second = p.beta2 * old_second + (1.0 - p.beta2) * square
+        second = decayed_mean(old_second, gradient * gradient, p.beta2)
         second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
         change = self._change(spec, first, second, weight, step, learning_rate)
         return commit(weight, weight - change), first_moments | second_moments
@@ -71,9 +76,8 @@ class Adam(MomentOptimizer):
     ) -> tf.Tensor:
         """Returns what to subtract from a weight, from its new moments."""
         p = self.p
-        t = tf.cast(step, tf.float32) + 1.0
         # Scalars are combined first, so that an element costs one root and one division.
-        scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
-        root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
+        scale = learning_rate / bias_correction(p.beta1, step)
+        root_scale = tf.math.rsqrt(bias_correction(p.beta2, step))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
         return self.with_decay(spec, change, weight, learning_rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
+from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer, decayed_mean
 from lingvo_gshard.training.optim.optimizer import Commit, Moments
 
 
@@ -43,7 +43,7 @@ class Lion(MomentOptimizer):
         p = self.p
         old = self.load(spec, moments, FIRST)
         change = self._change(spec, old, weight, gradient, learning_rate)
-        new = p.beta2 * old + (1.0 - p.beta2) * gradient
+        new = decayed_mean(old, gradient, p.beta2)
         _, moments = self.store(spec, moments, FIRST, new, step, commit)
         return commit(weight, weight - change), moments
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
@@ -16,6 +18,31 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 FIRST, SECOND = "first_moment", "second_moment"
 # Roles of the weights that decay.
 _DECAYING = (MATRIX, TABLE)
+
+
+def decayed_mean(old: tf.Tensor, new: tf.Tensor, beta: float) -> tf.Tensor:
+    """Returns beta * old + (1 - beta) * new in float32.
+
+    Near 1 the share of the new value is used in place of beta: it is small, so that float32 rounds
+    it less.
+    """
+    if beta < 0.5:
+        return beta * old + (1.0 - beta) * new
+    return old + (1.0 - beta) * (new - old)
+
+
+def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
+    """Returns 1 - beta^t with t = step + 1 in float32.
+
+    1 - tf.pow(beta, t) would lose all digits that beta^t has in common with 1.
+
+    Args:
+      beta: decay of a mean that starts at 0.
+      step: an int32 scalar that counts from 0.
+    """
+    if not beta:
+        return tf.ones([])
+    return -tf.math.expm1((tf.cast(step, tf.float32) + 1.0) * math.log(beta))
 
 
 class MomentOptimizer(Optimizer):

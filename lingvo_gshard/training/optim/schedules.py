@@ -133,10 +133,13 @@ class Linear(BoundedSchedule):
 
 
 class Cosine(BoundedSchedule):
-    """Decays along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5)."""
+    """Decays along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5).
+
+    The factor (1 + cos(pi (1 - left))) / 2 is computed as a square, which does not cancel near 0.
+    """
 
     def shape(self, left: tf.Tensor) -> tf.Tensor:
-        return 0.5 * (1.0 + tf.cos(math.pi * (1.0 - left)))
+        return tf.square(tf.sin(0.5 * math.pi * left))
 
 
 class WarmupStableDecay(BoundedSchedule):

@@ -22,6 +22,7 @@ from tests.tolerances import assert_close
         (11, 4, 2.0, 4, 8),
         (1024, 2048, 2.0, 4, 4),
         (6, 2, 100.0, 1, 6),
+        (100, 8, 1.2 * 6, 1, 90),
     ],
 )
 def test_capacity(tokens, experts, factor, multiple, expected):

@@ -8,6 +8,8 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.moments import decayed_mean
+from tests.training.optim import one_weight
 
 
 def numpy_adam(weights, gradients, rates, beta1, beta2, epsilon, decay):
@@ -44,6 +46,32 @@ def test_follows_the_recurrence(layout, decay):
     np.testing.assert_allclose(theta.w, w, rtol=2e-6, atol=1e-7)
     np.testing.assert_allclose(moments.w.first_moment, m, rtol=2e-6, atol=1e-7)
     np.testing.assert_allclose(moments.w.second_moment, v, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("beta2", [0.98, 0.999, 0.99999, 0.9999999])
+def test_bias_corrections_do_not_cancel(beta2):
+    start, gradients, rates = one_weight.draw("MH", 5)
+    optimizer = Adam(Adam.params().set(beta1=0.999, beta2=beta2))
+    weight, moments = one_weight.train(
+        optimizer, one_weight.spec("MH"), np.zeros_like(start), gradients, rates
+    )
+    w, m, v = numpy_adam(np.zeros_like(start), gradients, rates, 0.999, beta2, 1e-9, 0.0)
+    np.testing.assert_allclose(weight, w, rtol=5e-6, atol=1e-7)
+    np.testing.assert_allclose(moments["first_moment"], m, rtol=5e-6, atol=1e-9)
+    np.testing.assert_allclose(moments["second_moment"], v, rtol=2e-6)
+
+
+def test_a_long_mean_converges_to_the_constant_that_it_averages():
+    value, steps = tf.constant(3.0), 200_000
+
+    def step(index: tf.Tensor, old: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index + 1, decayed_mean(old, value, 0.99999)
+
+    @tf.function
+    def mean() -> tf.Tensor:
+        return tf.while_loop(lambda index, _: index < steps, step, (0, 0.0))[1]
+
+    np.testing.assert_allclose(mean(), 3.0 * -np.expm1(steps * np.log(0.99999)), rtol=2e-4)
 
 
 def test_moments_follow_the_weight():

@@ -62,6 +62,13 @@ def test_cosine_schedule():
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-5, atol=1e-7)
 
 
+def test_cosine_is_exact_near_its_end():
+    p = schedules.Cosine.params().set(learning_rate=1.0, warmup_steps=1, total_steps=100_000)
+    left = 10 / 99_999
+    found = p.instantiate()(tf.constant(99_990))
+    np.testing.assert_allclose(found, np.sin(np.pi * left / 2) ** 2, rtol=1e-2)
+
+
 def test_cosine_ends_at_its_final_fraction():
     p = schedules.Cosine.params().set(learning_rate=0.5, total_steps=100, final_fraction=0.1)
     expected = [0.05 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / 100))) / 2 for step in STEPS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import context, random_numbers, rounding
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -168,7 +168,7 @@ class SortedExchange:
 
     def _rows_per_device(self, rows: int, devices: int) -> int:
         """Returns the number of its `rows` that a device can send to each device."""
-        return min(math.ceil(self.bound * rows / devices), rows) if self.bound else rows
+        return min(rounding.ceil(self.bound * rows / devices), rows) if self.bound else rows
 
     def _seed(self, outer: Context) -> tf.Tensor:
         """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""

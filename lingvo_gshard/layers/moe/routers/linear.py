@@ -66,7 +66,9 @@ class LinearRouter(Router):
         """Returns {"z_loss": loss}, or an empty dict if its weight is 0."""
         if not self.p.z_loss_weight:
             return {}
-        squared_GS = tf.square(tf.reduce_logsumexp(logits_GSE, -1))
+        # Padding is masked first: its square may overflow, and infinity times 0 is no number.
+        real_GSE = tf.where(mask_GS[..., None] > 0, logits_GSE, 0.0)
+        squared_GS = tf.square(tf.reduce_logsumexp(real_GSE, -1))
         mean = tf.reduce_sum(squared_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
         return {"z_loss": WeightedLoss(mean, self.p.z_loss_weight)}
 

@@ -54,6 +54,18 @@ def test_the_z_loss_matches_the_formula():
     assert loss.weight == 0.1
 
 
+def test_padding_of_the_z_loss_may_overflow():
+    real = np.arange(1000)[None] % 2 == 0
+    disturbed = tf.constant(np.where(real[..., None], X, 1e30), tf.float32)
+    layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
+    with tf.GradientTape() as tape:
+        tape.watch(disturbed)
+        loss = loops.route(layer, theta, disturbed, real).losses["z_loss"].value
+    np.testing.assert_array_equal(loss, loops.route(layer, theta, X, real).losses["z_loss"].value)
+    gradient = tape.gradient(loss, disturbed).numpy()
+    assert np.isfinite(gradient).all() and not gradient[~real].any()
+
+
 def test_the_z_loss_requires_a_weight_and_ignores_padding():
     assert "z_loss" not in loops.route(*loops.make(TopKRouter, 4), X).losses
     layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
