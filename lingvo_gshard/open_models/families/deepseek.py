@@ -134,7 +134,7 @@ def _v2_task(config: PublishedConfig) -> Params:
         k=config.get("num_experts_per_tok"),
         hidden_dim=hidden_dim,
         normalize=False,
-        loss_weight=config.get("aux_loss_alpha", 0.001),
+        balance_weight=config.get("aux_loss_alpha", 0.001),
     )
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
     moe.router.scale = config.get("routed_scaling_factor", 1.0)

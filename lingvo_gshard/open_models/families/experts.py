@@ -6,6 +6,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
+from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Row, Table
 
@@ -52,8 +53,34 @@ def expert_rows(
     )
 
 
+def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
+    """Returns the weight of a loss of every router that a published coefficient stands for.
+
+    transformers multiplies the coefficient with one loss over the tokens of all layers, in which
+    each of k choices counts as a whole token (`load_balancing_loss_func` of
+    models/mixtral/modeling_mixtral.py: k for balanced loads). Here every layer adds its own loss,
+    in which a choice counts for 1/k of a token (1 for balanced loads).
+
+    Args:
+      coefficient: such as `router_aux_loss_coef`.
+      stack: Params of the stack, with its number of layers and which of them have experts.
+      k: experts of a token if each counts as a whole one in the published loss, else 1.
+    """
+    return coefficient * k / max(_expert_layers(stack), 1)
+
+
+def loss_coefficient(weight: float, stack: Params, k: int = 1) -> float:
+    """Returns the published coefficient that a weight stands for; see `loss_weight`."""
+    # Without the digits that rounding adds.
+    return float(f"{weight * max(_expert_layers(stack), 1) / k:.12g}")
+
+
+def _expert_layers(stack: Params) -> int:
+    return sum(is_expert_layer(stack, index) for index in range(stack.num_layers))
+
+
 def top_k_experts(
-    experts: int, k: int, hidden_dim: int, normalize: bool, loss_weight: float
+    experts: int, k: int, hidden_dim: int, normalize: bool, balance_weight: float
 ) -> Params:
     """Returns a mixture of SwiGLU experts that drops no token.
 
@@ -62,12 +89,14 @@ def top_k_experts(
       k: experts of a token.
       hidden_dim: size of H of an expert.
       normalize: whether the gates of a token are divided by their sum.
-      loss_weight: weight of the load-balancing loss in training.
+      balance_weight: weight of the load-balancing loss in training.
     """
     moe = MixtureOfExperts.params().set(
         num_experts=experts,
         hidden_dim=hidden_dim,
-        router=TopKRouter.params().set(k=k, normalize=normalize, auxiliary_loss_weight=loss_weight),
+        router=TopKRouter.params().set(
+            k=k, normalize=normalize, auxiliary_loss_weight=balance_weight
+        ),
         dispatch=DroplessDispatch.params(),
     )
     moe.experts.activation = "swiglu"

@@ -14,7 +14,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
     plain_config,
 )
-from lingvo_gshard.open_models.families.experts import top_k_experts
+from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight, top_k_experts
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.patterns import (
     FULL,
@@ -69,12 +69,13 @@ def _task(config: PublishedConfig) -> Params:
         # The first is also in the rotary parameters, the second is num_experts_per_tok.
         config.get(name, None)
     decoder.moe_every = 1
+    k = config.get("num_experts_per_tok")
     decoder.moe = top_k_experts(
         experts=config.get("num_local_experts"),
-        k=config.get("num_experts_per_tok"),
+        k=k,
         hidden_dim=config.get("intermediate_size"),
         normalize=True,
-        loss_weight=config.get("router_aux_loss_coef", 0.001),
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
     )
     decoder.moe.router.use_bias = True
     decoder.moe.experts.set(
@@ -100,7 +101,9 @@ def _config(task: Params) -> dict[str, Any]:
         "intermediate_size": moe.hidden_dim,
         "num_local_experts": moe.num_experts,
         "num_experts_per_tok": moe.router.k,
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, decoder, moe.router.k
+        ),
         "swiglu_alpha": moe.experts.gate_alpha,
         "swiglu_limit": moe.experts.gate_limit,
     }

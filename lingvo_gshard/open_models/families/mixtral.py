@@ -7,7 +7,12 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import ATTENTION, EMBEDDINGS, NORMS
-from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.experts import (
+    expert_rows,
+    loss_coefficient,
+    loss_weight,
+    top_k_experts,
+)
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.mistral import sliding_config, sliding_task
 
@@ -15,12 +20,13 @@ from lingvo_gshard.open_models.families.mistral import sliding_config, sliding_t
 def _task(config: PublishedConfig) -> Params:
     task = sliding_task(config)
     task.decoder.moe_every = 1
+    k = config.get("num_experts_per_tok")
     task.decoder.moe = top_k_experts(
         experts=config.get("num_local_experts"),
-        k=config.get("num_experts_per_tok"),
+        k=k,
         hidden_dim=config.get("intermediate_size"),
         normalize=True,
-        loss_weight=config.get("router_aux_loss_coef", 0.001),
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
     )
     task.decoder.moe.router.jitter = config.get("router_jitter_noise", 0.0)
     return task
@@ -33,7 +39,9 @@ def _config(task: Params) -> dict[str, Any]:
         "intermediate_size": moe.hidden_dim,
         "num_local_experts": moe.num_experts,
         "num_experts_per_tok": moe.router.k,
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
+        ),
         "router_jitter_noise": moe.router.jitter,
     }
 

@@ -14,7 +14,12 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.experts import (
+    expert_rows,
+    loss_coefficient,
+    loss_weight,
+    top_k_experts,
+)
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.table import Row
 
@@ -37,12 +42,13 @@ def _task(config: PublishedConfig) -> Params:
         query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float)),
     )
     task.decoder.moe_every = 1
+    k = config.get("num_experts_per_tok")
     task.decoder.moe = top_k_experts(
         experts=config.get("num_experts"),
-        k=config.get("num_experts_per_tok"),
+        k=k,
         hidden_dim=config.get("intermediate_size"),
         normalize=config.get("norm_topk_prob", False),
-        loss_weight=config.get("router_aux_loss_coef", 0.01),
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.01), task.decoder, k),
     )
     return task
 
@@ -56,7 +62,9 @@ def _config(task: Params) -> dict[str, Any]:
         "num_experts": moe.num_experts,
         "num_experts_per_tok": moe.router.k,
         "norm_topk_prob": moe.router.normalize,
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
+        ),
     }
 
 

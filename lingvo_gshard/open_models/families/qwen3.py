@@ -16,7 +16,12 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.experts import (
+    expert_rows,
+    loss_coefficient,
+    loss_weight,
+    top_k_experts,
+)
 from lingvo_gshard.open_models.families.family import Family
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
@@ -51,12 +56,13 @@ def _moe_task(config: PublishedConfig) -> Params:
     task = _task(config)
     experts = config.get("num_experts", None)
     task.decoder.moe_every = 1
+    k = config.get("num_experts_per_tok")
     task.decoder.moe = top_k_experts(
         experts=experts or config.get("num_local_experts"),
-        k=config.get("num_experts_per_tok"),
+        k=k,
         hidden_dim=config.get("moe_intermediate_size"),
         normalize=config.get("norm_topk_prob", False),
-        loss_weight=config.get("router_aux_loss_coef", 0.001),
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
     )
     return task
 
@@ -79,7 +85,9 @@ def _moe_config(task: Params) -> dict[str, Any]:
         "num_experts": moe.num_experts,
         "num_experts_per_tok": moe.router.k,
         "norm_topk_prob": moe.router.normalize,
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
+        ),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

@@ -9,6 +9,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.open_models.families.translation.common import set_experts
 from lingvo_gshard.open_models.families.translation.fairseq import (
     fairseq_family,
@@ -23,6 +24,7 @@ from lingvo_gshard.open_models.table import Row, Table
 
 _SIDES = ("encoder", "decoder")
 # They decide which tokens are dropped where experts have a capacity. Here they have none.
+_EXPERTS_PER_TOKEN = 2
 _CAPACITY = (
     "expert_capacity",
     "batch_prioritized_routing",
@@ -56,13 +58,11 @@ def _task(config: PublishedConfig) -> Params:
         config.get(name, None)
     task = m2m_100_task(config)
     router = TopKRouter.params().set(
-        k=2,
+        k=_EXPERTS_PER_TOKEN,
         normalize=True,
         # Training drops outputs of experts, and inference scales them instead (section 6.2).
         scale=1.0 - config.get("moe_token_dropout", 0.2),
         use_bias=config.get("router_bias", False),
-        auxiliary_loss_weight=config.get("router_aux_loss_coef", 0.001),
-        z_loss_weight=config.get("router_z_loss_coef", 0.001),
     )
     for side in _SIDES:
         stack = task.get(side)
@@ -74,6 +74,12 @@ def _task(config: PublishedConfig) -> Params:
         activation = stack.layer.feed_forward.activation
         stack.moe.experts.set(activation=activation, use_bias=True)
         set_experts(stack, config.get(f"{side}_sparse_step", 4))
+        stack.moe.router.set(
+            auxiliary_loss_weight=loss_weight(
+                config.get("router_aux_loss_coef", 0.001), stack, _EXPERTS_PER_TOKEN
+            ),
+            z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
+        )
     return task
 
 
@@ -88,8 +94,10 @@ def _config(task: Params) -> dict[str, Any]:
         "router_dtype": "float32",
         "second_expert_policy": "all",
         "moe_token_dropout": round(1.0 - scale, 9),
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
-        "router_z_loss_coef": moe.router.z_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.encoder, _EXPERTS_PER_TOKEN
+        ),
+        "router_z_loss_coef": loss_coefficient(moe.router.z_loss_weight, task.encoder),
         "encoder_sparse_step": task.encoder.moe_every,
         "decoder_sparse_step": task.decoder.moe_every,
     }

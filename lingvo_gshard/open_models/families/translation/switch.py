@@ -9,6 +9,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.common import (
     activation_of,
@@ -61,8 +62,6 @@ def _task(config: PublishedConfig) -> Params:
         capacity_factor=0.0,
         jitter=config.get("router_jitter_noise", 0.01),
         use_bias=config.get("router_bias", False),
-        auxiliary_loss_weight=config.get("router_aux_loss_coef", 0.001),
-        z_loss_weight=config.get("router_z_loss_coef", 0.001),
     )
     for side in _SIDES:
         stack = task.get(side)
@@ -75,6 +74,10 @@ def _task(config: PublishedConfig) -> Params:
         every = _sparse_step(config, side, stack.num_layers)
         # The second layer of each period has experts.
         set_experts(stack, every, max(every - 2, 0))
+        stack.moe.router.set(
+            auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), stack),
+            z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
+        )
     return task
 
 
@@ -105,8 +108,8 @@ def _config(task: Params) -> dict[str, Any]:
         "router_dtype": "float32",
         "router_bias": moe.router.use_bias,
         "router_jitter_noise": moe.router.jitter,
-        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
-        "router_z_loss_coef": moe.router.z_loss_weight,
+        "router_aux_loss_coef": loss_coefficient(moe.router.auxiliary_loss_weight, task.encoder),
+        "router_z_loss_coef": loss_coefficient(moe.router.z_loss_weight, task.encoder),
     }
     for side, (_, layers) in _SIDES.items():
         values[f"num_sparse_{side}_layers"] = values[layers] // task.get(side).moe_every
