@@ -61,6 +61,8 @@ FREE_PATHS = frozenset(
         "trainer.spikes.most_roll_backs",
         "trainer.average_decay",
         "trainer.writers",
+        "trainer.routers.every_steps",
+        "input.prefetch_batches",
         "task.fprop_dtype",
         "sharding.mesh",
         "sharding.strategy",
