@@ -52,6 +52,8 @@ class Context:
       on_result: Called with (layer path, method, result) after every `@layer_method`, and with
         (path, "add_loss", value) after every auxiliary loss.
       losses: Auxiliary losses by name, scalars to add to the training loss.
+      summed_losses: Names of the losses that are summed over the parts of a batch. The others are
+        averaged.
       metrics: (value, weight) by name.
       sums: Tensors by name that are summed over the parts of a batch; see `add_sum`.
       layer_path: Path of the layer that is computing, empty at the root.
@@ -73,6 +75,7 @@ class Context:
     on_output: OutputObserver | None = None
     on_result: ResultObserver | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    summed_losses: set[str] = dataclasses.field(default_factory=set)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
     sums: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     layer_path: str = ""
@@ -104,9 +107,19 @@ class Context:
         word = self.iteration.word(path) if self.iteration else random_numbers.word(path)
         return random_numbers.hashed_fold_in_word(self.seed, word)
 
-    def add_loss(self, path: str, value: tf.Tensor) -> None:
-        """Adds a scalar to the training loss."""
-        self.losses[_unused(path, self.losses)] = tf.cast(value, tf.float32)
+    def add_loss(self, path: str, value: tf.Tensor, is_summed: bool = False) -> None:
+        """Adds a scalar to the training loss.
+
+        Args:
+          path: Name of the loss. A number is appended if the name is taken.
+          value: float scalar.
+          is_summed: Whether the losses of the parts of a batch, such as the micro-batches of a
+            pipeline, are summed rather than averaged.
+        """
+        name = _unused(path, self.losses)
+        self.losses[name] = tf.cast(value, tf.float32)
+        if is_summed:
+            self.summed_losses.add(name)
         if self.on_result is not None:
             self.on_result(path, "add_loss", value)
 
@@ -148,7 +161,9 @@ class Context:
         Args:
           iteration: Position of the part in a compiled loop over layers, if it is in one.
         """
-        return dataclasses.replace(self, losses={}, metrics={}, sums={}, iteration=iteration)
+        return dataclasses.replace(
+            self, losses={}, summed_losses=set(), metrics={}, sums={}, iteration=iteration
+        )
 
 
 _scope: Scope[Context | None] = Scope("context", None)

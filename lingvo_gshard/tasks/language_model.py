@@ -173,7 +173,7 @@ class LanguageModelTask(TokenTask):
             )
             tokens = tf.maximum(sums.tokens, 1.0)
             module.add_loss("loss", sums.smoothed / tokens * (p.future_weight / p.future_tokens))
-            module.add_metric("cross_entropy", sums.exact / tokens, tokens)
+            module.add_metric("cross_entropy", sums.exact / tokens, sums.tokens)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:

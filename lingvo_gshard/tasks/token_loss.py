@@ -44,10 +44,11 @@ def token_loss(
         current = context.current()
         loss = sums.smoothed / tokens + tf.add_n([0.0, *current.losses.values()])
         metrics = NestedMap(current.metrics)
+        # A batch of padding alone weighs nothing where batches are averaged.
         metrics.update(
-            loss=(loss, tokens),
-            cross_entropy=(sums.exact / tokens, tokens),
-            accuracy=(sums.correct / tokens, tokens),
+            loss=(loss, sums.tokens),
+            cross_entropy=(sums.exact / tokens, sums.tokens),
+            accuracy=(sums.correct / tokens, sums.tokens),
             tokens=(_count_tokens(segments_BL, *more_segments), tf.ones([])),
         )
         return loss, metrics

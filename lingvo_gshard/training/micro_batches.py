@@ -24,9 +24,10 @@ def accumulate(
 ) -> Result:
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
-    Losses and gradients are means over the parts, weighted by the parts' tokens and summed in
-    float32. Experts are routed and balanced within each part, so auxiliary losses are those of the
-    parts. Random numbers differ between parts. In graph mode the parts are a loop.
+    Losses and gradients are means over the parts, weighted by the parts' target tokens and summed
+    in float32; a part without any has the weight 0. What layers report to update rules is summed.
+    Experts are routed and balanced within each part, so auxiliary losses are those of the parts.
+    Random numbers differ between parts. In graph mode the parts are a loop.
 
     Args:
       compute: computes one part.
@@ -137,7 +138,10 @@ class _Sums:
         sums = [weight, weight * loss]
         for value, value_weight in metrics.values():
             sums += [value * value_weight, value_weight]
-        return sums + [weight * tf.cast(g, tf.float32) for g in gradients.flatten()]
+        pairs = zip(gradients.flatten(), self._specs.flatten(), strict=True)
+        return sums + [
+            tf.cast(g, tf.float32) * (1.0 if spec.update_rule else weight) for g, spec in pairs
+        ]
 
     def _as_weights(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums, with gradients sharded like the weights."""
@@ -154,5 +158,9 @@ class _Sums:
             value, value_weight = sums[2 + 2 * index : 4 + 2 * index]
             mean = tf.math.divide_no_nan(value, value_weight)
             metrics[name] = (value if name == _COUNT else mean, value_weight)
-        gradients = [gradient / weight for gradient in sums[2 + 2 * len(self._names) :]]
-        return loss / weight, metrics, self._specs.pack(gradients)
+        pairs = zip(sums[2 + 2 * len(self._names) :], self._specs.flatten(), strict=True)
+        gradients = [
+            gradient if spec.update_rule else tf.math.divide_no_nan(gradient, weight)
+            for gradient, spec in pairs
+        ]
+        return tf.math.divide_no_nan(loss, weight), metrics, self._specs.pack(gradients)

@@ -5,11 +5,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import SigmoidRouter
+from lingvo_gshard.layers.moe import SigmoidRouter, TopKRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.evaluation import WeightedMeans
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
@@ -74,6 +75,67 @@ def test_micro_batches_are_weighted_by_tokens():
     whole, parts = (gradients(trainer(n), rows, False) for n in (1, 2))
     assert_close(parts.metrics.cross_entropy[0], whole.metrics.cross_entropy[0], "order")
     assert float(parts.metrics.tokens[0]) == float(whole.metrics.tokens[0])
+
+
+def without_target_tokens(*places: slice) -> dict:
+    """Returns rows of which some have no target tokens, or few."""
+    rows = batch()
+    segments = rows["target_segments"].numpy().copy()
+    for place, left in zip(places, (0, 2), strict=False):
+        segments[place, left:] = 0
+    return rows | {"target_segments": tf.constant(segments)}
+
+
+def test_a_part_without_target_tokens_weighs_nothing():
+    """It is rows 0, 2, 4 and 6; as one token, it would pull the loss towards 0."""
+    rows = without_target_tokens(slice(None, None, 2))
+    whole, parts = (gradients(trainer(n), rows, False) for n in (1, 2))
+    assert_close(parts.metrics.cross_entropy[0], whole.metrics.cross_entropy[0], "order")
+    for name in ("loss", "cross_entropy", "accuracy"):
+        assert float(parts.metrics[name][1]) == float(whole.metrics[name][1]) > 0
+
+
+def test_a_batch_without_target_tokens_has_no_loss_and_no_gradient():
+    rows = without_target_tokens(slice(None))
+    for count in (1, 2):
+        found = gradients(trainer(count), rows, False)
+        assert float(found.metrics.cross_entropy[0]) == float(found.metrics.loss[1]) == 0.0
+        assert all(np.isfinite(g.numpy()).all() for g in found.gradients.flatten())
+
+
+def test_a_padding_batch_does_not_count_in_an_evaluation():
+    found = trainer(1)
+    theta = found.init_state().theta
+    alone, together = WeightedMeans(), WeightedMeans()
+    for means, batches in (
+        (alone, [batch()]),
+        (together, [batch(), without_target_tokens(slice(None))]),
+    ):
+        for rows in batches:
+            metrics = found.eval_step(theta, rows)
+            means.add({name: (float(v), float(w)) for name, (v, w) in metrics.items()})
+    for name in ("loss", "cross_entropy", "accuracy"):
+        assert together.means()[name] == pytest.approx(alone.means()[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_loads_of_unequal_parts_are_added(count):
+    """What a router reports is a sum over tokens, whatever the number of target tokens."""
+    router = SigmoidRouter.params().set(capacity_factor=8.0)
+    recent = TopKRouter.params().set(
+        k=2, capacity_factor=8.0, auxiliary_loss_weight=0.01, auxiliary_loss_level="global"
+    )
+    rows = without_target_tokens(slice(None, None, 4), slice(1, None, 4))
+    for params, name in ((router, "selection_bias"), (recent, "recent_load")):
+        found = []
+        for parts in (1, count):
+            one = trainer(parts, router=params)
+            theta = one.train_step(one.init_state(), rows)[0].theta
+            layers = (theta.encoder.layers[1], theta.decoder.layers[1])
+            found.append([layer.feed_forward.router[name] for layer in layers])
+        for one, other in zip(*(tf.nest.flatten(part) for part in found), strict=True):
+            assert_close(other, one, "float32")
+            assert np.any(one)
 
 
 def test_micro_batches_draw_different_random_numbers():

@@ -27,12 +27,14 @@ class Reports:
       metrics: Names of the metrics.
       sums: Names of the sums.
       values: Values of the losses, values of the metrics, weights of the metrics, then sums.
+      summed_losses: Names of the losses that are summed over the parts of a batch.
     """
 
     losses: list[str]
     metrics: list[str]
     sums: list[str]
     values: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    summed_losses: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, collected: context.Context) -> Reports:
@@ -40,13 +42,15 @@ class Reports:
         metrics = list(collected.metrics.values())
         values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
         values += collected.sums.values()
-        return cls(list(collected.losses), list(collected.metrics), list(collected.sums), values)
+        names = (list(part) for part in (collected.losses, collected.metrics, collected.sums))
+        return cls(*names, values, frozenset(collected.summed_losses))
 
     def stacked(self, repetition: Repetition) -> Reports:
         """Returns the same reports under names for the stacked values of all iterations."""
         names = (self.losses, self.metrics, self.sums)
         losses, metrics, sums = (list(map(repetition.stacked, part)) for part in names)
-        return Reports(losses, metrics, sums)
+        summed = frozenset(map(repetition.stacked, self.summed_losses))
+        return Reports(losses, metrics, sums, summed_losses=summed)
 
     def add_to(self, target: context.Context, values: Sequence[tf.Tensor]) -> None:
         """Adds values to a context under the names of these reports.
@@ -57,7 +61,7 @@ class Reports:
         """
         losses, means, weights, sums = self.split(values)
         for name, value in zip(self.losses, losses, strict=True):
-            target.add_loss(name, tf.reduce_sum(value))
+            target.add_loss(name, tf.reduce_sum(value), name in self.summed_losses)
         for name, value, weight in zip(self.metrics, means, weights, strict=True):
             target.add_metric(name, value, weight)
         for name, value in zip(self.sums, sums, strict=True):

@@ -264,7 +264,10 @@ class Pipeline(Execution):
         pairs = zip(metrics, weights, strict=True)
         weighted = [tf.reduce_sum(value * weight, 1) for value, weight in pairs]
         weights, sums = ([tf.reduce_sum(x, 1) for x in part] for part in (weights, sums))
-        means = [tf.reduce_mean(loss, 1) for loss in losses]
+        means = [
+            tf.reduce_sum(loss, 1) if name in reports.summed_losses else tf.reduce_mean(loss, 1)
+            for name, loss in zip(reports.losses, losses, strict=True)
+        ]
         means += [tf.math.divide_no_nan(s, w) for s, w in zip(weighted, weights, strict=True)]
         reports.stacked(self.repetition).add_to(context.current(), [*means, *weights, *sums])
 

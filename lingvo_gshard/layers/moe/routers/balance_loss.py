@@ -31,20 +31,25 @@ def auxiliary_loss(
       gates_GSE: float32, the gates of all experts.
       counted_GSE: float32, 1 at the experts that a token counts for; 0 at padding.
       mask_GS: float32, 0 at padding.
-      level: 'group' is the mean over groups of each group's loss. 'batch' takes shares and means
-        over all groups, on all devices. 'global' also averages the shares over recent batches,
-        which lets experts specialize more (Qiu et al. 2025, arXiv 2501.11873).
+      level: 'group' is the mean over groups with tokens of each group's loss. 'batch' takes shares
+        and means over all groups, on all devices. 'global' also averages the shares over recent
+        batches, which lets experts specialize more (Qiu et al. 2025, arXiv 2501.11873).
       recent: the shares of recent batches, for 'global'.
       theta: the weights of `recent`.
     """
     experts = gates_GSE.shape[-1]
     tokens = (1,) if level == GROUP else (0, 1)
     real = tf.maximum(tf.reduce_sum(mask_GS, tokens), 1.0)[..., None]
-    share = tf.stop_gradient(tf.reduce_sum(counted_GSE, tokens)) / real
-    if level == GLOBAL:
-        share = recent.fprop(theta, share)
-    mean_gate = tf.reduce_sum(gates_GSE * mask_GS[..., None], tokens) / real
-    return tf.reduce_mean(tf.reduce_sum(share * mean_gate, -1)) * experts
+    load = tf.stop_gradient(tf.reduce_sum(counted_GSE, tokens))
+    share = recent.fprop(theta, load) if level == GLOBAL else load / real
+    real_gates_GSE = tf.where(mask_GS[..., None] > 0, gates_GSE, 0.0)
+    mean_gate = tf.reduce_sum(real_gates_GSE, tokens) / real
+    losses = tf.reduce_sum(share * mean_gate, -1)
+    if level != GROUP:
+        return losses * experts
+    has_tokens_G = tf.cast(tf.reduce_any(mask_GS > 0, 1), tf.float32)
+    groups = tf.maximum(tf.reduce_sum(has_tokens_G), 1.0)
+    return tf.reduce_sum(losses * has_tokens_G) / groups * experts
 
 
 class RecentLoad(Layer):
@@ -66,13 +71,21 @@ class RecentLoad(Layer):
         self.create_variable("share", "E", sizes, start, unsplit="E", update_rule=rule)
 
     @layer_method
-    def fprop(self, theta: NestedMap, share_E: tf.Tensor) -> tf.Tensor:
-        """Returns the average share [E] with this batch included, and reports it for the update."""
-        self.report_update("share", theta.share, share_E)
-        mean_E = self.p.decay * tf.stop_gradient(theta.share) + (1 - self.p.decay) * share_E
-        total = tf.reduce_sum(share_E)
-        return mean_E * total / tf.maximum(tf.reduce_sum(mean_E), 1e-9)
+    def fprop(self, theta: NestedMap, load_E: tf.Tensor) -> tf.Tensor:
+        """Returns the average share [E] with this batch included, and reports it for the update.
+
+        Args:
+          theta: the weight.
+          load_E: float32, the number of tokens that each expert counts for; one token may count for
+            several in parts that add up to 1.
+        """
+        self.report_update("share", theta.share, load_E)
+        mean_E = _move_average(tf.stop_gradient(theta.share), load_E, self.p.decay)
+        return tf.math.divide_no_nan(mean_E, tf.reduce_sum(mean_E))
 
 
-def _move_average(weight: tf.Tensor, share: tf.Tensor, decay: float) -> tf.Tensor:
-    return decay * weight + (1 - decay) * share
+def _move_average(share_E: tf.Tensor, load_E: tf.Tensor, decay: float) -> tf.Tensor:
+    """Returns the average with the loads of one more batch; the old one if it had no tokens."""
+    total = tf.reduce_sum(load_E)
+    moved_E = decay * share_E + (1 - decay) * tf.math.divide_no_nan(load_E, total)
+    return tf.where(total > 0, moved_E, share_E)

@@ -134,3 +134,9 @@ def assert_same(routing: TokenChoiceRouting, group: int, expected: list[dict[int
                 entry.kept,
             )
             assert_close(gate_S[s], entry.gate, "float32")
+
+
+def mean_of_groups(losses: list[float], real_GS: np.ndarray) -> float:
+    """Returns the mean of the losses of the groups that have a token; 0 if none has."""
+    found = [loss for loss, real_S in zip(losses, real_GS, strict=True) if np.any(real_S)]
+    return float(np.mean(found)) if found else 0.0

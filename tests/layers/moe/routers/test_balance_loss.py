@@ -46,7 +46,8 @@ def computed_loss(level: str, gates=GATES, *recent) -> tf.Tensor:
 
 
 def test_level_group_averages_the_losses_of_groups():
-    expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G)])
+    """A group of padding alone has no loss, and does not count."""
+    expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G) if REAL[g].any()])
     assert_close(computed_loss("group"), expected, "float32")
 
 
@@ -54,6 +55,14 @@ def test_level_batch_equals_the_loss_of_one_large_group():
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL))
     assert_close(computed_loss("batch"), expected, "float32")
     assert abs(float(computed_loss("group")) - expected) > 1e-2
+
+
+def test_rows_of_padding_do_not_dilute_the_loss():
+    even = np.full((4, 8, E), 1 / E)
+    chosen = np.tile(np.eye(E), (2, 1))[None] * np.ones((4, 1, 1))
+    real = (np.arange(4) < 1)[:, None] * np.ones((4, 8))
+    arguments = (tf.cast(v, tf.float32) for v in (even, chosen * real[..., None], real))
+    assert float(balance_loss.auxiliary_loss(*arguments, "group")) == pytest.approx(1.0)
 
 
 def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMap]:
@@ -102,7 +111,7 @@ def test_the_gradient_flows_through_the_mean_gates(level):
     for g in range(G):
         if level == "group":
             tokens = max(REAL[g].sum(), 1)
-            per_gate = E * COUNTED[g].sum(0) / tokens / tokens / G
+            per_gate = E * COUNTED[g].sum(0) / tokens / tokens / REAL.any(1).sum()
         else:
             per_gate = (0.9 * before + 0.1 * share if level == "global" else share) * E / REAL.sum()
         expected[g] = per_gate * REAL[g][:, None]
