@@ -33,6 +33,11 @@ from lingvo_gshard.training.stopping import called_before_abrupt_end
 # its types, but not what it computes.
 FREE_PATHS = frozenset(
     (
+        "input.prefetch_batches",
+        "input.vocabulary.cache_directory",
+        "trainer.routers.collapse",
+        "trainer.routers.every_steps",
+        "trainer.routers.window",
         "trainer.steps",
         "trainer.log_every_steps",
         "trainer.checkpoint_every_steps",
@@ -61,8 +66,6 @@ FREE_PATHS = frozenset(
         "trainer.spikes.most_roll_backs",
         "trainer.average_decay",
         "trainer.writers",
-        "trainer.routers.every_steps",
-        "input.prefetch_batches",
         "task.fprop_dtype",
         "sharding.mesh",
         "sharding.strategy",

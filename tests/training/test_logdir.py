@@ -6,6 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
@@ -85,6 +86,18 @@ def test_length_and_verbosity_may_differ(tmp_path):
     other.trainer.set(steps=99, log_every_steps=1, checkpoint_every_steps=2, keep_checkpoints=9)
     claim(logdir, other)
     assert logdir.read_params().trainer.steps == 99
+
+
+def test_watching_routers_and_prefetching_may_differ(tmp_path):
+    params = experiment("translation.quickstart")
+    logdir = Logdir(tmp_path)
+    claim(logdir, params)
+    pretend_checkpoint(logdir)
+    other = params.copy()
+    other.trainer.routers.set(every_steps=1, window=2, collapse=0.9)
+    other.input.prefetch_batches = 2
+    other.input.vocabulary.cache_directory = "elsewhere"
+    claim(logdir, other)
 
 
 def test_sharding_may_differ(tmp_path):

@@ -12,6 +12,9 @@ from lingvo_gshard.sharding import annotate
 
 # Tokens that get the slots of a full expert: earlier ones, or those with a larger first gate.
 PRIORITIES = ("position", "gate")
+# Which choices get slots first: all first choices before all second ones, as in Algorithm 1 of
+# arXiv 2006.16668, or all choices of a token before those of the tokens after it.
+CHOICE, TOKEN = ORDERS = ("choice", "token")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +55,13 @@ def expert_capacity(
 
 
 def assign(
-    choices: Sequence[Choice], num_experts: int, capacity: int, priority: str = "position"
+    choices: Sequence[Choice],
+    num_experts: int,
+    capacity: int,
+    priority: str = "position",
+    order: str = CHOICE,
 ) -> tuple[Assignment, ...]:
-    """Assigns capacity slots to all first choices, then to all second choices, and so on.
+    """Assigns capacity slots to the choices of the tokens of each group.
 
     Counts are integers below 2^24, which float32 holds exactly. An expert with a slot for every
     token keeps all; XLA then computes positions only where they are used.
@@ -66,6 +73,10 @@ def assign(
       priority: which tokens come first in a choice. 'position': earlier tokens. 'gate': those with
         a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
 
+      order: 'choice' assigns all first choices, then all second ones, and so on. A second choice
+        then depends on the first choices of later tokens. 'token' assigns all choices of a token,
+        then those of the next one, so that no token depends on a later one.
+
     Returns:
       One assignment for each choice.
     """
@@ -74,11 +85,13 @@ def assign(
         first = choices[0]
         real_gate_GS = tf.where(first.wanted_GS > 0, first.gate_GS, -1.0)
         order_GS = tf.argsort(real_gate_GS, direction="DESCENDING", stable=True)
-    assignments, used_G1E = [], 0.0
-    for choice in choices:
-        chosen_GSE = annotate(tf.one_hot(choice.expert_GS, num_experts), "GSE")
-        counted_GSE = chosen_GSE * choice.counted_GS[..., None]
-        before_GSE = _count_before(counted_GSE, order_GS) + used_G1E
+    chosen = [annotate(tf.one_hot(c.expert_GS, num_experts), "GSE") for c in choices]
+    counted = [one * c.counted_GS[..., None] for one, c in zip(chosen, choices, strict=True)]
+    # What the choices that came before have taken.
+    taken = _count_before(tf.add_n(counted), order_GS) if order == TOKEN else 0.0
+    assignments = []
+    for choice, chosen_GSE, counted_GSE in zip(choices, chosen, counted, strict=True):
+        before_GSE = taken if order == TOKEN else _count_before(counted_GSE, order_GS) + taken
         position_GS = tf.cast(tf.reduce_sum(before_GSE * chosen_GSE, -1), tf.int32)
         kept_GS = choice.wanted_GS > 0
         if capacity < choice.expert_GS.shape[1]:
@@ -87,7 +100,8 @@ def assign(
         assignments.append(
             Assignment(choice.expert_GS, position_GS, gate_GS, kept_GS, choice.wanted_GS)
         )
-        used_G1E += tf.reduce_sum(counted_GSE, axis=1, keepdims=True)
+        is_by_token = order == TOKEN
+        taken += counted_GSE if is_by_token else tf.reduce_sum(counted_GSE, axis=1, keepdims=True)
     return tuple(assignments)
 
 

@@ -98,9 +98,9 @@ class MixtureOfExperts(Layer):
         self._dispatch.check_exchange(p.exchange, f"{path}.exchange")
         self._exchange = p.exchange.instantiate(path=f"{path}.exchange")
         self.create_child("router", self._with_sizes("router", ("model_dim", "num_experts")))
-        self._check_router()
         if self._dispatch.is_dropless:
             self.router.disable_capacity()
+        self._check_router()
         self.create_child(
             "experts", self._with_sizes("experts", ("model_dim", "hidden_dim", "num_experts"))
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.capacity import PRIORITIES, Choice, assign
+from lingvo_gshard.layers.moe.capacity import ORDERS, PRIORITIES, Choice, assign
 
 EXPERTS = 3
 
@@ -33,10 +33,11 @@ def make_choices(rng: np.random.Generator, groups: int, tokens: int, count: int)
     tokens=st.integers(1, 10),
     count=st.integers(1, EXPERTS),
     capacity=st.integers(1, 6),
+    by=st.sampled_from(ORDERS),
 )
-def test_equals_a_loop_over_tokens(priority, seed, groups, tokens, count, capacity):
+def test_equals_a_loop_over_tokens(priority, seed, groups, tokens, count, capacity, by):
     choices = make_choices(np.random.default_rng(seed), groups, tokens, count)
-    assignments = assign(choices, EXPERTS, capacity, priority)
+    assignments = assign(choices, EXPERTS, capacity, priority, by)
     for g in range(groups):
         order = list(range(tokens))
         if priority == "gate":
@@ -45,17 +46,18 @@ def test_equals_a_loop_over_tokens(priority, seed, groups, tokens, count, capaci
             real = int(wanted.sum())
             order[:real] = sorted(order[:real], key=lambda s: -gate[s])
         taken = [0] * EXPERTS
-        for choice, assignment in zip(choices, assignments, strict=True):
-            for s in order:
-                expert, wanted = int(choice.expert_GS[g, s]), bool(choice.wanted_GS[g, s] > 0)
-                kept = wanted and taken[expert] < capacity
-                assert bool(assignment.kept_GS[g, s]) == kept
-                assert float(assignment.gate_GS[g, s]) == (
-                    float(choice.gate_GS[g, s]) if kept else 0
-                )
-                if choice.counted_GS[g, s] > 0:
-                    assert int(assignment.position_GS[g, s]) == taken[expert]
-                    taken[expert] += 1
+        pairs = list(zip(choices, assignments, strict=True))
+        steps = [(pair, s) for pair in pairs for s in order]
+        if by == "token":
+            steps = [(pair, s) for s in order for pair in pairs]
+        for (choice, assignment), s in steps:
+            expert, wanted = int(choice.expert_GS[g, s]), bool(choice.wanted_GS[g, s] > 0)
+            kept = wanted and taken[expert] < capacity
+            assert bool(assignment.kept_GS[g, s]) == kept
+            assert float(assignment.gate_GS[g, s]) == (float(choice.gate_GS[g, s]) if kept else 0)
+            if choice.counted_GS[g, s] > 0:
+                assert int(assignment.position_GS[g, s]) == taken[expert]
+                taken[expert] += 1
 
 
 def test_gate_priority_keeps_the_largest_gates():

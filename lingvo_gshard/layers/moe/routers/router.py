@@ -55,12 +55,17 @@ class Router(Layer):
         p.define("model_dim", 0, "Size of M; 0 for a router without weights.", minimum=0)
         p.define("num_experts", 0, "Size of E.", minimum=1)
         if cls.sees_later_tokens:
-            p.define(
-                "allow_causal",
-                False,
-                "Whether a causal decoder may use this router, although it sees later tokens.",
-            )
+            cls.define_allow_causal(p)
         return p
+
+    @staticmethod
+    def define_allow_causal(p: Params) -> None:
+        """Defines `allow_causal`, for routers that see later tokens, or do with some options."""
+        p.define(
+            "allow_causal",
+            False,
+            "Whether a causal decoder may use this router, although it sees later tokens.",
+        )
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)

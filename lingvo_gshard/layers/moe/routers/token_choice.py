@@ -9,7 +9,15 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe import groups
-from lingvo_gshard.layers.moe.capacity import PRIORITIES, Choice, assign, expert_capacity
+from lingvo_gshard.layers.moe.capacity import (
+    CHOICE,
+    ORDERS,
+    PRIORITIES,
+    TOKEN,
+    Choice,
+    assign,
+    expert_capacity,
+)
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
@@ -55,6 +63,15 @@ class TokenChoiceRouter(Router):
             "those with the larger gate.",
         )
         p.define(
+            "order",
+            "",
+            "Which choices get slots first: 'choice', all first ones before all second ones, as in "
+            "the paper; 'token', all of a token before those of later tokens. '' is 'token' in a "
+            "causal layer, and 'choice' elsewhere.",
+        )
+        if not cls.sees_later_tokens:
+            cls.define_allow_causal(p)
+        p.define(
             "output_masking_rate",
             0.0,
             "Share of the experts' outputs masked in training.",
@@ -66,6 +83,8 @@ class TokenChoiceRouter(Router):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.check_choice("priority", PRIORITIES)
+        self.check_choice("order", ("", *ORDERS))
+        self._order = self.p.order or CHOICE
         self._has_capacity = True
 
     def disable_capacity(self) -> None:
@@ -84,12 +103,24 @@ class TokenChoiceRouter(Router):
         self._has_capacity = False
 
     def check_causal(self) -> None:
-        """Raises ValueError if a causal decoder must not use this router."""
+        """Raises ValueError if a causal decoder must not use this router with these options.
+
+        By default the slots of a causal layer are assigned token by token.
+        """
         super().check_causal()
+        self._order = self.p.order or TOKEN
+        if self.p.allow_causal or not self._has_capacity:
+            return
         if self.p.priority == "gate":
             raise ValueError(
                 f"{self.path}.priority='gate' lets later tokens displace earlier ones, but the "
                 f"layer has is_causal=True; set {self.path}.priority='position'"
+            )
+        if self._order == CHOICE and self.experts_per_token(self.p) > 1:
+            raise ValueError(
+                f"{self.path}.order='choice' lets first choices of later tokens displace second "
+                f"choices of earlier ones, but the layer has is_causal=True; set "
+                f"{self.path}.order='token', or {self.path}.allow_causal to accept it"
             )
 
     def capacity(self, tokens: int, multiple: int = 1) -> int:
@@ -124,7 +155,9 @@ class TokenChoiceRouter(Router):
           metrics: float32 scalars by name.
         """
         p = self.p
-        assignments = assign(self._mask_outputs(choices), p.num_experts, capacity, p.priority)
+        assignments = assign(
+            self._mask_outputs(choices), p.num_experts, capacity, p.priority, self._order
+        )
         return TokenChoiceRouting(assignments, p.num_experts, capacity, losses or {}, metrics or {})
 
     def _mask_outputs(self, choices: Sequence[Choice]) -> list[Choice]:

@@ -1,0 +1,89 @@
+"""Tests that in a causal layer no output depends on later tokens, however full the experts are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import (
+    DroplessDispatch,
+    EinsumDispatch,
+    ExpertChoiceRouter,
+    GatherDispatch,
+    MixtureOfExperts,
+    SigmoidRouter,
+    SinkhornRouter,
+    SwitchRouter,
+    Top2Router,
+    TopKRouter,
+)
+
+S, M, CASES = 16, 4, 40
+ROUTERS = {
+    "top2": Top2Router.params(),
+    "top2_lingvo": Top2Router.params().set(mode="lingvo"),
+    "top_k": TopKRouter.params().set(k=3),
+    "sigmoid": SigmoidRouter.params().set(k=2),
+    "switch": SwitchRouter.params(),
+}
+
+
+def make(router, **values) -> MixtureOfExperts:
+    p = MixtureOfExperts.params().set(model_dim=M, hidden_dim=4, num_experts=4, is_causal=True)
+    return p.set(**{"group_size": S, "router": router.copy(), **values}).instantiate(path="moe")
+
+
+def changed_outputs(layer, seed: int, rows: int = 1, first: int = 8) -> int:
+    """Returns how many outputs before `first` change with the tokens from `first` on.
+
+    The last of `rows` rows is changed. Groups may span rows.
+    """
+    rng = np.random.default_rng(seed)
+    theta = layer.init(seed)
+    x_BLM = rng.normal(size=(rows, S, M)).astype(np.float32)
+    other_BLM = x_BLM.copy()
+    other_BLM[-1, first:] = rng.normal(size=(S - first, M))
+    mask = tf.ones([rows, S], tf.int32)
+    outputs = []
+    for x in (x_BLM, other_BLM):
+        with context.scope(training=True, seed=tf.constant([seed, 1])):
+            outputs.append(layer.fprop(theta, tf.constant(x), mask).numpy()[:, :first])
+    return int(np.sum(np.any(outputs[0] != outputs[1], -1)))
+
+
+@pytest.mark.parametrize("dispatch", [GatherDispatch, EinsumDispatch])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_no_output_depends_on_later_tokens(name, dispatch):
+    layer = make(ROUTERS[name].copy().set(capacity_factor=1.0), dispatch=dispatch.params())
+    assert sum(changed_outputs(layer, seed) for seed in range(CASES)) == 0
+
+
+@pytest.mark.parametrize("group_size", [4, 8, 32])
+def test_groups_may_be_parts_of_rows_or_span_them(group_size):
+    router = ROUTERS["top2"].copy().set(capacity_factor=1.0)
+    layer = make(router, group_size=group_size)
+    assert sum(changed_outputs(layer, seed, rows=2) for seed in range(CASES)) == 0
+
+
+@pytest.mark.parametrize("name", ["top2", "top_k", "sigmoid"])
+def test_the_papers_order_depends_on_later_tokens_and_is_refused(name):
+    router = ROUTERS[name].copy().set(capacity_factor=1.0, order="choice")
+    with pytest.raises(ValueError, match=r"moe\.router\.order='choice' .*set moe\.router\.order="):
+        make(router)
+    layer = make(router.set(allow_causal=True))
+    assert sum(changed_outputs(layer, seed) for seed in range(CASES)) > 0
+    make(router.set(allow_causal=False, capacity_factor=0.0), dispatch=DroplessDispatch.params())
+    assert make(router, is_causal=False).router._order == "choice"
+
+
+@pytest.mark.parametrize("router", [ExpertChoiceRouter, SinkhornRouter])
+def test_routers_that_always_see_later_tokens_are_refused(router):
+    with pytest.raises(ValueError, match="routes a token by the tokens after it"):
+        make(router.params())
+
+
+def test_the_order_of_layers_that_are_not_causal_is_the_papers():
+    assert make(ROUTERS["top2"], is_causal=False).router._order == "choice"
+    assert make(ROUTERS["top2"]).router._order == "token"
+    with pytest.raises(ValueError, match="order: 'tokens'. Did you mean 'token'"):
+        make(ROUTERS["top2"].copy().set(order="tokens"))
