@@ -95,7 +95,10 @@ def _per_token(
             is_label_BLV = tf.equal(tf.range(logits_BLV.shape[-1]), labels_BL[..., None])
             target_BLV = tf.where(is_label_BLV, (1 - label_smoothing) * d_BL1, 0.0)
             target_BLV += label_smoothing / logits_BLV.shape[-1] * d_BL1
-            return tf.cast(exponentials_BLV * scale_BL1 - target_BLV, logits_BLV.dtype)
+            d_logits_BLV = exponentials_BLV * scale_BL1 - target_BLV
+            # Padding has no gradient, even if its logits are not finite.
+            d_logits_BLV = tf.where(tf.equal(d_BL1, 0.0), 0.0, d_logits_BLV)
+            return tf.cast(d_logits_BLV, logits_BLV.dtype)
 
         return (smoothed_BL, exact_BL, correct_BL), gradient
 

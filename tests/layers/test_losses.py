@@ -99,6 +99,22 @@ def test_only_padding_gives_zero():
     assert [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)] == [0] * 4
 
 
+@pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, np.nan])
+def test_padding_may_have_any_logits(value):
+    logits = np.ones((1, 3, V), np.float32)
+    logits[0, 2, 0] = value
+    labels, mask = np.array([[1, 2, 0]]), np.array([[1, 1, 0]])
+    for z_loss in (0.0, 0.5):
+        sums = cross_entropy(tf.constant(logits), labels, mask, 0.1, z_loss)
+        found = [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)]
+        whole = cross_entropy(tf.constant(logits[:, :2]), labels[:, :2], mask[:, :2], 0.1, z_loss)
+        assert found == [float(x) for x in (whole.smoothed, whole.exact, whole.correct, 2.0)]
+        _, gradient = loss_and_gradient(
+            lambda x, z=z_loss: cross_entropy(x, labels, mask, 0.1, z).smoothed, logits
+        )
+        assert np.isfinite(gradient).all() and not np.any(gradient[0, 2])
+
+
 def test_large_logits_do_not_overflow():
     logits = np.zeros((1, 1, V), np.float32)
     logits[..., 0] = 1e4

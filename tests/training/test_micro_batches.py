@@ -138,6 +138,22 @@ def test_loads_of_unequal_parts_are_added(count):
             assert np.any(one)
 
 
+@pytest.mark.parametrize("cut", [0, 4], ids=["padding", "unequal"])
+def test_metrics_of_routers_are_means_over_the_tokens_of_all_parts(cut):
+    """Rows 0, 2, 4 and 6 are padding, which dropped nothing, or have a few tokens."""
+    rows = batch()
+    for side in ("source", "target"):
+        segments = rows[f"{side}_segments"].numpy().copy()
+        segments[::2, cut:] = 0
+        rows[f"{side}_segments"] = tf.constant(segments)
+    whole, parts = (gradients(trainer(n), rows, False) for n in (1, 2))
+    names = ("dropped_share", "utilization", "router_entropy")
+    found = [name for name in whole.metrics if name.endswith(names)]
+    assert len(found) == len(names) * len(STACKS)
+    for name in found:
+        assert_close(parts.metrics[name][0], whole.metrics[name][0], "order")
+
+
 def test_micro_batches_draw_different_random_numbers():
     """With equal rows and equal dropout, both parts would have equal results."""
     rows = {name: tf.repeat(value[:1], 8, axis=0) for name, value in batch().items()}

@@ -324,11 +324,14 @@ class MixtureOfExperts(Layer):
         return groups.split(ids_BL)
 
     def _report(self, routing: Routing, mask_GS: tf.Tensor) -> None:
+        tokens = tf.reduce_sum(mask_GS)
         for name, loss in routing.losses.items():
             self.add_loss(name, loss.value * loss.weight)
-            self.add_metric(name, loss.value)
-        for name, value in {**routing.metrics, **load_metrics(routing, mask_GS)}.items():
-            self.add_metric(name, value)
+            self.add_metric(name, loss.value, tokens)
+        for name, value in routing.metrics.items():
+            self.add_metric(name, value, tokens)
+        for name, (value, weight) in load_metrics(routing, mask_GS).items():
+            self.add_metric(name, value, weight)
         for name, compute in expert_observations(routing, mask_GS).items():
             self.observe_named(name, compute)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.core.context import Metric, WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
@@ -16,10 +16,13 @@ BALANCE_LOSS = "auxiliary_loss"
 _MOST_COUNTS = 4096
 
 
-def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns float32 scalars that describe the load of the experts over all groups.
+def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Metric]:
+    """Returns float32 scalars that describe the load of the experts over all groups, and weights.
 
-    The load of an expert is the number of tokens that it keeps.
+    The load of an expert is the number of tokens that it keeps. A weight is what the value is a
+    mean over: requests or slots. The largest load and the number of dead experts are no means;
+    their weight is the number of real tokens. So a batch of padding alone counts only in the
+    utilization.
 
     load_max_over_mean    the largest load over the mean load; 1 is even
     dropped_share         share of the requested capacity slots that were full; with expert choice,
@@ -32,13 +35,15 @@ def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
       mask_GS: float32, 0 at padding.
     """
     load_E = routing.load()
-    total = tf.reduce_sum(load_E)
-    slots = mask_GS.shape[0] * routing.num_experts * routing.capacity
+    total, tokens = tf.reduce_sum(load_E), tf.reduce_sum(mask_GS)
+    slots = tf.constant(float(mask_GS.shape[0] * routing.num_experts * routing.capacity))
+    max_over_mean = tf.reduce_max(load_E) * routing.num_experts / tf.maximum(total, 1.0)
+    dead_experts = tf.reduce_sum(tf.cast(tf.equal(load_E, 0.0), tf.float32))
     return {
-        "load_max_over_mean": tf.reduce_max(load_E) * routing.num_experts / tf.maximum(total, 1.0),
-        "dropped_share": routing.dropped_share(mask_GS),
-        "utilization": total / slots,
-        "dead_experts": tf.reduce_sum(tf.cast(tf.equal(load_E, 0.0), tf.float32)),
+        "load_max_over_mean": (max_over_mean, tokens),
+        "dropped_share": (routing.dropped_share(mask_GS), routing.requests(mask_GS)[0]),
+        "utilization": (total / slots, slots),
+        "dead_experts": (dead_experts, tokens),
     }
 
 

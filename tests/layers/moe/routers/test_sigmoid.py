@@ -218,7 +218,7 @@ def test_loads_become_balanced_over_steps():
             routing, scope = route(layer, theta, logits, training=True)
             total = tf.add_n(list(scope.losses.values()))
         found = load_metrics(routing, tf.ones(logits.shape[:2]))
-        return rule(bias, tape.gradient(total, bias)), found["load_max_over_mean"]
+        return rule(bias, tape.gradient(total, bias)), found["load_max_over_mean"][0]
 
     uneven, bias = [], theta.selection_bias
     for _ in range(150):
