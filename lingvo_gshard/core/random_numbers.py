@@ -96,8 +96,10 @@ def _index(shape: Sequence[int], order: np.ndarray | None, ordered: int) -> tf.T
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        has_order = order is not None and dimension == ordered
-        indices = tf.constant(order) if has_order else tf.range(shape[dimension])
+        if order is not None and dimension == ordered:
+            indices = tf.constant(order)
+        else:
+            indices = tf.range(shape[dimension])
         steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32
