@@ -52,8 +52,9 @@ def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> 
     """Checks that a training step, or any function, computes over a mesh what one device computes.
 
     Both run here, on virtual CPU devices where others are missing, in float64. Of an experiment,
-    the results of all layers, the loss, the metrics, every gradient and every new weight are
-    compared; of a function, the results of layers and of the function itself.
+    the results of all layers, the loss, the metrics, every gradient and the whole new state are
+    compared, and with local updates the outer step; of a function, the results of layers and of the
+    function itself.
 
     Args:
       experiment: Params of an experiment, as `experiment` returns them; or
@@ -74,7 +75,7 @@ def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> 
       overrides: for a function, as in `partition`.
 
     Returns:
-      What was compared, and the first tensor that differs.
+      What was compared, the first tensor that differs, and what could not be compared.
 
     Raises:
       ValueError: the mesh is missing or unknown, or a hyperparameter or an argument is wrong.

@@ -41,6 +41,19 @@ class WatchedKinds:
     classes: int
 
 
+@dataclasses.dataclass(frozen=True)
+class GroupOrder:
+    """The order in which MoE token groups are stored.
+
+    Attributes:
+      numbers: int [G], the number of each stored group.
+      dimension: The dimension of G in the tensors that are computed.
+    """
+
+    numbers: np.ndarray
+    dimension: int = 0
+
+
 @dataclasses.dataclass
 class Context:
     """The state of one forward pass.
@@ -61,7 +74,7 @@ class Context:
       token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
       token_kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
       watched: The kinds of tokens that routers count, or None if routers are not watched.
-      group_order: int [G] number of each MoE token group, if groups are stored in another order.
+      group_order: The order of MoE token groups, if they are not stored by their numbers.
       keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
       weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
         or empty to leave them as they are.
@@ -83,7 +96,7 @@ class Context:
     token_ids: tf.Tensor | None = None
     token_kinds: tf.Tensor | None = None
     watched: WatchedKinds | None = None
-    group_order: np.ndarray | None = None
+    group_order: GroupOrder | None = None
     keeps_all_tokens: bool = False
     weight_precision: str = ""
     frozen: Collection[str] = ()

@@ -60,16 +60,17 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 
 
 def hashed_words(
-    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
+    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None, dimension: int = 0
 ) -> tf.Tensor:
     """Returns uint32 numbers, each a hash of its index and the key.
 
     Args:
       shape: Shape of the result.
       key: int32 [2] key.
-      order: Indices along the first dimension; 0, 1, 2, ... by default.
+      order: Indices along one dimension; 0, 1, 2, ... by default.
+      dimension: The dimension that `order` belongs to.
     """
-    return hashed(_index(shape, order), key)
+    return hashed(_index(shape, order, dimension), key)
 
 
 def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -86,7 +87,7 @@ def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
-def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
+def _index(shape: Sequence[int], order: np.ndarray | None, ordered: int) -> tf.Tensor:
     """Returns the row-major index of each element, uint32.
 
     XLA can partition it, since it is a sum of one range for each dimension.
@@ -95,7 +96,10 @@ def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        indices = tf.range(shape[dimension]) if dimension or order is None else tf.constant(order)
+        if order is not None and dimension == ordered:
+            indices = tf.constant(order)
+        else:
+            indices = tf.range(shape[dimension])
         steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32

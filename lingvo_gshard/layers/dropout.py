@@ -34,7 +34,9 @@ class Dropout(Layer):
         shape = x.shape.as_list()
         if self.p.whole_vectors:
             shape[-1] = 1
-        words = random_numbers.hashed_words(shape, self.random_seed("mask"))
+        order = context.current().group_order
+        by_group = (order.numbers, order.dimension) if order else ()
+        words = random_numbers.hashed_words(shape, self.random_seed("mask"), *by_group)
         kept = words >= tf.constant(round(self.p.rate * 2**32), tf.uint32)
         scale = tf.constant(1 / (1 - self.p.rate), x.dtype)
         return x * tf.where(kept, scale, tf.zeros([], x.dtype))

@@ -36,6 +36,7 @@ class Partitioned:
         layouts: Sequence[Any] | None = None,
         donate: Sequence[int] = (),
         partitioner: str = "gspmd",
+        folds_constants: bool = True,
     ):
         self._function = function
         self._partitioning = partitioning
@@ -45,7 +46,7 @@ class Partitioned:
         )
         self._layouts = layouts
         self._donate = tuple(donate)
-        self._partitioner = partitioner
+        self._partitioner, self._folds_constants = partitioner, folds_constants
         self._name = getattr(function, "__name__", "function").strip("<>")
         self._compiled: dict[str, tuple[Executable, Any]] = {}
 
@@ -95,7 +96,15 @@ class Partitioned:
             return [(f"result[{index}]", x, INFERRED) for index, x in enumerate(found)]
 
         inputs, donated = self._inputs(arguments)
-        program = lower(self._name, flat, inputs, self._partitioning, donated, self._partitioner)
+        program = lower(
+            self._name,
+            flat,
+            inputs,
+            self._partitioning,
+            donated,
+            self._partitioner,
+            self._folds_constants,
+        )
         return program, structures[0]
 
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:

@@ -172,7 +172,7 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
     known |= {tensor.name for op in inside if op.type != "Placeholder" for tensor in op.outputs}
     for op in inside:
         for tensor in op.inputs:
-            if tensor.name not in known and tensor.op.type != "Const":
+            if tensor.name not in known and not _is_constant(tensor.op):
                 raise ValueError(
                     f"manual({_name(function)}): {op.name} computes with {tensor.name}, of shape "
                     f"{tensor.shape}, which is not a shard. Pass it as an argument with a split"
@@ -182,6 +182,12 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
 def _captures(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Returns (outer, inner) pairs of the tensors that a function's graph captures."""
     return getattr(graph, "captures", [])
+
+
+def _is_constant(op: tf.Operation) -> bool:
+    """Returns whether an operation is a constant, maybe behind a barrier."""
+    is_barrier = op.type == "XlaOptimizationBarrier"
+    return op.type == "Const" or (is_barrier and all(x.op.type == "Const" for x in op.inputs))
 
 
 def _is_symbolic(tensor: tf.Tensor) -> bool:

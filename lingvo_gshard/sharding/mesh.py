@@ -103,6 +103,12 @@ class Mesh:
             )
         return dict(self.axes)[name]
 
+    def along(self, axes: Iterable[str]) -> Mesh:
+        """Returns the mesh of the devices along some axes; the other axes have size 1."""
+        kept = set(axes)
+        sizes = tuple((name, size if name in kept else 1) for name, size in self.axes)
+        return dataclasses.replace(self, axes=sizes)
+
     def across_slices(self, slices: int) -> tuple[int, ...]:
         """Returns the part of each axis's size that crosses slices.
 

@@ -6,14 +6,26 @@ of all layers, the loss, the metrics, every gradient, every new weight and every
     gshard-verify --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor
 
-It prints "equal to 3e-15" and exits with 0, or names the first tensor that differs and exits with
-2. An error, such as a wrong flag, exits with 1. For the first tensor that differs it prints
+It prints "equal to 3e-15" and exits with
+
+    0 if all is equal
+    1 after an error, such as a wrong flag
+    2 if a tensor differs; the first one is named
+    3 if all that was compared is equal, but a part of the step cannot be compared. "not verified"
+        begins the lines that say which part, and why
+
+For the first tensor that differs it prints
 
     by how much it differs, and the element that differs most
+    the line that computes it
     the likely cause, if the difference has a pattern: devices hold different copies, all values are
-        a multiple, or the difference disappears without dropout
+        a multiple, a random operation uses no key of the step, or the difference disappears
+        without dropout
     the nearest annotation or manual region, with the line of code that made it
     the collectives that were compiled for its layer
+
+The averages of the weights, the scale of the loss and all counters are compared, too. With local
+updates (DiLoCo) the step of one worker and the outer step of all workers are.
 
 No accelerator and no data are needed. Devices are virtual CPU devices, the batch is synthetic, and
 all arithmetic of float32 is done in float64: what differs is not rounding. Dropout and random
@@ -46,6 +58,8 @@ from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experi
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. 1 is that of an error.
 DIFFERENT = 2
+# Exit code if nothing differs, but a part of the step was not compared.
+NOT_VERIFIED = 3
 
 
 def define_flags() -> flags.FlagValues:
@@ -90,7 +104,8 @@ def main(argv: list[str]) -> int:
       argv: the command line, the command's name first.
 
     Returns:
-      0 if all tensors are equal, else `DIFFERENT`.
+      0 if all tensors are equal, `DIFFERENT` if one is not, and `NOT_VERIFIED` if a part of the
+      step was not compared.
 
     Raises:
       ValueError: for a mistake of the user.
@@ -118,4 +133,6 @@ def main(argv: list[str]) -> int:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     record = {"equal": found.is_equal, "largest": found.largest.difference.relative}
     output.write_json(values.json, record | msgspec.to_builtins(found))
-    return 0 if found.is_equal else DIFFERENT
+    if not found.is_equal:
+        return DIFFERENT
+    return NOT_VERIFIED if found.not_verified else 0

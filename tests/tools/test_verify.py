@@ -8,6 +8,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.tools import verify
 from lingvo_gshard.tools.console import startup
 from tests.runtime.verification import defects
+from tests.tiny import experiment_params
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
 
@@ -28,7 +29,7 @@ def test_the_tiny_quickstart_is_equal(capsys, tmp_path, strategy):
     record = json.loads(path.read_text())
     assert record["equal"] and record["first"] is None and record["largest"] < 1e-12
     kinds = {row["kind"] for row in record["compared"]}
-    assert kinds == {"output", "loss", "metric", "gradient", "new weight"}
+    assert kinds == {"output", "loss", "metric", "gradient", "new weight", "counter"}
 
 
 @pytest.mark.slow
@@ -46,6 +47,23 @@ def test_a_difference_is_printed_and_is_the_exit_code(capsys):
 def _missing_sum():
     """A layer that forgets a sum."""
     return defects.experiment(defects.MissingSum)
+
+
+def test_what_is_not_verified_has_an_exit_code_of_its_own(capsys):
+    if "test.rounded" not in registry.names():
+        registry.register("test.rounded")(_rounded)
+    flags = ["--experiment=test.rounded", "--mesh=data=2", "--strategy=data"]
+    code, out, _ = run_here(capsys, *flags)
+    assert code == verify.NOT_VERIFIED, out
+    assert "not verified: trainer.precision = 'float32' instead of 'bfloat16_weights'" in out
+    assert "\nequal to " in out
+
+
+def _rounded():
+    """Weights that are rounded at random, which one device does otherwise."""
+    params = experiment_params()
+    params.trainer.precision = "bfloat16_weights"
+    return params
 
 
 def test_a_mesh_is_needed(capsys):

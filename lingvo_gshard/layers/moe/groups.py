@@ -92,9 +92,13 @@ class Groups:
         current = current_partitioning()
         return current is not None and current.parts(_shared_axes()) > self.pieces
 
-    def stable_random_numbers(self) -> contextlib.AbstractContextManager:
-        """Makes `uniform` independent of the order of the groups, inside a `with` block."""
-        return context.override(group_order=self._numbers() if self.pieces > 1 else None)
+    def ordered(self) -> contextlib.AbstractContextManager:
+        """Declares the order of the groups in tensors [G,...] that a `with` block computes.
+
+        Random numbers then do not depend on the order, and gshard-verify compares equal groups.
+        """
+        order = context.GroupOrder(self._numbers()) if self.pieces > 1 else None
+        return context.override(group_order=order)
 
     def in_order(self, by_group_G: tf.Tensor) -> tf.Tensor:
         """Returns a tensor [G,...] in the order of the groups with a single piece per row."""
@@ -108,16 +112,28 @@ class Groups:
         return by_row.transpose(1, 0, 2).reshape(-1)
 
 
+def ordered_along(dimension: int) -> contextlib.AbstractContextManager:
+    """Declares that G is another dimension of the tensors that a `with` block computes.
+
+    Args:
+      dimension: the dimension of G.
+    """
+    order = context.current().group_order
+    order = dataclasses.replace(order, dimension=dimension) if order else None
+    return context.override(group_order=order)
+
+
 def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
     """Returns float32 random numbers uniform in (0, 1) of shape [G,S,...].
 
-    Within `Groups.stable_random_numbers` a group has the same numbers in any order of the groups.
+    Within `Groups.ordered` a group has the same numbers in any order of the groups.
 
     Args:
       shape: the shape.
       key: int32 [2].
     """
-    return random_numbers.hashed_uniform(shape, key, context.current().group_order)
+    order = context.current().group_order
+    return random_numbers.hashed_uniform(shape, key, order.numbers if order else None)
 
 
 def _count_pieces(rows: int, length: int, size: int) -> int:

@@ -191,13 +191,14 @@ class MixtureOfExperts(Layer):
         """Returns `fprop` with these groups of tokens."""
         x_GSM = groups.split(x_BLM)
         mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
-        with groups.stable_random_numbers():
+        with groups.ordered():
             ids_GS = self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         self._report(routing, mask_GS)
         self._report_watched(routing, mask_GS, groups)
         self.observe_named(TOKEN_GATES, lambda: groups.merge(routing.token_gates()))
-        y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
+        with groups.ordered():
+            y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
         y_BLM = groups.merge(y_GSM)
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.runtime.local_updates.workers import Workers
+from lingvo_gshard.runtime.local_updates.workers import stacked
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import state_arrays
 from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
 
-def outer_step_program(trainer: Trainer, workers: Workers, partitioner: str) -> Program:
+def outer_step_program(
+    trainer: Trainer, count: int, everywhere: Partitioning, partitioner: str
+) -> Program:
     """Returns the program that makes the workers' weights equal.
 
     Inputs: the weights of all workers, the weights after the previous outer step, the outer
     optimizer's moments, whether each worker has stopped, and the step. Outputs: new values of the
     first three, whose memory is donated.
+
+    Args:
+      trainer: defines the outer step.
+      count: number of workers.
+      everywhere: the partitioning over the devices of all workers.
+      partitioner: "gspmd" or "shardy".
     """
     rule, specs = trainer.local_updates, trainer.theta_specs
-    arrays = _weight_arrays(trainer, workers)
-    moment_arrays = outer_moment_arrays(trainer, workers)
-    worker_arrays = [workers.stacked(array) for array in arrays]
-    stopped = workers.stacked(Array("stopped", (), "bool", ()))
+    arrays = _weight_arrays(trainer, everywhere)
+    moment_arrays = outer_moment_arrays(trainer, everywhere)
+    worker_arrays = [stacked(array, count) for array in arrays]
+    stopped = stacked(Array("stopped", (), "bool", ()), count)
     outputs = [*worker_arrays, *arrays, *moment_arrays]
 
     def outer_step(*tensors: tf.Tensor) -> list:
@@ -45,19 +54,18 @@ def outer_step_program(trainer: Trainer, workers: Workers, partitioner: str) -> 
 
     inputs = [*outputs, stopped, Array("step", (), "int32", ())]
     donated = range(len(outputs))
-    return lower("outer_step", outer_step, inputs, workers.everywhere, donated, partitioner)
+    return lower("outer_step", outer_step, inputs, everywhere, donated, partitioner)
 
 
-def outer_moment_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
+def outer_moment_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Array]:
     """Returns the arrays of the outer optimizer's moments, split as their weights are."""
     specs = trainer.local_updates.moment_specs(trainer.theta_specs)
-    partitioning = workers.everywhere
     return [
-        Array(f"outer.{path}", s.shape, s.dtype, partitioning.spec_storage_split(s, "moments"))
+        Array(f"outer.{path}", s.shape, s.dtype, everywhere.spec_storage_split(s, "moments"))
         for path, s in specs.flatten_items()
     ]
 
 
-def _weight_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
-    arrays = state_arrays(trainer, workers.everywhere)
+def _weight_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Array]:
+    arrays = state_arrays(trainer, everywhere)
     return [array for array in arrays if array.path.startswith("theta.")]

@@ -76,7 +76,7 @@ class LocalUpdatesRuntime:
         )
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, self._workers.partitioning)
-        self._outer_moment_arrays = outer_moment_arrays(trainer, self._workers)
+        self._outer_moment_arrays = outer_moment_arrays(trainer, self._workers.everywhere)
         self._states: dict[int, list[jax.Array]] = {}
         self._outer_moments: list[jax.Array] = []
         self._steps_taken = 0
@@ -299,7 +299,8 @@ class LocalUpdatesRuntime:
         )
 
     def _outer_step(self) -> CompiledStep:
-        made_of = (self._trainer, self._workers, self._partitioner)
+        workers = self._workers
+        made_of = (self._trainer, workers.count, workers.everywhere, self._partitioner)
         devices, compiled_before = self._workers.all_devices, self._compiler.count
         step = self._compiler.step("outer", (), devices, lambda: (outer_step_program(*made_of), []))
         if self._compiler.count > compiled_before:

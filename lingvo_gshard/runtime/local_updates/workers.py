@@ -82,7 +82,7 @@ class Workers:
         self.everywhere = dataclasses.replace(
             partitioning,
             mesh=self.together,
-            strategy=_with_rows_over_workers(partitioning.strategy),
+            strategy=with_rows_over_workers(partitioning.strategy),
         )
         arranged = np.moveaxis(mesh.arrange(devices), mesh.names.index(AXIS), 0)
         rows = arranged.reshape(self.count, -1)
@@ -116,7 +116,7 @@ class Workers:
 
     def stacked(self, array: Array) -> Array:
         """Returns the array that stacks one array of each worker along a first dimension."""
-        return array.stacked(self.count, (AXIS,))
+        return stacked(array, self.count)
 
     def stack(self, array: Array, shares: dict[int, jax.Array]) -> jax.Array:
         """Returns this process's shares of an array as one array. Moves and copies nothing.
@@ -150,6 +150,11 @@ class Workers:
         return {name: x[worker * share : (worker + 1) * share] for name, x in batch.items()}
 
 
+def stacked(array: Array, count: int) -> Array:
+    """Returns the array that stacks one array of each of `count` workers."""
+    return array.stacked(count, (AXIS,))
+
+
 def _share(rows: int, mesh: Mesh) -> int:
     """Returns the number of rows of each worker."""
     count = mesh.axis_size(AXIS)
@@ -160,7 +165,8 @@ def _share(rows: int, mesh: Mesh) -> int:
     return rows // count
 
 
-def _with_rows_over_workers(strategy: Strategy) -> Strategy:
+def with_rows_over_workers(strategy: Strategy) -> Strategy:
+    """Returns a strategy that splits rows over the workers, too."""
     table = dict(strategy.activations)
     for letter in letters.ROWS:
         table[letter] = (AXIS, *table.get(letter, ()))

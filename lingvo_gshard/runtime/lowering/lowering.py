@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import custom_gradient
@@ -14,6 +15,7 @@ from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.names import name_module
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
+from lingvo_gshard.runtime.lowering.unfolded import remove_barriers, unfolded_constants
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
 from lingvo_gshard.runtime.program.program import Program, writers_versions
@@ -33,6 +35,7 @@ def lower(
     partitioning: Partitioning,
     donated: Sequence[int] = (),
     partitioner: str = "gspmd",
+    folds_constants: bool = True,
 ) -> Program:
     """Returns a function of flat tensors as a Program.
 
@@ -47,6 +50,7 @@ def lower(
       partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
       partitioner: "gspmd" or "shardy".
+      folds_constants: whether TensorFlow computes what depends on constants alone, in float32.
 
     Raises:
       ValueError: the function uses a variable, or the shape of an output depends on values.
@@ -60,18 +64,14 @@ def lower(
     traced = tf.function(flat, jit_compile=True, autograph=False)
     started = time.monotonic()
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
-    with (
-        use_partitioning(partitioning),
-        tf.device("/device:CPU:0"),
-        custom_gradient.forgetting_gradients(),
-    ):
+    with _tracing(partitioning, folds_constants):
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)
         module = _stablehlo(traced, specs)
-    module = _portable(name, module, constants, partitioning.mesh, partitioner)
+    module = _portable(name, module, constants, partitioning.mesh, partitioner, not folds_constants)
     return Program(
         name=name,
         module=module,
@@ -86,6 +86,17 @@ def lower(
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
+
+
+@contextlib.contextmanager
+def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None]:
+    with (
+        use_partitioning(partitioning),
+        tf.device("/device:CPU:0"),
+        custom_gradient.forgetting_gradients(),
+        contextlib.nullcontext() if folds_constants else unfolded_constants(),
+    ):
+        yield
 
 
 def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -> bytes:
@@ -125,12 +136,16 @@ def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Arr
     return Array(path, tuple(tensor.shape.as_list()), tensor.dtype.name, split)
 
 
-def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner: str) -> bytes:
+def _portable(
+    name: str, module: bytes, constants: list, mesh: Mesh, partitioner: str, has_barriers: bool
+) -> bytes:
     """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
         make_constants(parsed, constants)
+        if has_barriers:
+            remove_barriers(parsed)
         make_iotas(parsed)
         separate_constants(parsed)
         if partitioner == "shardy":

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
-
 import msgspec
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.graph_lines import line_of_operation
+from lingvo_gshard.runtime.verification.sources import REGION_END, sources
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 
 _KINDS = {
     "XlaSharding": "annotation",
-    "XlaSpmdShardToFullShape": "end of a manual region",
+    REGION_END: "end of a manual region",
     "XlaSpmdFullToShardShape": "start of a manual region",
 }
 _ATTRIBUTES = {"XlaSharding": "sharding"}
-# Operations to look at: those of a large layer.
-_MOST_OPERATIONS = 2000
 # Begins the name scopes of gradients.
 _GRADIENT = "gradient_tape/"
 
@@ -59,22 +56,15 @@ def nearest_annotation(tensor: tf.Tensor, mesh: Mesh) -> Annotation | None:
       tensor: tensor of a traced graph.
       mesh: the mesh of the annotations.
     """
-    pending, seen = collections.deque([tensor.op]), {tensor.op}
-    while pending and len(seen) < _MOST_OPERATIONS:
-        operation = pending.popleft()
-        if operation.type in _KINDS:
-            return _describe(operation, mesh)
-        for source in operation.inputs:
-            if source.op not in seen:
-                seen.add(source.op)
-                pending.append(source.op)
-    return None
+    found = (operation for operation in sources(tensor.op) if operation.type in _KINDS)
+    nearest = next(found, None)
+    return _describe(nearest, mesh) if nearest is not None else None
 
 
 def _describe(operation: tf.Operation, mesh: Mesh) -> Annotation:
     sharding = operation.get_attr(_ATTRIBUTES.get(operation.type, "manual_sharding"))
     shape = operation.inputs[0].shape
-    if operation.type == "XlaSpmdShardToFullShape":
+    if operation.type == REGION_END:
         shape = operation.outputs[0].shape
     return Annotation(
         kind=_KINDS[operation.type],

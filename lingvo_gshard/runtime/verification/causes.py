@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
@@ -12,7 +14,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.annotations import Annotation, nearest_annotation
 from lingvo_gshard.runtime.verification.comparison import Difference
+from lingvo_gshard.runtime.verification.random_operations import (
+    RandomOperation,
+    nearest_random_operation,
+)
 from lingvo_gshard.runtime.verification.report import Compared, Finding, NearCollective
+from lingvo_gshard.runtime.verification.sources import nearest_line
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.trainer import Trainer
@@ -20,6 +27,8 @@ from lingvo_gshard.training.trainer import Trainer
 # A factor may differ by this much from a number of devices.
 _SAME_FACTOR = 1e-2
 _MOST_COLLECTIVES = 3
+# Gradients are made by TensorFlow, after all lines of the model.
+_WITH_LINES = ("output", "result")
 _PHASES = {"gradient": ("backward", "rematerialized"), "new weight": ("optimizer",)}
 
 
@@ -46,6 +55,8 @@ def find_first(
         order = {each.layer: each.order for each in observed.values()}
         gradients = [each for each in wrong if each.kind == "gradient"]
         first = max(gradients, key=lambda each: order.get(_layer_of(each.name), (0, 0, 0)))
+    equal = {each.name for each in compared if each.is_equal and each.kind == "output"}
+    equal_operations = {each.tensor.op for name, each in observed.items() if name in equal}
     if first.kind == "output":
         tensor, layer = observed[first.name].tensor, observed[first.name].layer
     elif first.kind == "gradient":
@@ -53,7 +64,8 @@ def find_first(
     else:
         tensor, layer = None, _layer_of(first.name.partition(".")[2])
         layer = layer if first.kind == "new weight" else ""
-    return describe(first, tensor, layer, step.executable, trainer.task.layer_paths(), mesh)
+    layers = trainer.task.layer_paths()
+    return describe(first, tensor, layer, step.executable, layers, mesh, equal_operations)
 
 
 def describe(
@@ -63,6 +75,7 @@ def describe(
     executable: Executable,
     layers: Sequence[str],
     mesh: Mesh,
+    equal: Collection[tf.Operation] = (),
 ) -> Finding:
     """Returns a finding with the annotation and the collectives that are near a tensor.
 
@@ -73,13 +86,30 @@ def describe(
       executable: the partitioned program.
       layers: paths of all layers.
       mesh: the mesh.
+      equal: operations whose results are equal.
     """
     annotation = nearest_annotation(tensor, mesh) if tensor is not None else None
     calls = executable.collectives(map(scope_name, layers)) if layers else executable.collectives()
     phases = _PHASES.get(first.kind, ("forward",))
     near = tuple(_near(calls, layer, phases))
-    likely = likely_cause(first.difference, annotation, near, mesh)
-    return Finding(first.kind, first.name, layer, first.difference, likely, annotation, near)
+    random = nearest_random_operation(tensor, equal) if tensor is not None else None
+    source = nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else ""
+    difference = first.difference
+    likely = likely_cause(difference, annotation, near, mesh, random)
+    candidates = axes_of_factor(difference.factor, mesh)
+    if not candidates or likely != cause_of_factor(difference.factor, candidates, mesh):
+        candidates = []
+    return Finding(
+        kind=first.kind,
+        name=first.name,
+        layer=layer,
+        difference=difference,
+        likely=likely,
+        annotation=annotation,
+        collectives=near,
+        source=source,
+        axes=tuple(candidates),
+    )
 
 
 def likely_cause(
@@ -87,6 +117,7 @@ def likely_cause(
     annotation: Annotation | None,
     collectives: Sequence[NearCollective],
     mesh: Mesh,
+    random: RandomOperation | None = None,
 ) -> str:
     """Returns a sentence on what such a difference usually comes from; empty if nothing is known.
 
@@ -95,7 +126,15 @@ def likely_cause(
       annotation: the nearest annotation or manual region.
       collectives: collectives of its layer.
       mesh: the mesh.
+      random: the nearest random operation that ignores the keys of the step.
     """
+    if difference.shapes:
+        return (
+            "its shape depends on the number of devices: a manual region returns one part for each "
+            "device, where a sum over them (psum) is meant"
+        )
+    if random and not random.is_stateless:
+        return _cause_of_random(random)
     if difference.unequal_copies:
         axes = " and ".join(difference.unequal_copies)
         return (
@@ -103,17 +142,13 @@ def likely_cause(
             "missing, or each device drew its own random numbers"
         )
     factor = difference.factor
-    axes = _axes_of_factor(factor, mesh) if factor else ""
-    if factor and axes:
-        how = (
-            "is summed where it should be averaged, or summed twice,"
-            if factor > 1
-            else ("is averaged where it should be summed, or a sum is missing,")
-        )
-        times = f"{factor:.3g}" if factor > 1 else f"1/{1 / factor:.3g}"
-        return f"it is {times} times the whole one: it {how} over {axes}"
+    candidates = axes_of_factor(factor, mesh)
+    if factor and candidates:
+        return cause_of_factor(factor, candidates, mesh)
     if factor and math.isclose(factor, 2, rel_tol=_SAME_FACTOR):
         return "it is twice the whole one: it is added twice"
+    if random:
+        return _cause_of_random(random)
     by_position = (
         "devices compute by their own positions (a mask, a random key) where positions of the "
         "whole tensor are meant"
@@ -127,16 +162,64 @@ def likely_cause(
     return ""
 
 
-def _axes_of_factor(factor: float, mesh: Mesh) -> str:
-    """Returns the mesh axes whose number of devices a factor is, or its inverse."""
+def axes_of_factor(factor: float | None, mesh: Mesh) -> list[tuple[str, ...]]:
+    """Returns the groups of mesh axes whose number of devices a factor is, or its inverse."""
     names = [name for name, size in mesh.axes if size > 1]
-    for count in range(1, len(names) + 1):
-        for axes in itertools.combinations(names, count):
-            devices = mesh.parts(axes)
-            for expected in (devices, 1 / devices):
-                if math.isclose(factor, expected, rel_tol=_SAME_FACTOR):
-                    return f"{' and '.join(axes)} ({devices} devices)"
-    return ""
+    groups = [g for count in range(len(names)) for g in itertools.combinations(names, count + 1)]
+    return [axes for axes in groups if factor and _is_of_devices(factor, mesh.parts(axes))]
+
+
+def cause_of_factor(factor: float, candidates: Sequence[tuple[str, ...]], mesh: Mesh) -> str:
+    """Returns a sentence on the cause of a result that is a multiple of the whole one.
+
+    Args:
+      factor: the multiple.
+      candidates: the groups of mesh axes that it can come from, each of as many devices.
+      mesh: the mesh.
+    """
+    how = (
+        "is summed where it should be averaged, or summed twice,"
+        if factor > 1
+        else "is averaged where it should be summed, or a sum is missing,"
+    )
+    times = f"{factor:.3g}" if factor > 1 else f"1/{1 / factor:.3g}"
+    axes = " or ".join(" and ".join(group) for group in candidates)
+    devices = mesh.parts(candidates[0])
+    return f"it is {times} times the whole one: it {how} over {axes} ({devices} devices)"
+
+
+def narrowed(
+    first: Finding, mesh: Mesh, factor_along: Callable[[tuple[str, ...]], float | None]
+) -> Finding:
+    """Returns a finding of which the cause names the axes that the factor comes from.
+
+    A factor cannot tell axes of one size apart. So the computation is run once more over the
+    devices along each candidate alone.
+
+    Args:
+      first: the finding.
+      mesh: the mesh.
+      factor_along: returns the factor over the devices along some axes.
+    """
+    if len(first.axes) < 2 or first.difference.factor is None:
+        return first
+    found = tuple(
+        axes for axes in first.axes if axes_of_factor(factor_along(axes), mesh.along(axes))
+    )
+    axes = found or first.axes
+    likely = cause_of_factor(first.difference.factor, axes, mesh)
+    return msgspec.structs.replace(first, likely=likely, axes=axes)
+
+
+def _is_of_devices(factor: float, devices: int) -> bool:
+    return any(math.isclose(factor, n, rel_tol=_SAME_FACTOR) for n in (devices, 1 / devices))
+
+
+def _cause_of_random(random: RandomOperation) -> str:
+    return (
+        f"{random}, not from a key of the step, so its numbers depend on the mesh. "
+        "Draw with lingvo_gshard.core.random_numbers and a key of self.random_seed"
+    )
 
 
 def _near(

@@ -28,6 +28,7 @@ class Difference(msgspec.Struct, frozen=True):
       factor: the number that the whole tensor times it equals the partitioned one, if there is one.
       unequal_copies: mesh axes along which devices hold different copies of the tensor.
       first_is_right: mesh axes along which only the shard of the first device is right.
+      shapes: the shape over the mesh and the shape on one device if they are unequal, else empty.
     """
 
     relative: float
@@ -37,6 +38,7 @@ class Difference(msgspec.Struct, frozen=True):
     factor: float | None = None
     unequal_copies: tuple[str, ...] = ()
     first_is_right: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 def compare(
@@ -45,7 +47,7 @@ def compare(
     mesh: Mesh,
     least_scale: float = 0.0,
 ) -> Difference:
-    """Compares two tensors of one shape.
+    """Compares two tensors. Those of two shapes differ infinitely.
 
     Args:
       partitioned: the partitioned result.
@@ -54,6 +56,9 @@ def compare(
       least_scale: lower bound of the scale that the difference is relative to. Gradients that are
         zero but for rounding need one.
     """
+    if partitioned.shape != whole.shape:
+        shapes = tuple(partitioned.shape), tuple(whole.shape)
+        return Difference(relative=math.inf, shapes=shapes)
     unequal = _unequal_copies(partitioned, mesh)
     p, w = (np.asarray(x, np.float64) for x in (partitioned, whole))
     scale = max(float(np.abs(w).max(initial=0.0)), least_scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,19 +15,22 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.verification import shrinking
-from lingvo_gshard.runtime.verification.causes import find_first
+from lingvo_gshard.runtime.verification.causes import describe, find_first, narrowed
 from lingvo_gshard.runtime.verification.comparison import (
     Difference,
     compare,
     compare_digests,
     compare_update,
 )
+from lingvo_gshard.runtime.verification.observation import uncompared_outputs
+from lingvo_gshard.runtime.verification.outer_step import OuterStep
 from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification
 from lingvo_gshard.runtime.verification.steps import ObservedStep, run_step
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import experiments
+from lingvo_gshard.training import experiments, precision
 from lingvo_gshard.training.trainer import Trainer
 
 # Gradients are compared relative to their own scale, but at least this share of the largest one's.
@@ -35,7 +38,12 @@ _LEAST_SHARE = 1e-3
 # Scale of the noise that is added to weights that are initially constant.
 _NOISE = 0.05
 
-Say = Callable[[str], None]
+# The parts of a state whose arrays are compared relative to how far the step moved them.
+_KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
+
+Say: TypeAlias = "Callable[[str], None]"
+# (kind, name, difference) of tensors.
+Differences: TypeAlias = "Iterator[tuple[str, str, Difference]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,55 +87,97 @@ def verify_experiment(
       ValueError: there is no mesh, or a hyperparameter or name is wrong.
     """
     started = time.monotonic()
-    mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
-    if mesh is None:
+    wanted = experiments.requested_mesh(experiment, options.mesh, options.device_order)
+    if wanted is None:
         raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
-    asked = experiments.requested_partitioning(experiment, mesh, options.strategy)
+    asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
+    check(experiment.trainer, asked, None)
     say("Building the model")
     small = shrinking.shrink(experiment, asked, options)
     partitioning = dataclasses.replace(asked, mesh=small.mesh)
-    case = _Case(small.params, partitioning, options)
+    scales_loss = precision.get(experiment.trainer.precision).scales_loss
+    case = _Case(small.params, partitioning, options, scales_loss)
     partitioned, whole = case.run(say)
-    compared = list(_compare(partitioned, whole, case))
-    first = find_first(compared, partitioned, case.trainer, partitioning.mesh)
+    compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
+    mesh = case.partitioning.mesh
+    first = find_first(compared, partitioned, case.trainer, mesh)
     if first is not None and options.dropout and shrinking.has_dropout(small.params):
-        first = _without_dropout(first, small.params, partitioning, options, say)
+        without = shrinking.without_dropout(small.params)[0]
+        first = _without_dropout(first, _Case(without, partitioning, options, scales_loss), say)
+    if first is not None:
+        first = narrowed(first, mesh, lambda axes: _factor_along(axes, first, case, whole, say))
+    if case.workers:
+        rows, wrong = _compare_outer_step(case, case.workers, say)
+        compared, first = [*compared, *rows], first or wrong
     return Verification(
         subject=experiment.name,
         mesh=str(partitioning.mesh),
         strategy=partitioning.strategy.to_text(),
-        notes=small.notes,
+        notes=(*small.notes, *notes),
         tolerance=options.tolerance,
         compared=tuple(compared),
         first=first,
         seconds=time.monotonic() - started,
+        not_verified=small.not_verified,
     )
 
 
 class _Case:
-    """A trainer with a state and a batch, to be run partitioned and whole."""
+    """A trainer with a state and a batch, to be run partitioned and whole.
 
-    def __init__(self, params: Params, partitioning: Partitioning, options: VerifyOptions):
+    With local updates the step is that of the first worker, on its rows and its part of the mesh.
+
+    Args:
+      params: Params of the experiment.
+      partitioning: the mesh and what is split over it.
+      options: how to verify it.
+      scales_loss: whether the step scales the loss, though it computes in float32.
+
+    Attributes:
+      trainer: defines the step.
+      partitioning: the mesh that one step runs on.
+      options: how to verify it.
+      workers: the workers of local updates; None without them.
+      batch: the batch of one step.
+      state: the state before the step.
+    """
+
+    def __init__(
+        self, params: Params, partitioning: Partitioning, options: VerifyOptions, scales_loss: bool
+    ):
         params = params.copy()
         params.trainer.seed = options.seed
         self.trainer: Trainer = experiments.make_trainer(params)
+        if scales_loss:
+            self.trainer.loss_scale = params.trainer.loss_scale.instantiate()
         experiments.check_overrides(partitioning, self.trainer)
         self.partitioning, self.options = partitioning, options
         self.batch = _batch(params, self.trainer)
+        self.workers: Workers | None = None
+        check(params.trainer, partitioning, len(next(iter(self.batch.values()))))
+        if params.trainer.local_updates.every:
+            self.workers = Workers(partitioning, devices_for(partitioning.mesh.size))
+            self.partitioning = self.workers.partitioning
+            self.batch = self.workers.rows_of(self.batch, 0)
         self.state = _state(self.trainer, options.seed)
+
+    def run_partitioned(self, mesh: Mesh) -> ObservedStep:
+        """Returns the step over a mesh with the axes of the partitioning."""
+        partitioning = dataclasses.replace(self.partitioning, mesh=mesh)
+        made_of = self.state, self.batch, self.options.partitioner
+        return run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
 
     def run(self, say: Say) -> tuple[ObservedStep, ObservedStep]:
         """Returns the partitioned step and the whole one."""
         mesh = self.partitioning.mesh
-        devices = devices_for(mesh.size)
         say(f"Compiling and running the step over {mesh.size} devices")
-        made_of = self.state, self.batch, self.options.partitioner
-        partitioned = run_step(self.trainer, self.partitioning, devices, *made_of)
+        partitioned = self.run_partitioned(mesh)
         say("Compiling and running the step on one device")
+        made_of = self.state, self.batch, self.options.partitioner
         one = Mesh(tuple((name, 1) for name in mesh.names))
         alone = dataclasses.replace(self.partitioning, mesh=one)
         gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
-        whole = run_step(self.trainer, alone, devices[:1], *made_of, gradients)
+        whole = run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
         return partitioned, whole
 
 
@@ -176,45 +226,108 @@ def _state(trainer: Trainer, seed: int) -> NestedMap:
     return state
 
 
-def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> Iterator[Compared]:
-    """Yields all tensors of a step compared, in the order in which it computes them."""
-    mesh, tolerance = case.partitioning.mesh, case.options.tolerance
+def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> list[Compared]:
+    """Returns all tensors of a step compared, in the order in which it computes them."""
+    mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
+    found = [
+        *_output_differences(partitioned, whole, mesh),
+        *_metric_differences(partitioned, whole, mesh),
+        *_gradient_differences(partitioned, whole, mesh),
+        *_state_differences(partitioned, whole, case),
+    ]
+    return [
+        Compared(kind, name, difference, difference.relative <= tolerance)
+        for kind, name, difference in found
+    ]
 
-    def row(kind: str, name: str, difference: Difference) -> Compared:
-        is_equal = difference.relative <= tolerance
-        return Compared(kind, name, difference, is_equal)
 
-    theirs = {observed.name: value for observed, value in whole.outputs}
+def _output_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh) -> Differences:
+    others = {observed.name: (observed, value) for observed, value in whole.outputs}
     for (observed, value), is_digest in zip(
         partitioned.outputs, partitioned.is_digest, strict=True
     ):
-        other: Any = theirs[observed.name]
-        found = compare_digests(value, other) if is_digest else compare(value, other, mesh)
-        yield row("output", observed.name, found)
+        other, its_value = others.get(observed.name, (None, None))
+        if other is None or other.tensor.shape != observed.tensor.shape:
+            continue
+        if is_digest:
+            yield "output", observed.name, compare_digests(value, its_value)
+        else:
+            ordered = observed.like(other, np.asarray(its_value))
+            yield "output", observed.name, compare(value, ordered, mesh)
+
+
+def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
+    steps = (partitioned, whole)
+    shapes = [{seen.name: tuple(seen.tensor.shape) for seen, _ in s.outputs} for s in steps]
+    return uncompared_outputs(*shapes)
+
+
+def _metric_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh) -> Differences:
     for name, value in partitioned.metrics.items():
         # These follow from the gradients, of which the whole optimizer gets the partitioned ones.
         if name not in ("gradient_norm", "learning_rate"):
             kind = "loss" if name == "loss" else "metric"
             numbers = np.array(value), np.array(whole.metrics[name])
-            yield row(kind, name, compare(*numbers, mesh))
+            yield kind, name, compare(*numbers, mesh)
+
+
+def _gradient_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> Differences:
     largest = max(float(np.abs(value).max(initial=0)) for _, value in whole.gradients.values())
     for path, (_, value) in partitioned.gradients.items():
         other = whole.gradients[path][1]
-        yield row("gradient", path, compare(value, other, mesh, _LEAST_SHARE * largest))
+        yield "gradient", path, compare(value, other, mesh, _LEAST_SHARE * largest)
+
+
+def _state_differences(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> Differences:
+    mesh = partitioned.executable.program.mesh
     before = dict(zip(partitioned.state, case.state.flatten(), strict=True))
     for path, value in partitioned.state.items():
-        if path.startswith(("theta.", "moments.")):
-            found = compare_update(value, whole.state[path], before[path], mesh)
-            yield row("new weight", path, found)
+        kind = _KINDS.get(path.partition(".")[0])
+        if kind:
+            yield kind, path, compare_update(value, whole.state[path], before[path], mesh)
+        else:
+            yield "counter", path, compare(value, whole.state[path], mesh)
 
 
-def _without_dropout(
-    first: Finding, params: Params, partitioning: Partitioning, options: VerifyOptions, say: Say
-) -> Finding:
-    """Returns a finding that says whether the difference disappears without dropout."""
+def _without_dropout(first: Finding, case: _Case, say: Say) -> Finding:
+    """Returns a finding that says whether the difference disappears without dropout.
+
+    Args:
+      first: the finding.
+      case: the experiment without dropout.
+      say: called with each stage.
+    """
     say("They differ. Trying without dropout")
-    case = _Case(shrinking.without_dropout(params)[0], partitioning, options)
-    rows = _compare(*case.run(say), case)
-    if all(each.is_equal for each in rows):
+    if all(each.is_equal for each in _compare(*case.run(say), case)):
         return first.caused_by_dropout()
     return first
+
+
+def _factor_along(
+    axes: tuple[str, ...], first: Finding, case: _Case, whole: ObservedStep, say: Say
+) -> float | None:
+    """Returns the factor of the first tensor that differs, over the devices along axes alone."""
+    say(f"They differ. Trying {' and '.join(axes)} alone")
+    partitioned = case.run_partitioned(case.partitioning.mesh.along(axes))
+    rows = _compare(partitioned, whole, case)
+    factors = [r.difference.factor for r in rows if (r.kind, r.name) == (first.kind, first.name)]
+    return next(iter(factors), None)
+
+
+def _compare_outer_step(
+    case: _Case, workers: Workers, say: Say
+) -> tuple[list[Compared], Finding | None]:
+    """Returns what the outer step of local updates changes, compared, and the first difference."""
+    say(f"Compiling and running the outer step of {workers.count} workers")
+    step = OuterStep(case.trainer, workers, case.options.partitioner, case.state)
+    rows = [
+        Compared("outer weight", name, found, found.relative <= case.options.tolerance)
+        for name, found in step.differences()
+    ]
+    first = next((row for row in rows if not row.is_equal), None)
+    if first is None:
+        return rows, None
+    layers = case.trainer.task.layer_paths()
+    return rows, describe(first, None, "", step.executable, layers, workers.together)

@@ -18,6 +18,7 @@ from lingvo_gshard.runtime.program.program import Program
 
 _CONSTANT = re.compile(r'dense<("0x[0-9A-Fa-f]*"|[^">]*)>( : tensor<(?:\d+x)*)f32>')
 _BITS = re.compile(r"\b0x([0-9A-Fa-f]{8})\b")
+_DECIMAL = re.compile(r"[-+]?\d+\.\d*(?:[eE][-+]?\d+)?")
 _BITCAST = re.compile(
     r"^(\s*)(%\S+) = stablehlo\.bitcast_convert (%\S+) :"
     r" \((tensor<(?:\d+x)*\w+>)\) -> (tensor<(?:\d+x)*\w+>)(.*)$",
@@ -75,6 +76,8 @@ def _wide(content: str) -> str:
     if content.startswith('"0x'):
         values = np.frombuffer(bytes.fromhex(content[3:-1]), np.float32)
         return f'"0x{values.astype(np.float64).tobytes().hex().upper()}"'
+    # In float32 0.1 is another number than in float64.
+    content = _DECIMAL.sub(lambda number: f"{float(np.float32(number[0])):.16e}", content)
     return _BITS.sub(lambda bits: f"0x{_wide_bits(bits[1])}", content)
 
 

@@ -14,11 +14,15 @@ from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.verification.causes import describe
+from lingvo_gshard.runtime.verification.causes import describe, narrowed
 from lingvo_gshard.runtime.verification.comparison import compare
 from lingvo_gshard.runtime.verification.float64 import in_float64
-from lingvo_gshard.runtime.verification.observation import Observation, Observed
-from lingvo_gshard.runtime.verification.report import Compared, Verification
+from lingvo_gshard.runtime.verification.observation import (
+    Observation,
+    Observed,
+    uncompared_outputs,
+)
+from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 
@@ -27,11 +31,26 @@ TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class _Ran:
-    """What a function computed: results of layers, then its own results."""
+    """What a function computed.
+
+    Attributes:
+      executable: the compiled function.
+      observed: the results of layers.
+      values: the values of these.
+      tensors: the traced results of the function itself.
+      results: the values of these.
+    """
 
     executable: Executable
     observed: list[Observed]
     values: list[jax.Array]
+    tensors: list[tf.Tensor]
+    results: list[jax.Array]
+
+    def outputs(self) -> dict[str, tuple[Observed, jax.Array]]:
+        """Returns each result of a layer with its value, by name."""
+        pairs = zip(self.observed, self.values, strict=True)
+        return {seen.name: (seen, value) for seen, value in pairs}
 
 
 def verify_function(
@@ -64,35 +83,66 @@ def verify_function(
     """
     started = time.monotonic()
     partitioning = Partitioning.make(mesh, strategy, overrides)
-    one = Mesh(tuple((name, 1) for name in partitioning.mesh.names))
-    devices = devices_for(partitioning.mesh.size)
-    partitioned, whole = (
-        _run(function, arguments, each, devices[: each.mesh.size], layouts, partitioner)
-        for each in (partitioning, dataclasses.replace(partitioning, mesh=one))
-    )
-    compared, first = [], None
-    names = [("output", each.name) for each in partitioned.observed]
-    results = len(partitioned.values) - len(names)
-    names += [("result", f"result[{index}]") for index in range(results)]
-    for index, (kind, name) in enumerate(names):
-        found = compare(partitioned.values[index], whole.values[index], partitioning.mesh)
-        row = Compared(kind, name, found, found.relative <= tolerance)
-        compared.append(row)
-        if first is None and not row.is_equal:
-            seen = partitioned.observed[index] if index < len(partitioned.observed) else None
-            where = (seen.tensor, seen.layer) if seen else (None, "")
-            layers = [each.layer for each in partitioned.observed]
-            first = describe(row, *where, partitioned.executable, layers, partitioning.mesh)
+    full = partitioning.mesh
+
+    def run(over: Mesh) -> _Ran:
+        smaller = dataclasses.replace(partitioning, mesh=over)
+        devices = devices_for(full.size)[: over.size]
+        return _run(function, arguments, smaller, devices, layouts, partitioner)
+
+    partitioned, whole = run(full), run(full.along(()))
+    compared, notes = _compare(partitioned, whole, full, tolerance)
+    wrong = next((row for row in compared if not row.is_equal), None)
+    first = wrong and _describe(wrong, compared, partitioned, full)
+
+    def factor_along(axes: tuple[str, ...]) -> float | None:
+        rows, _ = _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
+        return next((r.difference.factor for r in rows if r.name == first.name), None)
+
     return Verification(
         subject=getattr(function, "__name__", "function").strip("<>"),
-        mesh=str(partitioning.mesh),
+        mesh=str(full),
         strategy=partitioning.strategy.to_text(),
-        notes=(),
+        notes=notes,
         tolerance=tolerance,
         compared=tuple(compared),
-        first=first,
+        first=first and narrowed(first, full, factor_along),
         seconds=time.monotonic() - started,
     )
+
+
+def _compare(
+    partitioned: _Ran, whole: _Ran, mesh: Mesh, tolerance: float
+) -> tuple[list[Compared], tuple[str, ...]]:
+    """Returns all results compared, and notes on those of layers that have no counterpart."""
+    outputs = [ran.outputs() for ran in (partitioned, whole)]
+    rows = [
+        ("output", name, compare(value, seen.like(outputs[1][name][0], outputs[1][name][1]), mesh))
+        for name, (seen, value) in outputs[0].items()
+        if name in outputs[1] and outputs[1][name][1].shape == value.shape
+    ]
+    for index, (mine, its) in enumerate(
+        zip(*(r.results for r in (partitioned, whole)), strict=True)
+    ):
+        rows.append(("result", f"result[{index}]", compare(mine, its, mesh)))
+    shapes = [{name: value.shape for name, (_, value) in of.items()} for of in outputs]
+    compared = [Compared(*row, row[2].relative <= tolerance) for row in rows]
+    return compared, uncompared_outputs(*shapes)
+
+
+def _describe(
+    wrong: Compared, compared: Sequence[Compared], partitioned: _Ran, mesh: Mesh
+) -> Finding:
+    """Returns the finding of the first row that differs."""
+    observed = {each.name: each for each in partitioned.observed}
+    equal = {observed[r.name].tensor.op for r in compared if r.is_equal and r.name in observed}
+    layers = [each.layer for each in partitioned.observed]
+    seen = observed.get(wrong.name) if wrong.kind == "output" else None
+    if seen is not None:
+        tensor, layer = seen.tensor, seen.layer
+    else:
+        tensor, layer = partitioned.tensors[int(wrong.name[len("result[") : -1])], ""
+    return describe(wrong, tensor, layer, partitioned.executable, layers, mesh, equal)
 
 
 def _run(
@@ -104,18 +154,29 @@ def _run(
     partitioner: str,
 ) -> _Ran:
     observed: list[Observed] = []
+    results: list[tf.Tensor] = []
 
     def observing(*tensors: Any) -> list[tf.Tensor]:
         observation = Observation(with_loops=False)
         with context.override(on_result=observation.on_result):
             result = function(*tensors)
         observed[:] = observation.whole
-        return [*(each.tensor for each in observed), *tf.nest.flatten(result)]
+        flat = [x for x in tf.nest.flatten(result) if x is not None]
+        results[:] = [tf.convert_to_tensor(x) for x in flat]
+        return [*(each.tensor for each in observed), *results]
 
-    wrapped = Partitioned(observing, partitioning, devices, layouts, partitioner=partitioner)
+    wrapped = Partitioned(
+        observing,
+        partitioning,
+        devices,
+        layouts,
+        partitioner=partitioner,
+        folds_constants=False,
+    )
     program = in_float64(wrapped.lower(*arguments))
     mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
     pairs = zip(program.inputs, tf.nest.flatten(list(arguments)), strict=True)
     inputs = [array.put(np.asarray(value, array.dtype), mesh) for array, value in pairs]
     executable = Executable(program, devices)
-    return _Ran(executable, list(observed), list(executable(*inputs)))
+    values, count = list(executable(*inputs)), len(observed)
+    return _Ran(executable, list(observed), values[:count], list(results), values[count:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,27 @@ class Observed:
       layer: path of the layer.
       order: sorts results by the time at which they are computed.
       tensor: the traced tensor.
+      groups: the order of its groups of tokens; None if they are stored by their numbers.
     """
 
     name: str
     layer: str
     order: tuple[int, int, int]
     tensor: tf.Tensor
+    groups: context.GroupOrder | None = None
+
+    def like(self, other: Observed, value: np.ndarray) -> np.ndarray:
+        """Returns the value of another computation's result with groups in this one's order.
+
+        Args:
+          other: the result in the other computation.
+          value: its value.
+        """
+        if other.groups:
+            value = np.take(value, np.argsort(other.groups.numbers), other.groups.dimension)
+        if self.groups:
+            value = np.take(value, self.groups.numbers, self.groups.dimension)
+        return value
 
 
 class Observation:
@@ -106,12 +122,13 @@ class Observation:
             if not now.is_recomputing:
                 self._count += 1
                 name = _unused(name, self._whole)
-                self._whole[name] = Observed(name, layer, (self._count, 0, 0), tensor)
+                order, groups = (self._count, 0, 0), _group_order(tensor)
+                self._whole[name] = Observed(name, layer, order, tensor, groups)
             return
         if not self._with_loops:
             return
         # A unit that is computed again must report what it reported before.
-        for index, value in enumerate(_digest(tensor)):
+        for index, value in enumerate(_digest(tensor, _group_order(tensor))):
             now.add_metric(f"{name} digest {index}", value)
         if not now.is_recomputing:
             self._remember(layer, name, tensor, now.iteration)
@@ -135,15 +152,52 @@ class Observation:
             self._in_loops.setdefault(one, Observed(one, path, order, tensor))
 
 
-def _digest(tensor: tf.Tensor) -> list[tf.Tensor]:
+def uncompared_outputs(
+    partitioned: Mapping[str, tuple[int, ...]], whole: Mapping[str, tuple[int, ...]]
+) -> tuple[str, ...]:
+    """Returns notes on the results of layers that are not computed in one shape in both places.
+
+    Args:
+      partitioned: shapes over the mesh, by name.
+      whole: shapes on one device, by name.
+    """
+    notes = []
+    for name in {**partitioned, **whole}:
+        if partitioned.get(name) == whole.get(name):
+            continue
+        mesh, one = (
+            list(of[name]) if name in of else "not computed" for of in (partitioned, whole)
+        )
+        notes.append(
+            f"not compared: the output {name} is {mesh} over the mesh and {one} on one device, so "
+            "its shape depends on the mesh. What is computed from it is compared"
+        )
+    return tuple(notes)
+
+
+def _group_order(tensor: tf.Tensor) -> context.GroupOrder | None:
+    """Returns the order of the groups of a tensor that was just computed; None without groups."""
+    order = context.current().group_order
+    if order is None or tensor.shape.rank < 2:
+        return None
+    return order if tensor.shape[order.dimension] == len(order.numbers) else None
+
+
+def _digest(tensor: tf.Tensor, groups: context.GroupOrder | None) -> list[tf.Tensor]:
     """Returns random projections of a tensor and its mean square, float32 scalars.
 
     The difference of two projections has the expected square of the difference of the tensors.
+
+    Args:
+      tensor: the tensor.
+      groups: the order of its groups. A group has the same signs in any order.
     """
     x = tf.stop_gradient(tf.cast(tensor, tf.float32))
     size = x.shape.num_elements()
     rng = np.random.default_rng(size)
     signs = [rng.choice(np.float32([-1, 1]), x.shape.as_list()) for _ in range(PROJECTIONS)]
+    if groups:
+        signs = [np.take(each, groups.numbers, groups.dimension) for each in signs]
     projections = [tf.reduce_sum(x * tf.constant(s)) / size**0.5 for s in signs]
     return [*projections, tf.reduce_mean(tf.square(x))]
 

@@ -8,7 +8,17 @@ from lingvo_gshard.runtime.verification.annotations import Annotation
 from lingvo_gshard.runtime.verification.comparison import Difference
 
 # In the order in which a step computes them.
-KINDS = ("output", "loss", "metric", "gradient", "new weight", "result")
+KINDS = (
+    "output",
+    "loss",
+    "metric",
+    "gradient",
+    "new weight",
+    "average",
+    "counter",
+    "outer weight",
+    "result",
+)
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -58,6 +68,8 @@ class Finding(msgspec.Struct, frozen=True):
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.
       collectives: the collectives of the layer in the tensor's phase.
+      source: the line that computes it; empty if it is unknown.
+      axes: groups of mesh axes, one of which the difference comes from; empty if nothing is known.
     """
 
     kind: str
@@ -67,6 +79,8 @@ class Finding(msgspec.Struct, frozen=True):
     likely: str
     annotation: Annotation | None
     collectives: tuple[NearCollective, ...]
+    source: str = ""
+    axes: tuple[tuple[str, ...], ...] = ()
 
     def caused_by_dropout(self) -> Finding:
         """Returns the finding of a difference that disappears without dropout."""
@@ -79,11 +93,16 @@ class Finding(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Returns the finding for a person, line by line."""
         d = self.difference
-        at = f" at {list(d.index)}" if d.index else ""
-        lines = [
-            f"The first tensor that differs is the {self.kind} {self.name}, by {d.relative:.1e}:",
-            f"  partitioned {d.partitioned:.6g}, whole {d.whole:.6g}{at}",
-        ]
+        begin = f"The first tensor that differs is the {self.kind} {self.name}"
+        if d.shapes:
+            partitioned, whole = map(list, d.shapes)
+            lines = [f"{begin}: its shape is {partitioned} partitioned, and {whole} whole"]
+        else:
+            at = f" at {list(d.index)}" if d.index else ""
+            values = f"partitioned {d.partitioned:.6g}, whole {d.whole:.6g}{at}"
+            lines = [f"{begin}, by {d.relative:.1e}:", f"  {values}"]
+        if self.source:
+            lines.append(f"  computed at {self.source}")
         if self.likely:
             lines.append(f"  likely: {self.likely}")
         if self.annotation:
@@ -106,6 +125,7 @@ class Verification(msgspec.Struct, frozen=True):
       tolerance: the largest difference that counts as equal.
       compared: all compared tensors, in the order in which they are computed.
       first: the first tensor that differs; None if all are equal.
+      not_verified: what the step computes and the comparison leaves out, and why.
       seconds: wall-clock time.
     """
 
@@ -117,6 +137,7 @@ class Verification(msgspec.Struct, frozen=True):
     compared: tuple[Compared, ...]
     first: Finding | None
     seconds: float
+    not_verified: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -131,6 +152,7 @@ class Verification(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Returns the result for a person, line by line."""
         lines = [f"{self.subject} on {self.mesh}, partitioned and whole:", *self.notes]
+        lines += [f"not verified: {each}" for each in self.not_verified]
         for kind in KINDS:
             rows = [each for each in self.compared if each.kind == kind]
             if rows:

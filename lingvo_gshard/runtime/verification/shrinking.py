@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.runtime.local_updates.workers import with_rows_over_workers
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
+from lingvo_gshard.training.local_updates import AXIS
 
 # Last name of a path in the Params -> the letter whose size it is.
 LETTERS = {
@@ -71,11 +73,13 @@ class Shrunk:
       params: its Params.
       mesh: the mesh to run it on.
       notes: what differs from the experiment that was asked for, line by line.
+      not_verified: what was switched off because one device cannot compute it, line by line.
     """
 
     params: Params
     mesh: Mesh
     notes: tuple[str, ...]
+    not_verified: tuple[str, ...] = ()
 
 
 def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOptions) -> Shrunk:
@@ -89,7 +93,10 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
       partitioning: mesh and strategy that it is verified on.
       options: what may change.
     """
-    params, notes = _comparable(experiment)
+    params, notes, not_verified = _comparable(experiment)
+    if params.trainer.local_updates.every:
+        over_workers = with_rows_over_workers(partitioning.strategy)
+        partitioning = dataclasses.replace(partitioning, strategy=over_workers)
     if not options.dropout:
         params, off = without_dropout(params)
         notes += off
@@ -101,10 +108,14 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
         )
     if options.shrink:
         small = dataclasses.replace(partitioning, mesh=mesh)
-        for changes in (*_smaller_sizes(params, partitioning, small), *_fewer_layers(params)):
+        workers = mesh.axis_size(AXIS) if params.trainer.local_updates.every else 1
+        for changes in (
+            *_smaller_sizes(params, partitioning, small, workers),
+            *_fewer_layers(params),
+        ):
             params, made = _changed(params, changes)
             notes += made
-    return Shrunk(params, mesh, tuple(notes))
+    return Shrunk(params, mesh, tuple(notes), tuple(not_verified))
 
 
 def smaller_mesh(mesh: Mesh, most: int) -> Mesh:
@@ -143,33 +154,46 @@ def _dropout_rates(params: Params) -> Iterator[str]:
             yield path
 
 
-def _comparable(experiment: Params) -> tuple[Params, list[str]]:
-    """Returns Params without what makes two computations differ on purpose, and notes."""
-    params, notes = experiment.copy(), []
+def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
+    """Returns Params without what makes two computations differ on purpose.
 
-    def change(path: str, value: object, why: str) -> None:
+    Returns:
+      The Params, what changes only the rounding, and what is not verified.
+    """
+    params, notes, not_verified = experiment.copy(), [], []
+
+    def change(path: str, value: object, why: str, told: list[str] = notes) -> None:
         if params.get(path) != value:
-            notes.append(f"{path} = {value!r} instead of {params.get(path)!r}: {why}")
+            told.append(f"{path} = {value!r} instead of {params.get(path)!r}: {why}")
             params.set_path(path, value)
 
-    change("trainer.precision", "float32", "bfloat16 rounds at the borders of shards")
+    if params.trainer.precision == "bfloat16_weights":
+        change("trainer.precision", "float32", "weights are rounded at random", not_verified)
+    change("trainer.precision", "float32", "narrow types round at the borders of shards")
     if "moment_dtype" in params.trainer.optimizer:
         change("trainer.optimizer.moment_dtype", "float32", "narrow moments are rounded")
-    change("trainer.local_updates.every", 0, "workers that train alone are not one step")
     for path, node in params.nodes():
         if "exchange" in node and "precision" in node.exchange:
-            change(f"{path}.exchange.precision", "", "one device exchanges nothing")
+            why = "one device exchanges nothing"
+            change(f"{path}.exchange.precision", "", why, not_verified)
         is_dropless = "dispatch" in node and "Dropless" in node.dispatch.cls.__name__
         if is_dropless and "dropout_rate" in node.experts:
             why = "dropless experts draw the mask on each device"
-            change(f"{path}.experts.dropout_rate", 0.0, why)
-    return params, notes
+            change(f"{path}.experts.dropout_rate", 0.0, why, not_verified)
+    return params, notes, not_verified
 
 
 def _smaller_sizes(
-    params: Params, before: Partitioning, after: Partitioning
+    params: Params, before: Partitioning, after: Partitioning, workers: int
 ) -> Iterator[Mapping[str, int]]:
-    """Yields changes of the sizes of letters, path -> size, each for all paths of one size."""
+    """Yields changes of the sizes of letters, path -> size, each for all paths of one size.
+
+    Args:
+      params: the Params.
+      before: the partitioning that was asked for.
+      after: the partitioning over the smaller mesh.
+      workers: number of workers that share the rows.
+    """
     by_size: dict[tuple[str, int], list[str]] = {}
     for path, value in params.leaves():
         letter = LETTERS.get(path.rpartition(".")[2])
@@ -178,7 +202,7 @@ def _smaller_sizes(
         if letter and type(value) is int and value > _LIMITS[letter][0]:
             by_size.setdefault((letter, value), []).append(path)
     # A model's size is divided by its heads, and rows by micro-batches.
-    multiple = _multiples(params)
+    multiple = _multiples(params, workers)
     ranks: dict[str, int] = {}
     for letter, value in sorted(by_size):
         ranks[letter] = ranks.get(letter, 0) + 1
@@ -192,7 +216,7 @@ def _smaller_sizes(
             yield dict.fromkeys(by_size[letter, value], size)
 
 
-def _multiples(params: Params) -> dict[str, int]:
+def _multiples(params: Params, workers: int) -> dict[str, int]:
     """Returns numbers that sizes of letters are kept multiples of, if they are multiples."""
     values = {"M": 1, "B": 1}
     for path, value in params.leaves():
@@ -201,7 +225,7 @@ def _multiples(params: Params) -> dict[str, int]:
             # Twice: rotary position embeddings need an even size of each head.
             values["M"] = math.lcm(values["M"], 2 * value)
         if name == "micro_batches" and value:
-            values["B"] = math.lcm(values["B"], value)
+            values["B"] = math.lcm(values["B"], value * workers)
     return values
 
 

@@ -95,7 +95,14 @@ class _Lowered:
         inputs = [*self._arrays, *batch_arrays(self._specs, partitioning)]
         inputs += self._weights if takes_gradients else []
         self.program = in_float64(
-            lower("verified_step", self._step, inputs, partitioning, partitioner=partitioner)
+            lower(
+                "verified_step",
+                self._step,
+                inputs,
+                partitioning,
+                partitioner=partitioner,
+                folds_constants=False,
+            )
         )
 
     def _step(self, *tensors: tf.Tensor) -> list[tuple[str, tf.Tensor, Any]]:

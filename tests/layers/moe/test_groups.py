@@ -33,7 +33,7 @@ def test_pieces_permute_the_groups(pieces):
     np.testing.assert_array_equal(first, X[:, : L // pieces])
     np.testing.assert_array_equal(cut.merge(tf.constant(found)), X)
     key, shape = tf.constant([1, 2]), (whole.count, 2)
-    with cut.stable_random_numbers():
+    with cut.ordered():
         of_pieces = uniform(shape, key).numpy()
     plain = random_numbers.hashed_uniform(shape, key).numpy()
     np.testing.assert_array_equal(of_pieces, plain[order])

@@ -45,3 +45,10 @@ def test_a_defect_is_named(suspect):
     assert (found.first.kind, found.first.name) == (kind, name), text
     assert cause in found.first.likely, text
     assert found.first.annotation and PAGE in found.first.annotation.source, text
+
+
+@pytest.mark.slow
+def test_axes_of_one_size_are_told_apart():
+    params = defects.experiment(defects.GradientSummedTwice)
+    found = lingvo_gshard.verify(params, mesh="data=2,model=2", strategy=defects.STRATEGY)
+    assert found.first.axes == (("data",),) and "over data (2 devices)" in found.first.likely

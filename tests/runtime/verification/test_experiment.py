@@ -20,6 +20,15 @@ CASES = {
         (*_FOUR_LAYERS, f"task.encoder.execution = {_STACKS}.pipeline.Pipeline"),
     ),
     "micro_batches": ("data=8", "fsdp", ("trainer.micro_batches = 2",)),
+    "lora": (
+        "data=2,model=2",
+        "expert_tensor",
+        (
+            "task.lora.rank = 4",
+            "task.lora.input_dropout = 0.1",
+            "task.encoder.execution.rematerialize = 'products'",
+        ),
+    ),
     "remat": ("data=8", "expert", ("task.encoder.execution.rematerialize = 'products'",)),
 }
 

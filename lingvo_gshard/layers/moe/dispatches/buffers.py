@@ -8,6 +8,7 @@ from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
 
 
@@ -45,6 +46,11 @@ class BufferDispatch(Dispatch):
         buffers = self.buffers(routing, x_GSM.dtype)
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
             x_GECM = buffers.dispatch(x_GSM)
-        y_GECM = exchange.run(x_GECM, lambda x_EGCM: experts.fprop(theta, x_EGCM))
+
+        def compute(x_EGCM: tf.Tensor) -> tf.Tensor:
+            with ordered_along("EGCM".index("G")):
+                return experts.fprop(theta, x_EGCM)
+
+        y_GECM = exchange.run(x_GECM, compute)
         with tf.name_scope(exchanges.COMBINE_SCOPE):
             return buffers.combine(y_GECM)

@@ -90,7 +90,11 @@ class SortedExchange:
             by_choice = [expert_kGS.shape[0], tokens]
             routed = [tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS)]
             device_context = dataclasses.replace(
-                outer.part(), seed=self._device_seed(seed), on_output=None, token_ids=None
+                outer.part(),
+                seed=self._device_seed(seed),
+                on_output=None,
+                token_ids=None,
+                group_order=None,
             )
             with context.use(device_context):
                 y_TM, over_bound = self._run_on_device(
