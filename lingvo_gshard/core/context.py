@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration
@@ -59,7 +57,7 @@ class Context:
       token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
       token_kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
       watched: The kinds of tokens that routers count, or None if routers are not watched.
-      group_order: int [G] number of each MoE token group, if groups are stored in another order.
+      group_order: int32 [G] number of each MoE token group, if groups are stored in another order.
       keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
       weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
         or empty to leave them as they are.
@@ -80,7 +78,7 @@ class Context:
     token_ids: tf.Tensor | None = None
     token_kinds: tf.Tensor | None = None
     watched: WatchedKinds | None = None
-    group_order: np.ndarray | None = None
+    group_order: tf.Tensor | None = None
     keeps_all_tokens: bool = False
     weight_precision: str = ""
     frozen: Collection[str] = ()

@@ -17,8 +17,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_gshard.core.lazy import tf
 
 _PHILOX = "philox"
@@ -59,15 +57,13 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     )
 
 
-def hashed_words(
-    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
-) -> tf.Tensor:
+def hashed_words(shape: Sequence[int], key: tf.Tensor, order: tf.Tensor | None = None) -> tf.Tensor:
     """Returns uint32 numbers, each a hash of its index and the key.
 
     Args:
       shape: Shape of the result.
       key: int32 [2] key.
-      order: Indices along the first dimension; 0, 1, 2, ... by default.
+      order: Integer indices along the first dimension; 0, 1, 2, ... by default.
     """
     return hashed(_index(shape, order), key)
 
@@ -86,7 +82,7 @@ def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
-def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
+def _index(shape: Sequence[int], order: tf.Tensor | None) -> tf.Tensor:
     """Returns the row-major index of each element, uint32.
 
     XLA can partition it, since it is a sum of one range for each dimension.
@@ -95,7 +91,7 @@ def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        indices = tf.range(shape[dimension]) if dimension or order is None else tf.constant(order)
+        indices = tf.range(shape[dimension]) if dimension or order is None else order
         steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32
@@ -115,7 +111,7 @@ def uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 
 
 def hashed_uniform(
-    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
+    shape: Sequence[int], key: tf.Tensor, order: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns float32 numbers uniform in the open interval (0, 1), from `hashed_words`."""
     return _in_unit_interval(hashed_words(shape, key, order))

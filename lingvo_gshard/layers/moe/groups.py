@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-import numpy as np
-
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, xla
@@ -100,12 +98,13 @@ class Groups:
         """Returns a tensor [G,...] in the order of the groups with a single piece per row."""
         if self.pieces == 1:
             return by_group_G
-        return tf.gather(by_group_G, np.argsort(self._numbers()))
+        by_piece = tf.reshape(by_group_G, [self.pieces, self.rows, -1, *by_group_G.shape[1:]])
+        return tf.reshape(_swap_first_two(by_piece), by_group_G.shape)
 
-    def _numbers(self) -> np.ndarray:
+    def _numbers(self) -> tf.Tensor:
         """Returns the number [G] that each group would have with a single piece per row."""
-        by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)
-        return by_row.transpose(1, 0, 2).reshape(-1)
+        by_row = tf.reshape(tf.range(self.count), [self.rows, self.pieces, -1])
+        return tf.reshape(_swap_first_two(by_row), [-1])
 
 
 def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
