@@ -48,10 +48,13 @@ class GroupOrder:
     Attributes:
       numbers: int [G], the number of each stored group.
       dimension: The dimension of G in the tensors that are computed.
+      computed: int32 [G], the numbers as the program computes them, so that it holds no constant of
+        their size.
     """
 
     numbers: np.ndarray
     dimension: int = 0
+    computed: tf.Tensor | None = None
 
 
 @dataclasses.dataclass

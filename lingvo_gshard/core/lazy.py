@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from scipy import optimize, sparse
     from scipy.sparse import csgraph
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+    from tensorflow.python import pywrap_tfe
     from tensorflow.python.compiler.xla.experimental import xla_sharding
     from tensorflow.python.framework import op_callbacks, ops
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
@@ -130,6 +131,7 @@ else:
     tf_text = LazyModule("tensorflow_text")
     gen_xla_ops = PrivateModule("tensorflow.compiler.tf2xla.ops.gen_xla_ops")
     xla_sharding = PrivateModule("tensorflow.python.compiler.xla.experimental.xla_sharding")
+    pywrap_tfe = PrivateModule("tensorflow.python.pywrap_tfe")
     op_callbacks = PrivateModule("tensorflow.python.framework.op_callbacks")
     ops = PrivateModule("tensorflow.python.framework.ops")
     control_flow_ops = PrivateModule("tensorflow.python.ops.parallel_for.control_flow_ops")

@@ -17,8 +17,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_gshard.core.lazy import tf
 
 _PHILOX = "philox"
@@ -60,14 +58,14 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 
 
 def hashed_words(
-    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None, dimension: int = 0
+    shape: Sequence[int], key: tf.Tensor, order: tf.Tensor | None = None, dimension: int = 0
 ) -> tf.Tensor:
     """Returns uint32 numbers, each a hash of its index and the key.
 
     Args:
       shape: Shape of the result.
       key: int32 [2] key.
-      order: Indices along one dimension; 0, 1, 2, ... by default.
+      order: Integer indices along one dimension; 0, 1, 2, ... by default.
       dimension: The dimension that `order` belongs to.
     """
     return hashed(_index(shape, order, dimension), key)
@@ -87,7 +85,7 @@ def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
-def _index(shape: Sequence[int], order: np.ndarray | None, ordered: int) -> tf.Tensor:
+def _index(shape: Sequence[int], order: tf.Tensor | None, ordered: int) -> tf.Tensor:
     """Returns the row-major index of each element, uint32.
 
     XLA can partition it, since it is a sum of one range for each dimension.
@@ -96,10 +94,8 @@ def _index(shape: Sequence[int], order: np.ndarray | None, ordered: int) -> tf.T
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        if order is not None and dimension == ordered:
-            indices = tf.constant(order)
-        else:
-            indices = tf.range(shape[dimension])
+        is_ordered = order is not None and dimension == ordered
+        indices = order if is_ordered else tf.range(shape[dimension])
         steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32
@@ -119,7 +115,7 @@ def uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 
 
 def hashed_uniform(
-    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
+    shape: Sequence[int], key: tf.Tensor, order: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns float32 numbers uniform in the open interval (0, 1), from `hashed_words`."""
     return _in_unit_interval(hashed_words(shape, key, order))

@@ -27,16 +27,24 @@ class Dropout(Layer):
         return p
 
     @layer_method
-    def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Returns x with elements dropped. The shape of x must be static."""
+    def fprop(self, theta: NestedMap, x: tf.Tensor, exempt: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns x with elements dropped. The shape of x must be static.
+
+        Args:
+          theta: no weights.
+          x: the elements.
+          exempt: bool, broadcastable to x: the elements that stay as they are.
+        """
         if not context.current().training or self.p.rate == 0:
             return x
         shape = x.shape.as_list()
         if self.p.whole_vectors:
             shape[-1] = 1
         order = context.current().group_order
-        by_group = (order.numbers, order.dimension) if order else ()
+        by_group = (order.computed, order.dimension) if order else ()
         words = random_numbers.hashed_words(shape, self.random_seed("mask"), *by_group)
         kept = words >= tf.constant(round(self.p.rate * 2**32), tf.uint32)
         scale = tf.constant(1 / (1 - self.p.rate), x.dtype)
-        return x * tf.where(kept, scale, tf.zeros([], x.dtype))
+        # A product with a mask would make NaN of an infinite gradient of a dropped element.
+        y = tf.where(kept, x * scale, tf.zeros([], x.dtype))
+        return y if exempt is None else tf.where(exempt, x, y)

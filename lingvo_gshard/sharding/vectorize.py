@@ -79,7 +79,9 @@ def _converters(letter: str) -> Iterator[None]:
     known.update(
         XlaSharding=lambda operation: _annotated(operation, letter),
         Bitcast=_bitcast,
-        TensorScatterAdd=_scatter_add,
+        TensorScatterAdd=lambda operation: _scattered(operation, tf.tensor_scatter_nd_add),
+        # pfor's own computes shapes in a way that needs TensorFlow's constant folding.
+        TensorScatterUpdate=lambda operation: _scattered(operation, tf.tensor_scatter_nd_update),
         XlaOptimizationBarrier=_barrier,
     )
     try:
@@ -105,14 +107,14 @@ def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:
     return pfor.wrap(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
 
 
-def _scatter_add(operation: pfor._PforInput) -> pfor.WrappedTensor:
+def _scattered(operation: pfor._PforInput, scatter: Callable[..., tf.Tensor]) -> pfor.WrappedTensor:
     """Returns one scatter for all slices, with the slice's number prepended to its indices."""
     operation.stack_inputs([0, 1, 2])
     stack, indices, updates = (operation.stacked_input(i) for i in range(3))
     numbers = tf.reshape(tf.range(tf.shape(indices)[0]), [-1] + [1] * (indices.shape.rank - 1))
     numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
     index = tf.concat([tf.cast(numbers, indices.dtype), indices], -1)
-    return pfor.wrap(tf.tensor_scatter_nd_add(stack, index, updates), True)
+    return pfor.wrap(scatter(stack, index, updates), True)
 
 
 def _barrier(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:

@@ -64,6 +64,27 @@ def test_the_gradient_is_the_mask():
     np.testing.assert_array_equal(tape.gradient(y, x), y)
 
 
+def test_dropped_elements_pass_no_gradient_however_large():
+    x = tf.ones([4, 64])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = drop(x, 0.5)
+        is_kept = y.numpy() != 0
+        # Of the dropped elements, the gradient of y is infinite.
+        z = tf.reduce_sum(y * tf.where(is_kept, 1.0, np.inf))
+    np.testing.assert_array_equal(tape.gradient(z, x), np.where(is_kept, 2.0, 0.0))
+
+
+def test_exempt_elements_stay_as_they_are():
+    layer = Dropout.params().set(rate=0.5).instantiate(path="dropout")
+    x = tf.constant(np.random.default_rng(1).normal(size=(64, 8)).astype(np.float32))
+    exempt = np.arange(64)[:, None] % 2 == 0
+    with context.scope(training=True, seed=tf.constant([1, 0])):
+        y = layer.fprop(layer.init(1), x, tf.constant(exempt)).numpy()
+        np.testing.assert_array_equal(y[1::2], layer.fprop(layer.init(1), x).numpy()[1::2])
+    np.testing.assert_array_equal(y[::2], x[::2])
+
+
 def test_evaluation_and_rate_zero_change_nothing():
     x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
     np.testing.assert_array_equal(drop(x, 0.5, training=False), x)

@@ -97,19 +97,27 @@ class Groups:
 
         Random numbers then do not depend on the order, and gshard-verify compares equal groups.
         """
-        order = context.GroupOrder(self._numbers()) if self.pieces > 1 else None
+        if self.pieces == 1:
+            return context.override(group_order=None)
+        order = context.GroupOrder(self._numbers(), computed=self._computed_numbers())
         return context.override(group_order=order)
 
     def in_order(self, by_group_G: tf.Tensor) -> tf.Tensor:
         """Returns a tensor [G,...] in the order of the groups with a single piece per row."""
         if self.pieces == 1:
             return by_group_G
-        return tf.gather(by_group_G, np.argsort(self._numbers()))
+        by_piece = tf.reshape(by_group_G, [self.pieces, self.rows, -1, *by_group_G.shape[1:]])
+        return tf.reshape(_swap_first_two(by_piece), by_group_G.shape)
 
     def _numbers(self) -> np.ndarray:
         """Returns the number [G] that each group would have with a single piece per row."""
         by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)
         return by_row.transpose(1, 0, 2).reshape(-1)
+
+    def _computed_numbers(self) -> tf.Tensor:
+        """Returns the same numbers [G] as a computation."""
+        by_row = tf.reshape(tf.range(self.count), [self.rows, self.pieces, -1])
+        return tf.reshape(_swap_first_two(by_row), [-1])
 
 
 def ordered_along(dimension: int) -> contextlib.AbstractContextManager:
@@ -133,7 +141,7 @@ def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
       key: int32 [2].
     """
     order = context.current().group_order
-    return random_numbers.hashed_uniform(shape, key, order.numbers if order else None)
+    return random_numbers.hashed_uniform(shape, key, order.computed if order else None)
 
 
 def _count_pieces(rows: int, length: int, size: int) -> int:

@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.positions.rotary import is_first_in_segment
 from lingvo_gshard.layers.attention.positions.shared_relative_bias import SharedRelativeBias
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
@@ -27,7 +28,8 @@ from lingvo_gshard.layers.stacks.transformer_layer import (
 )
 
 _DROPOUTS = {
-    "token_dropout_rate": "the stack's input tokens, each as a whole,",
+    "token_dropout_rate": "the stack's input tokens, each as a whole but not the first of a "
+    "segment,",
     "input_dropout_rate": "the stack's input",
     "residual_dropout_rate": "each sublayer's output",
     "attention_dropout_rate": "the attention weights",
@@ -223,13 +225,24 @@ class TransformerStack(Layer):
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
-        x_BLM = self.token_dropout.fprop(theta.token_dropout, x_BLM)
+        x_BLM = self._drop_tokens(theta, x_BLM, segments_BL)
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         if self._sequential_first:
             x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)
         self.layers.check_batch(x_BLM.shape[0], f"{self.path}.execution")
         x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
         return self.observe(self._finish(theta, x_BLM))
+
+    def _drop_tokens(self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor) -> tf.Tensor:
+        """Returns the input with tokens dropped, but never the first of a segment.
+
+        In a causal stack the first token sees only itself. If it were dropped, its row would be
+        zero in every layer, and each norm would multiply its gradient by 1 / sqrt(epsilon).
+        """
+        if not self.p.token_dropout_rate:
+            return x_BLM
+        is_first_BL = is_first_in_segment(segments_BL)
+        return self.token_dropout.fprop(theta.token_dropout, x_BLM, is_first_BL[..., None])
 
     def _by_window(self) -> dict[int, SelfAttention]:
         """Returns one self-attention for each window among the layers. They share masks."""

@@ -1,8 +1,8 @@
 """Rewrites tensors that count along a dimension as iotas, which XLA's partitioner recognizes.
 
 The partitioner cuts a gather or scatter of rows within rows without communication if the indices
-are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one, or
-folds the result into a constant, which can take megabytes.
+are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one.
+Indices that NumPy computed are constants.
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
+from lingvo_gshard.runtime.lowering.folding import without_folding
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.names import name_module
+from lingvo_gshard.runtime.lowering.sharding_text import shorten_shardings
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.lowering.unfolded import remove_barriers, unfolded_constants
 from lingvo_gshard.runtime.program.array import Array
@@ -100,9 +102,24 @@ def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None
 
 
 def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -> bytes:
-    return traced.experimental_get_compiler_ir(*specs)(
-        stage="stablehlo_serialized", platform_name="CPU"
-    )
+    """Returns TensorFlow's StableHLO, whose size does not depend on the sizes of tensors.
+
+    Few operations that compute shapes can only be lowered with constant folding. A function that
+    has one is lowered with it, and may have large literals.
+    """
+
+    def lowered() -> bytes:
+        return traced.experimental_get_compiler_ir(*specs)(
+            stage="stablehlo_serialized", platform_name="CPU"
+        )
+
+    try:
+        with without_folding():
+            return lowered()
+    except ValueError as error:
+        if "must be a compile-time constant" not in str(error):
+            raise
+    return lowered()
 
 
 def _with_annotated_splits(
@@ -147,6 +164,7 @@ def _portable(
         if has_barriers:
             remove_barriers(parsed)
         make_iotas(parsed)
+        shorten_shardings(parsed, mesh)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

@@ -1,15 +1,17 @@
-"""Reads shardings as HLO writes them: tiles of numbered devices.
+"""Reads and shortens shardings as HLO writes them: tiles of numbered devices.
 
 The format is that of HloSharding::ToString in XLA's xla/hlo/ir/hlo_sharding.cc.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
 import numpy as np
 
+from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.sharding.tilings import split_of_tiling
@@ -19,6 +21,50 @@ _TILED = re.compile(
     r"|<=\[(?P<iota>[\d,]+)\](?:T\((?P<permutation>[\d,]+)\))?)"
     r"(?P<copies> last_tile_dim_replicate)?\}"
 )
+
+_LIST = re.compile(r"(?<=\])\d[\d,]*")
+_ATTRIBUTE = "mhlo.sharding"
+
+
+def shorten_shardings(module: ir.Module, mesh: Mesh) -> None:
+    """Writes the devices of the module's annotations as iotas, so that no list grows with the mesh.
+
+    TensorFlow lists them.
+    """
+    short: dict[str, str] = {}
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.custom_call" and _ATTRIBUTE in operation.attributes:
+            text = ir.StringAttr(operation.attributes[_ATTRIBUTE]).value
+            if text not in short:
+                short[text] = shortened(text, mesh)
+            operation.attributes[_ATTRIBUTE] = ir.StringAttr.get(short[text])
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
+def shortened(text: str, mesh: Mesh) -> str:
+    """Returns the text of a sharding with an iota for its list of devices.
+
+    Args:
+      text: the sharding, such as "{devices=[2,2]0,2,1,3}".
+      mesh: the mesh.
+
+    Returns:
+      the same sharding, such as "{devices=[2,2]<=[2,2]T(1,0)}"; the text itself if the list is not
+      a transposition of the mesh.
+    """
+    match = _LIST.search(text)
+    devices = _numbers(match[0]) if match else []
+    if len(devices) != mesh.size:
+        return text
+    for order in itertools.permutations(range(len(mesh.shape))):
+        if (mesh.ids.transpose(order).reshape(-1) == devices).all():
+            axes, moved = (",".join(map(str, numbers)) for numbers in (mesh.shape, order))
+            is_in_order = list(order) == sorted(order)
+            return _LIST.sub(f"<=[{mesh.size}]" if is_in_order else f"<=[{axes}]T({moved})", text)
+    return text
 
 
 def split_of_text(text: str, rank: int, mesh: Mesh) -> Split | None:

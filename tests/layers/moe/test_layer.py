@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router, uneven
+from lingvo_gshard.layers.moe import (
+    EinsumDispatch,
+    ExpertChoiceRouter,
+    MixtureOfExperts,
+    Top2Router,
+    uneven,
+)
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.layers.moe import algorithm
@@ -287,3 +293,26 @@ def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(
     with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
         uneven.warn_of_experts(2, "moe")
     assert warnings[0].endswith("On --mesh=fsdp=2,data=4 they do.")
+
+
+@pytest.mark.parametrize("router", [Top2Router, ExpertChoiceRouter])
+@pytest.mark.parametrize("name", ["gather", "einsum"])
+def test_dropped_tokens_pass_no_gradient_however_large(name, router):
+    """A norm of a dropped token's zero row has a gradient that overflows float16."""
+    params = make_params(dispatch=dispatch_params(name), experts_activation="gelu")
+    params.router = router.params().set(capacity_factor=0.5)
+    layer = params.instantiate(path="moe")
+    theta, x_BLM = layer.init(1), tf.constant(X, tf.float16)
+    gradients = {}
+    with context.scope(training=True, seed=tf.constant([1, 0])):
+        for dropped in (0.0, np.inf):
+            with tf.GradientTape() as tape:
+                tape.watch([x_BLM, *theta.flatten()])
+                y_BLM = layer.fprop(theta, x_BLM, tf.constant(MASK))
+            is_dropped_BLM = (y_BLM.numpy() == 0).all(-1, keepdims=True)
+            assert is_dropped_BLM.sum() > 3
+            d_y_BLM = tf.cast(tf.where(is_dropped_BLM, dropped, tf.ones(X.shape)), tf.float16)
+            weights = [x_BLM, theta.experts.w_in, theta.experts.w_out, theta.router.w_gate]
+            gradients[dropped] = tape.gradient(y_BLM, weights, output_gradients=d_y_BLM)
+    for zero, infinite in zip(*gradients.values(), strict=True):
+        np.testing.assert_array_equal(zero, infinite)

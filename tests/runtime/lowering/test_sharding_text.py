@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
+from lingvo_gshard.runtime.lowering.sharding_text import shortened, split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 
 MESH = Mesh.parse("data=2,model=4")
@@ -38,3 +38,28 @@ def test_sharding_text_is_parsed(text, split):
 )
 def test_what_is_no_split_over_the_mesh_is_not_read(text):
     assert split_of_text(text, 2, MESH) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("{devices=[8,1]0,1,2,3,4,5,6,7}", "{devices=[8,1]<=[8]}"),
+        ("{devices=[4,2]0,4,1,5,2,6,3,7}", "{devices=[4,2]<=[2,4]T(1,0)}"),
+        (
+            "{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}",
+            "{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}",
+        ),
+        (
+            "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dims={manual}}",
+            "{devices=[2,1,4]<=[8] last_tile_dims={manual}}",
+        ),
+        ("{devices=[8,1]1,0,2,3,4,5,6,7}", "{devices=[8,1]1,0,2,3,4,5,6,7}"),
+        ("{devices=[2,2]0,1,2,3}", "{devices=[2,2]0,1,2,3}"),
+        ("{devices=[2,4]<=[8]}", "{devices=[2,4]<=[8]}"),
+        ("{replicated}", "{replicated}"),
+        ("{manual}", "{manual}"),
+    ],
+)
+def test_lists_of_devices_become_iotas(text, short):
+    assert shortened(text, MESH) == short
+    assert split_of_text(short, 2, MESH) == split_of_text(text, 2, MESH)

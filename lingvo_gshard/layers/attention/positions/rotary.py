@@ -95,10 +95,8 @@ def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
     Args:
       segments_BL: int32 segments; the tokens of a segment are contiguous.
     """
-    segments_BL = _annotate_unsplit(segments_BL)
     length = segments_BL.shape[1]
-    is_first_BL = tf.not_equal(segments_BL[:, 1:], segments_BL[:, :-1])
-    is_first_BL = tf.pad(is_first_BL, [[0, 0], [1, 0]], constant_values=True)
+    is_first_BL = _is_first_in_segment(segments_BL)
     start_BL = _annotate_unsplit(tf.where(is_first_BL, tf.range(length)[None], 0))
     # A running maximum in log2(L) steps: after each, it covers twice as many tokens.
     covered = 1
@@ -107,6 +105,21 @@ def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
         start_BL = _annotate_unsplit(tf.maximum(start_BL, earlier_BL))
         covered *= 2
     return annotate(tf.range(length)[None] - start_BL, "BL", reserved="N")
+
+
+def is_first_in_segment(segments_BL: tf.Tensor) -> tf.Tensor:
+    """Returns whether each token is the first of its segment, bool [B,L].
+
+    Args:
+      segments_BL: int32 segments; the tokens of a segment are contiguous.
+    """
+    return annotate(_is_first_in_segment(segments_BL), "BL")
+
+
+def _is_first_in_segment(segments_BL: tf.Tensor) -> tf.Tensor:
+    segments_BL = _annotate_unsplit(segments_BL)
+    is_first_BL = tf.not_equal(segments_BL[:, 1:], segments_BL[:, :-1])
+    return tf.pad(is_first_BL, [[0, 0], [1, 0]], constant_values=True)
 
 
 def _annotate_unsplit(x_BL: tf.Tensor) -> tf.Tensor:

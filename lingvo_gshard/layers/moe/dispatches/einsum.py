@@ -29,7 +29,10 @@ class _OneHotBuffers(Buffers):
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
-        return einsum("GSEC,GECM->GSM", self._combine_weights(), y_GECM)
+        y_GSM = einsum("GSEC,GECM->GSM", self._combine_weights(), y_GECM)
+        # Selected, and not only multiplied by weights of 0: a norm of the zero row of a dropped
+        # token has a gradient that overflows float16, and 0 times infinity would reach all slots.
+        return tf.where(self._is_kept()[..., None], y_GSM, tf.zeros([], y_GSM.dtype))
 
     def _dispatch_mask(self) -> tf.Tensor:
         """Returns [G,S,E,C]: 1 where a token fills a slot, 0 elsewhere."""
@@ -37,6 +40,10 @@ class _OneHotBuffers(Buffers):
 
     def _combine_weights(self) -> tf.Tensor:
         """Returns [G,S,E,C]: the gate where a token fills a slot, 0 elsewhere."""
+        raise NotImplementedError
+
+    def _is_kept(self) -> tf.Tensor:
+        """Returns whether any expert computes the token, bool [G,S]."""
         raise NotImplementedError
 
 
@@ -49,6 +56,9 @@ class _TokenChoiceBuffers(_OneHotBuffers):
 
     def _combine_weights(self) -> tf.Tensor:
         return self._one_hot([a.gate_GS for a in self._routing.assignments])
+
+    def _is_kept(self) -> tf.Tensor:
+        return tf.reduce_any(tf.stack([a.kept_GS for a in self._routing.assignments]), 0)
 
     def _one_hot(self, weights_GS: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns [G,S,E,C]: each assignment's weight at its token and slot, 0 elsewhere."""
@@ -79,3 +89,6 @@ class _ExpertChoiceBuffers(_OneHotBuffers):
     def _combine_weights(self) -> tf.Tensor:
         gate_G1EC = tf.cast(self._routing.gate_of_slot_GEC, self._dtype)[:, None]
         return self._dispatch_mask() * gate_G1EC
+
+    def _is_kept(self) -> tf.Tensor:
+        return self._routing.is_taken_GS
