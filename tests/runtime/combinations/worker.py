@@ -1,0 +1,157 @@
+"""Runs combinations in a process of its own and writes one line of JSON about each.
+
+python -m tests.runtime.combinations.worker '<combination as JSON>' ...
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lingvo_gshard  # noqa: E402
+from lingvo_gshard.core.nested_map import NestedMap  # noqa: E402
+from lingvo_gshard.runtime.devices import devices_for  # noqa: E402
+from lingvo_gshard.runtime.program.executable import Executable  # noqa: E402
+from lingvo_gshard.runtime.program.program import Program  # noqa: E402
+from lingvo_gshard.runtime.program.step_programs import (  # noqa: E402
+    eval_program,
+    state_arrays,
+    train_program,
+)
+from lingvo_gshard.runtime.step_compiler import batch_specs  # noqa: E402
+from lingvo_gshard.runtime.verification.comparison import compare, compare_update  # noqa: E402
+from lingvo_gshard.runtime.verification.float64 import in_float64  # noqa: E402
+from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
+from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
+from lingvo_gshard.training.trainer import Trainer  # noqa: E402
+from tests.runtime.combinations.combination import Combination  # noqa: E402
+
+PACKAGE = os.path.dirname(lingvo_gshard.__file__)
+# Largest relative difference in float64, and that of metrics in narrower types.
+EXACT, NARROW = 1e-7, 0.1
+
+
+def verdict(combination: Combination) -> tuple[str, str]:
+    """Returns "equal", "refused", "differs" or "error", and the reason."""
+    try:
+        found = _differences(combination)
+    except Exception as error:
+        kind = "refused" if _is_refusal(error) else "error"
+        return kind, f"{error}" if kind == "refused" else traceback.format_exc()
+    return ("differs", "; ".join(found)) if found else ("equal", "")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether the package itself raised the error, with one sentence for the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = frames[-1].filename.startswith(PACKAGE)
+    return type(error) is ValueError and is_ours and "\n" not in str(error)
+
+
+def _differences(combination: Combination) -> list[str]:
+    """Returns what one training step, and an evaluation, compute differently on a mesh."""
+    partitioning = Partitioning.make(Mesh.parse(combination.mesh), combination.strategy)
+    trainer = combination.trainer()
+    state = _initial_state(trainer)
+    one = Mesh(tuple((name, 1) for name in partitioning.mesh.names))
+    alone = Partitioning.make(one, combination.strategy)
+    mine, whole = (_results(combination, trainer, each, state) for each in (partitioning, alone))
+    before = dict(zip(mine, state.flatten(), strict=False))
+    tolerance = EXACT if combination.is_exact else NARROW
+    found = []
+    for name, value in mine.items():
+        other = whole[name]
+        if name in before and combination.is_exact:
+            relative = compare_update(value, other, before[name], partitioning.mesh).relative
+        elif name in before:
+            continue
+        else:
+            relative = compare(np.asarray(value), np.asarray(other), partitioning.mesh).relative
+        if not relative <= tolerance:
+            found.append(f"{name} by {relative:.1e}")
+    return found
+
+
+def _results(
+    combination: Combination, trainer: Trainer, partitioning: Partitioning, state: NestedMap
+) -> dict[str, Any]:
+    """Returns the new state by path, then the metrics, of a step and of an evaluation."""
+    batch = combination.batch()
+    specs = batch_specs(batch)
+    program, names = train_program(trainer, partitioning, "gspmd", specs)
+    values = [*state.flatten(), *(batch[name] for name in sorted(batch))]
+    *arrays, metrics = _run(program, partitioning, values, combination.is_exact)
+    results = dict(zip((a.path for a in program.outputs), arrays, strict=False))
+    if combination.optimizer == "lion":
+        # It steps by signs, which rounding flips where a gradient is zero. Its moments tell.
+        results = {path: x for path, x in results.items() if not path.startswith("theta.")}
+    results |= zip(names, np.asarray(metrics), strict=True)
+    if combination.evaluates:
+        program, names = eval_program(trainer, partitioning, "gspmd", specs)
+        by_path = dict(
+            zip((a.path for a in state_arrays(trainer, partitioning)), values, strict=False)
+        )
+        values = [
+            by_path.get(a.path, batch.get(a.path.removeprefix("batch."))) for a in program.inputs
+        ]
+        (metrics,) = _run(program, partitioning, values, combination.is_exact)
+        results |= zip((f"evaluated {name}" for name in names), np.asarray(metrics), strict=True)
+    return results
+
+
+def _run(program: Program, partitioning: Partitioning, values: list, is_exact: bool) -> list:
+    """Runs a program, in float64 where it computes in float32 if the result is to be exact."""
+    if is_exact:
+        program = in_float64(program)
+    devices = devices_for(partitioning.mesh.size)
+    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
+    inputs = [
+        array.put(np.asarray(value, array.dtype), mesh)
+        for array, value in zip(program.inputs, values, strict=True)
+    ]
+    return list(Executable(program, devices)(*inputs))
+
+
+def _initial_state(trainer: Trainer) -> NestedMap:
+    """Returns a state with noise in place of constant weights, which hide what precedes them."""
+    state = trainer.init_state().transform(lambda x: np.array(x))
+    rng = np.random.default_rng(0)
+
+    def with_noise(weight: np.ndarray) -> np.ndarray:
+        if weight.size == 0 or np.ptp(weight):
+            return weight
+        return (weight + 0.05 * rng.normal(size=weight.shape)).astype(weight.dtype)
+
+    pairs = zip(trainer.theta_specs.flatten(), state.theta.flatten(), strict=True)
+    state.theta = state.theta.pack(w if s.update_rule else with_noise(w) for s, w in pairs)
+    state.update(
+        trainer.initial_extras(state.theta.transform(tf.convert_to_tensor)).transform(np.array)
+    )
+    return state
+
+
+def main() -> None:
+    """Writes the verdict on each combination that the command line gives."""
+    # Collections would visit the objects of TensorFlow's import, which never die, again and again.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    for text in sys.argv[1:]:
+        kind, reason = verdict(Combination(**json.loads(text)))
+        print(json.dumps({"verdict": kind, "reason": reason}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
