@@ -1,15 +1,18 @@
 """Runs combinations in a process of its own and writes one line of JSON about each.
 
 python -m tests.runtime.combinations.worker '<combination as JSON>' ...
+python -m tests.runtime.combinations.worker --seeds=0:50
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -143,14 +146,25 @@ def _initial_state(trainer: Trainer) -> NestedMap:
     return state
 
 
+def _combinations(arguments: list[str]) -> Iterator[Combination]:
+    """Yields the combinations of a command line."""
+    for text in arguments:
+        if text.startswith("--seeds="):
+            begin, end = map(int, text.removeprefix("--seeds=").split(":"))
+            yield from map(Combination.draw, range(begin, end))
+        else:
+            yield Combination(**json.loads(text))
+
+
 def main() -> None:
-    """Writes the verdict on each combination that the command line gives."""
+    """Writes the verdict on each combination of the command line."""
     # Collections would visit the objects of TensorFlow's import, which never die, again and again.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    for text in sys.argv[1:]:
-        kind, reason = verdict(Combination(**json.loads(text)))
-        print(json.dumps({"verdict": kind, "reason": reason}), flush=True)
+    for combination in _combinations(sys.argv[1:]):
+        kind, reason = verdict(combination)
+        line = {"verdict": kind, "reason": reason, "combination": dataclasses.asdict(combination)}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
