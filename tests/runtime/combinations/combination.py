@@ -293,10 +293,11 @@ def _layout(rng: random.Random) -> tuple[str, str]:
     if rng.random() < 0.1:
         return rng.choice(TABLES)
     bases = rng.sample(list(AXES), rng.choice([1, 2, 2, 3]))
-    if "expert" not in bases and rng.random() < 0.5:
-        bases.append("expert")
     axes = list(dict.fromkeys(axis for base in bases for axis in AXES[base]))
-    if "data" in axes and rng.random() < 0.2:
+    if "expert" not in bases and len(axes) < 3 and rng.random() < 0.5:
+        bases.append("expert")
+        axes = list(dict.fromkeys([*axes, *AXES["expert"]]))
+    if "data" in axes and len(axes) < 3 and rng.random() < 0.2:
         axes.insert(rng.randrange(len(axes) + 1), "fsdp")
     sizes = dict.fromkeys(axes, 2)
     if len(axes) == 1:

@@ -79,7 +79,7 @@ def _differences(combination: Combination) -> list[str]:
     for name, value in mine.items():
         if not combination.is_exact and name not in SMOOTH:
             continue
-        if combination.optimizer == "lion" and name.startswith(("theta.", "average.")):
+        if combination.optimizer == "lion" and name.startswith(("theta.", "averages.")):
             # It steps by signs, which rounding flips where a gradient is zero. Its moments tell.
             continue
         if name in before:
