@@ -246,12 +246,20 @@ class Layer(Configurable):
             role=role,
         )
 
+    @property
+    def has_manual_regions(self) -> bool:
+        """Whether the layer itself computes in manual regions on a mesh; see sharding/manual.py."""
+        return False
+
+    def all_layers(self) -> Iterator[Layer]:
+        """Yields this layer and all its descendants."""
+        yield self
+        for child in self.child_layers():
+            yield from child.all_layers()
+
     def layer_paths(self) -> list[str]:
         """Returns the paths of this layer and of all its descendants."""
-        paths = [self.path]
-        for child in self.child_layers():
-            paths.extend(child.layer_paths())
-        return paths
+        return [layer.path for layer in self.all_layers()]
 
     def variable_specs(self) -> NestedMap:
         """Returns the declarations of all weights, in the structure of theta."""

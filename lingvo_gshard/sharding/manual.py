@@ -16,6 +16,8 @@ the identity, so that the same code computes on full tensors.
 
 - All shards have the same shape, so every split dimension must divide evenly.
 - A region may read only its arguments and constants. Pass other tensors as arguments.
+- A shard has no place outside of a region. `stack_of_shards` makes a full tensor of the shards of
+  all devices, which a loop can carry, and `own_shard` returns this device's shard of it.
 - Layers may be called in a function given to `manual`. Annotations have no effect there.
 - Regions need the GSPMD partitioner. TensorFlow has no operations for Shardy's manual regions.
 """
@@ -26,6 +28,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff import subgraph
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import scope, xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -110,6 +113,42 @@ def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
     return xla.shard_to_full(part, split, region.mesh, shape)
 
 
+def stack_of_shards(part: tf.Tensor) -> tf.Tensor:
+    """Leaves a manual region: returns the shards of all devices, along a new first dimension.
+
+    The new dimension is split over all mesh axes, so that every device keeps its own shard.
+
+    Args:
+      part: This device's shard. Devices may have different ones.
+    """
+    return shard_to_full(part[tf.newaxis], _over_all_axes(part.shape.rank + 1, 0))
+
+
+def own_shard(stack: tf.Tensor) -> tf.Tensor:
+    """Enters a manual region: returns this device's shard of a tensor of `stack_of_shards`."""
+    return full_to_shard(stack, _over_all_axes(stack.shape.rank, 0))[0]
+
+
+def annotate_stack(stacks: tf.Tensor, dimension: int) -> tf.Tensor:
+    """Annotates a tensor that consists of tensors of `stack_of_shards`.
+
+    Args:
+      stacks: The tensor.
+      dimension: The dimension of the shards.
+    """
+    region = _region_in_use()
+    if region is None:
+        return stacks
+    return xla.tile(stacks, _over_all_axes(stacks.shape.rank, dimension), region.mesh)
+
+
+def operations_inside(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns the operations of a graph whose results are shards."""
+    operations = graph.get_operations()
+    entries = [y for op in operations if op.type == xla.ENTER_REGION for y in op.outputs]
+    return subgraph.dependents(entries, ignoring={xla.LEAVE_REGION})
+
+
 def resolve(split: str | Split, rank: int) -> Split:
     """Returns a split as the mesh axes of each dimension.
 
@@ -138,6 +177,12 @@ def mesh_in_use() -> Mesh | None:
     return region and region.mesh
 
 
+def _over_all_axes(rank: int, dimension: int) -> Split:
+    region = _region_in_use()
+    axes = region.mesh.names if region else ()
+    return tuple(axes if i == dimension else () for i in range(rank))
+
+
 def _region_in_use() -> Partitioning | None:
     now = scope.current()
     region = now.manual_partitioning or now.partitioning
@@ -158,6 +203,7 @@ def _inside() -> contextlib.AbstractContextManager[scope.Sharding]:
 def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[None]:
     """Checks that a function called inside a `with` block reads arguments and constants only.
 
+    It may also read products that a remat unit saved when the forward pass ran the same region.
     XLA would use another tensor in full, and nothing would sum its gradient over the devices.
     """
     if _region_in_use() is None:
@@ -167,7 +213,8 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
     before = len(graph.get_operations())
     yield
     inside = graph.get_operations()[before:]
-    known = {part.name for part in parts}
+    saved = context.current().saved_products
+    known = {part.name for part in (*parts, *(saved.restored if saved else ()))}
     known |= {inner.name for outer, inner in _captures(graph) if not _is_symbolic(outer)}
     known |= {tensor.name for op in inside if op.type != "Placeholder" for tensor in op.outputs}
     for op in inside:

@@ -20,6 +20,9 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.sharding.tilings import split_of_tiling, tiling
 
+# Types of the operations that `full_to_shard` and `shard_to_full` create.
+ENTER_REGION, LEAVE_REGION = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
+
 
 def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     """Annotates a tensor and its gradient as split over mesh axes.

@@ -8,7 +8,15 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.sharding import annotate, collectives, einsum
-from lingvo_gshard.sharding.manual import full_to_shard, manual, resolve, shard_to_full
+from lingvo_gshard.sharding.manual import (
+    annotate_stack,
+    full_to_shard,
+    manual,
+    own_shard,
+    resolve,
+    shard_to_full,
+    stack_of_shards,
+)
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.sharding.compiled import run
 
@@ -143,6 +151,25 @@ def test_a_custom_layer_splits_by_letters(strategy):
 
     ran = run(function, x, theta.w_in.numpy(), mesh=MESH, strategy=strategy)
     np.testing.assert_allclose(ran.results[0], expected, rtol=1e-5, atol=1e-6)
+    assert ran.collectives == {}
+
+
+def test_a_loop_can_carry_shards_between_regions():
+    """Copies of the rows differ by device. All of them come back, without communication."""
+
+    def function(x):
+        part = full_to_shard(x, BY_DATA)
+        part += tf.cast(collectives.axis_index("model"), tf.float32)
+        carried = stack_of_shards(part)
+        _, carried = tf.while_loop(
+            lambda i, _: i < 3, lambda i, y: (i + 1, 2.0 * y), (tf.constant(0), carried)
+        )
+        back = own_shard(annotate_stack(carried, 0))
+        return shard_to_full(back[tf.newaxis], (("model",), ("data",), ()))
+
+    x = _array(8, 6)
+    ran = run(function, x, mesh=MESH)
+    np.testing.assert_allclose(ran.results[0], 8 * np.stack([x, x + 1]), rtol=1e-6)
     assert ran.collectives == {}
 
 

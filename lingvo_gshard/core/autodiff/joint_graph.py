@@ -85,6 +85,9 @@ class JointGraph:
         input_operations = [x.op for x in forward_inputs]
         costs = make_costs(input_operations)
         needed = subgraph.ancestors(g for g in gradients if g is not None)
+        # Constants are computed in both passes. In a manual region they are no shards, so that
+        # a saved one could not be read there.
+        needed &= subgraph.dependents([*inputs, *upstream, *(x for _, x in graph.captures)])
         saved = minimum_cut.tensors_to_save(
             [operation for operation in graph.get_operations() if operation in needed],
             input_operations,

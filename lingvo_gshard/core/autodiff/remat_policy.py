@@ -7,7 +7,7 @@ else between the inputs and the output of a remat unit (Chen et al. 2016, arXiv 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import context, letters
 from lingvo_gshard.core.config import names
@@ -57,36 +57,42 @@ class SavedProducts:
     Attributes:
       layouts: Layouts of the saved results, in the order of computation.
       results: The saved results, in the order of computation.
+      restored: The results that replace products while restoring, in the order of computation.
     """
 
     def __init__(self, policy: str):
         self._is_saved = POLICIES[policy]
         self.layouts: list[str] = []
         self.results: list[tf.Tensor] = []
-        self._restored: Iterator[tf.Tensor] | None = None
+        self.restored: Sequence[tf.Tensor] = ()
+        self._next: Iterator[tf.Tensor] | None = None
+
+    def selects(self, left: str, right: str, output: str) -> bool:
+        """Returns whether the policy saves the result of a product."""
+        return self._is_saved(left, right, output)
 
     def save(self, left: str, right: str, output: str, result: tf.Tensor) -> None:
         """Saves the result of a product if the policy selects it. Has no effect while restoring."""
-        if self._restored is None and self._is_saved(left, right, output):
+        if self._next is None and self.selects(left, right, output):
             self.layouts.append(output)
             self.results.append(result)
 
     def restore(self, left: str, right: str, output: str) -> tf.Tensor | None:
         """Returns the saved result of the next product, or None if the product was not saved."""
-        if self._restored is None or not self._is_saved(left, right, output):
+        if self._next is None or not self.selects(left, right, output):
             return None
-        return next(self._restored)
+        return next(self._next)
 
     def saving(self) -> contextlib.AbstractContextManager:
         """Saves the products that are computed inside a `with` block."""
         return context.override(saved_products=self)
 
     @contextlib.contextmanager
-    def restoring(self, results: list[tf.Tensor]) -> Iterator[None]:
+    def restoring(self, results: Sequence[tf.Tensor]) -> Iterator[None]:
         """Replaces products inside a `with` block by results that were saved before, in order."""
-        self._restored = iter(results)
+        self.restored, self._next = results, iter(results)
         try:
             with context.override(saved_products=self):
                 yield
         finally:
-            self._restored = None
+            self.restored, self._next = (), None

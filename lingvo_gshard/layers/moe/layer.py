@@ -107,6 +107,11 @@ class MixtureOfExperts(Layer):
         if p.shared_hidden_dim:
             self._create_shared()
 
+    @property
+    def has_manual_regions(self) -> bool:
+        """Whether the dispatch computes in manual regions on a mesh."""
+        return self._dispatch.has_manual_regions
+
     @classmethod
     def has_capacity_factor(cls, params: Params) -> bool:
         """Returns whether the router's capacity_factor limits the experts' buffers.

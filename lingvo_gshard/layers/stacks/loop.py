@@ -21,6 +21,13 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.sharding import annotate, annotate_like, recording
+from lingvo_gshard.sharding.manual import (
+    annotate_stack,
+    mesh_in_use,
+    operations_inside,
+    own_shard,
+    stack_of_shards,
+)
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
@@ -48,11 +55,45 @@ class _TracedBody:
       joint: graph of the iteration and its gradient.
       reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
+      saved_shards: whether each saved tensor is a shard, computed inside a manual region.
     """
 
     joint: JointGraph
     reports: Reports
     saved_layouts: list[str | None]
+    saved_shards: list[bool]
+
+    def carried_specs(self) -> list[tf.TensorSpec]:
+        """Returns the specs of the results of `leave_regions`."""
+        mesh = mesh_in_use()
+        specs = map(spec_of, self.joint.saved)
+        return [
+            tf.TensorSpec([mesh.size, *spec.shape], spec.dtype) if mesh and is_shard else spec
+            for spec, is_shard in zip(specs, self.saved_shards, strict=True)
+        ]
+
+    def leave_regions(self, saved: Tensors) -> list[tf.Tensor]:
+        """Returns the saved tensors as the loop carries them: full tensors in place of shards."""
+        pairs = zip(saved, self.saved_shards, strict=True)
+        return [stack_of_shards(x) if is_shard else x for x, is_shard in pairs]
+
+    def enter_regions(self, saved: Tensors) -> list[tf.Tensor]:
+        """Returns the saved tensors as the backward pass of an iteration reads them."""
+        pairs = zip(saved, self.saved_shards, strict=True)
+        return [own_shard(x) if is_shard else x for x, is_shard in pairs]
+
+    def annotate_stacks(self, stacks: Tensors) -> list[tf.Tensor]:
+        """Returns the stacks of the saved tensors over all iterations, annotated."""
+        annotated = []
+        for stack, layout, is_shard in zip(
+            stacks, self.saved_layouts, self.saved_shards, strict=True
+        ):
+            if is_shard:
+                stack = annotate_stack(stack, 1)
+            elif layout is not None:
+                stack = annotate(stack, f"R{layout}")
+            annotated.append(stack)
+        return annotated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +129,7 @@ class Loop:
             x, values, saved = self._forward(tensors, traced)
 
             def gradient(dx: tf.Tensor, *d_values: tf.Tensor) -> list[tf.Tensor | None]:
-                return self._backward(tensors, traced.joint, saved, dx, d_values)
+                return self._backward(tensors, traced, saved, dx, d_values)
 
             return (x, *values), gradient
 
@@ -120,7 +161,13 @@ class Loop:
         reports, products = runs[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
         layouts[id(joint.forward_inputs[0])] = self.layout
-        return _TracedBody(joint, reports, [layouts.get(id(x)) for x in joint.saved])
+        inside = operations_inside(joint.graph)
+        return _TracedBody(
+            joint,
+            reports,
+            [layouts.get(id(x)) for x in joint.saved],
+            [x.op in inside for x in joint.saved],
+        )
 
     def _annotate_gradients(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Returns the gradients of an iteration, those of the weights annotated and narrowed."""
@@ -137,24 +184,28 @@ class Loop:
 
         def step(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
             (output, *values), saved = joint.forward([x], self._inputs_of_iteration(r, tensors))
-            stacks = [s.write(r, y) for s, y in zip(stacks, [*values, *saved], strict=True)]
+            results = [*values, *traced.leave_regions(saved)]
+            stacks = [s.write(r, y) for s, y in zip(stacks, results, strict=True)]
             return r + 1, output, stacks
 
         reported = joint.outputs[1:]
-        stacks = [self._stack_of(x) for x in (*reported, *joint.saved)]
+        stacks = [self._stack_of(x) for x in (*reported, *traced.carried_specs())]
         _, output, stacks = self._while(step, (tf.constant(0), tensors[0], stacks))
         recording.add_loop(output, joint.graph)
         stacked = [stack.stack() for stack in stacks]
-        saved = [
-            stack if layout is None else annotate(stack, f"R{layout}")
-            for stack, layout in zip(stacked[len(reported) :], traced.saved_layouts, strict=True)
-        ]
+        saved = traced.annotate_stacks(stacked[len(reported) :])
         return output, stacked[: len(reported)], saved
 
     def _backward(
-        self, tensors: Tensors, joint: JointGraph, saved: Tensors, dx: tf.Tensor, d_values: Tensors
+        self,
+        tensors: Tensors,
+        traced: _TracedBody,
+        saved: Tensors,
+        dx: tf.Tensor,
+        d_values: Tensors,
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of the loop's arguments; None if no output depends on one."""
+        joint = traced.joint
         first_weight = self._first_weight(tensors)
         if self.repetition.times == 1 and self.body.policy != remat_policy.NONE:
             # XLA inlines a loop of one iteration. It would then merge the recomputed tensors with
@@ -163,7 +214,7 @@ class Loop:
 
         def iteration_gradients(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
             upstream = [dx, *(read(d, r) for d in d_values)]
-            saved_here = [read(stack, r) for stack in saved]
+            saved_here = traced.enter_regions([read(stack, r) for stack in saved])
             return joint.backward(self._inputs_of_iteration(r, tensors), saved_here, upstream)
 
         present = [i for i, gradient in enumerate(joint.gradients) if gradient is not None]
@@ -199,7 +250,7 @@ class Loop:
         ]
         return [*tensors[1:first_weight], *weights, r]
 
-    def _stack_of(self, element: tf.Tensor) -> tf.TensorArray:
+    def _stack_of(self, element: tf.Tensor | tf.TensorSpec) -> tf.TensorArray:
         times = self.repetition.times
         return tf.TensorArray(element.dtype, times, element_shape=element.shape)
 

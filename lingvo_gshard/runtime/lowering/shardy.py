@@ -6,12 +6,35 @@ back to GSPMD for such modules. See https://openxla.org/shardy/sharding_represen
 
 from __future__ import annotations
 
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
 _MANUAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")
+_REFUSAL = (
+    "--partitioner=shardy cannot partition manual regions: TensorFlow has no operations for "
+    "Shardy's. Use --partitioner=gspmd"
+)
+
+
+def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
+    """Checks, before anything is traced, that a partitioner can partition a model.
+
+    Args:
+      model: the model.
+      mesh: the mesh.
+      partitioner: "gspmd" or "shardy".
+
+    Raises:
+      ValueError: the partitioner is Shardy and a layer has manual regions on the mesh.
+    """
+    if partitioner != "shardy" or mesh.size == 1:
+        return
+    for layer in model.all_layers():
+        if layer.has_manual_regions:
+            raise ValueError(f"{layer.path} computes in manual regions, and {_REFUSAL}")
 
 
 def to_shardy(module: ir.Module, mesh: Mesh) -> None:
@@ -21,18 +44,20 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
       ValueError: the module has a manual region, or an annotation that is not a split over axes of
         the mesh, such as one with devices in another order.
     """
-    annotations = []
+    annotations, regions = [], []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
             if target in _MANUAL:
-                raise ValueError("--partitioner=shardy does not support manual regions. Use gspmd")
+                regions.append(operation)
             if target == "Sharding":
                 annotations.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
+    if regions:
+        raise ValueError(_REFUSAL)
     for annotation in annotations:
         _make_constraint(annotation, mesh)
 

@@ -10,7 +10,8 @@ from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
+from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import Work
@@ -59,7 +60,7 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
         state = annotated(trainer.init_state(), trainer)
         return _described(arrays, state)
 
-    return lower("init_state", init, [], partitioning, partitioner=partitioner)
+    return _lower("init_state", init, [], trainer, partitioning, partitioner)
 
 
 def train_program(
@@ -100,7 +101,7 @@ def train_program(
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
-    program = lower("train_step", train_step, inputs, partitioning, donated, partitioner)
+    program = _lower("train_step", train_step, inputs, trainer, partitioning, partitioner, donated)
     return dataclasses.replace(program, work=_work(trainer.task, batch)), names
 
 
@@ -121,7 +122,7 @@ def eval_program(
         return [_described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
-    return lower("eval_step", eval_step, inputs, partitioning, partitioner=partitioner), names
+    return _lower("eval_step", eval_step, inputs, trainer, partitioning, partitioner), names
 
 
 def routing_program(
@@ -151,7 +152,7 @@ def routing_program(
         return [(name, value, ((),) * value.shape.rank) for name, value in sums.items()]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
-    return lower("routing_step", routing_step, inputs, partitioning, partitioner=partitioner)
+    return _lower("routing_step", routing_step, inputs, trainer, partitioning, partitioner)
 
 
 def function_program(
@@ -169,7 +170,21 @@ def function_program(
         return [("result", result, ((),) * result.shape.rank)]
 
     inputs = [*arrays, *batch_arrays({"ids": ids}, partitioning)]
-    return lower("function", call, inputs, partitioning, partitioner=partitioner)
+    return _lower("function", call, inputs, trainer, partitioning, partitioner)
+
+
+def _lower(
+    name: str,
+    function: Callable[..., Outputs],
+    inputs: Sequence[Array],
+    trainer: Trainer,
+    partitioning: Partitioning,
+    partitioner: str,
+    donated: Sequence[int] = (),
+) -> Program:
+    """Returns a function as a Program; refuses before tracing what cannot be partitioned."""
+    check_layers(trainer.task, partitioning.mesh, partitioner)
+    return lower(name, function, inputs, partitioning, donated, partitioner)
 
 
 def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:

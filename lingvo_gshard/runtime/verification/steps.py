@@ -12,6 +12,7 @@ from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays, state_arrays
@@ -94,6 +95,7 @@ class _Lowered:
         ]
         inputs = [*self._arrays, *batch_arrays(self._specs, partitioning)]
         inputs += self._weights if takes_gradients else []
+        check_layers(trainer.task, partitioning.mesh, partitioner)
         self.program = in_float64(
             lower(
                 "verified_step",

@@ -77,6 +77,16 @@ def test_saved_products_are_not_recomputed():
     }
 
 
+def test_constants_are_computed_in_both_passes():
+    """However expensive: a loop or a manual region could not read a saved one everywhere."""
+
+    def scaled(x):
+        factors = tf.linalg.matmul(tf.ones([M, M]), tf.exp(tf.ones([M, M])))
+        return [tf.tanh(x @ factors)]
+
+    assert [tensor.op.type for tensor in joint(function=scaled, shapes=(X,)).saved] == ["Tanh"]
+
+
 def test_an_unused_input_has_no_gradient():
     def function(x, w, unused):
         return [x * tf.stop_gradient(tf.reduce_sum(w) + unused)]

@@ -103,6 +103,18 @@ CASES = (
         error="--partitioner=shardi is unknown. Did you mean 'shardy'?",
     ),
     Case(
+        "a partitioner that cannot partition dropless experts",
+        "gshard-train --experiment=translation.quickstart --logdir=run --mesh=data=2 "
+        "--partitioner=shardy --gin_param='task.encoder.moe.router.capacity_factor = 0.0' "
+        "--gin_param='task.encoder.moe.dispatch = "
+        "@lingvo_gshard.layers.moe.dispatches.dropless.DroplessDispatch'",
+        error="encoder.layers[1].feed_forward computes in manual regions, and "
+        "--partitioner=shardy cannot partition manual regions: TensorFlow has no operations for "
+        "Shardy's. Use --partitioner=gspmd",
+        changes=("run", "run/*"),
+        slow=True,
+    ),
+    Case(
         "an unknown device order",
         _TRAIN + "--mesh=data=2 --device_order=ring",
         error="--device_order=ring is unknown. Valid: contiguous, topology.",

@@ -5,13 +5,17 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard import hlo
+from lingvo_gshard.layers.moe import DroplessDispatch
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding import annotate, paper_api
+from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.runtime import tiny_translation
 
 MESH = Mesh.parse("data=2,model=4")
 
@@ -52,3 +56,19 @@ def test_explicit_device_lists_are_rejected():
     inputs = [Array("x", (16, 8), "float32", ((), ()))]
     with pytest.raises(ValueError, match="--partitioner=shardy"):
         lower("reversed", function, inputs, partitioning, (), "shardy")
+
+
+def test_manual_regions_are_refused():
+    partitioning = Partitioning.make("data=8", "B->data")
+    region = manual(lambda x: 2.0 * x, [(("data",), ())], (("data",), ()))
+    inputs = [Array("x", (16, 8), "float32", ((), ()))]
+    with pytest.raises(ValueError, match="shardy cannot partition manual regions.* Use .*gspmd"):
+        lower("doubled", lambda x: [("x", region(x), None)], inputs, partitioning, (), "shardy")
+
+
+def test_a_model_with_manual_regions_is_refused_before_it_is_traced():
+    partitioning = Partitioning.make("data=8", "expert")
+    trainer = tiny_translation.trainer(stack_values={"moe.dispatch": DroplessDispatch.params()})
+    runtime = SpmdRuntime(trainer, partitioning, devices_for(8), SpmdOptions(partitioner="shardy"))
+    with pytest.raises(ValueError, match=r"encoder.layers\[1\].feed_forward .*partitioner=gspmd"):
+        runtime.init_state()

@@ -20,10 +20,12 @@ class Dispatch(Configurable):
       is_dropless: whether experts compute every token sent to them, so that they have no capacity.
       is_vectorizable: whether `sharding.vectorize` can compute it for all stages of a pipeline as
         one operation. It cannot if the dispatch contains loops or a manual region.
+      has_manual_regions: whether it computes in manual regions on a mesh.
     """
 
     is_dropless = False
     is_vectorizable = True
+    has_manual_regions = False
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params)

@@ -31,6 +31,7 @@ class DroplessDispatch(Dispatch):
 
     is_dropless = True
     is_vectorizable = False
+    has_manual_regions = True
 
     @classmethod
     def params(cls) -> Params:

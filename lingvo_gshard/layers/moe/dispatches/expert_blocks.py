@@ -139,8 +139,11 @@ class ExpertBlocks:
         """
         leaves = [tf.cast(w, rows_rM.dtype) for w in tf.nest.flatten(self.theta)]
         specs = self._trace(rows_rM, leaves)
-        outer = context.current().saved_products
         layouts = [_OUTPUT, *[_HIDDEN] * len(specs)]
+        outer = context.current().saved_products
+        if outer and not all(outer.selects(*layout) for layout in layouts):
+            # One loop computes them all, so that saving a part of them spares nothing.
+            outer = None
         known = [outer.restore(*layout) for layout in layouts] if outer else [None]
 
         @custom_gradient

@@ -24,6 +24,10 @@ from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 _GATES = ("softmax", "sigmoid")
 # Log-score of padding in the iteration; finite, so that groups of padding alone give no NaN.
 _PADDING = -1e9
+# Share of a price that is not subtracted. To a token that is alone in its group, and to tokens that
+# are all alike, every expert is worth the same after its price, and rounding would choose one: a
+# different one on another mesh. With this share the expert with the largest logit is chosen.
+_TIE_BREAK = 2.0**-12
 
 
 class SinkhornRouter(LinearTokenChoiceRouter):
@@ -78,7 +82,8 @@ class SinkhornRouter(LinearTokenChoiceRouter):
         scores_GSE = tf.stop_gradient(logits_GSE)
         if context.current().training:
             scores_GSE /= p.temperature
-            scores_GSE -= prices(scores_GSE, mask_GS, p.iterations)[:, None]
+            price_GE = prices(scores_GSE, mask_GS, p.iterations)
+            scores_GSE -= (1.0 - _TIE_BREAK) * price_GE[:, None]
         expert_GS, chosen_GSE = selection.top_1(scores_GSE)
         softmax_GSE = tf.nn.softmax(logits_GSE)
         gates_GSE = softmax_GSE if p.gate == "softmax" else tf.sigmoid(logits_GSE)

@@ -22,7 +22,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.layers.moe.dispatch_names import dispatch_params
-from tests.layers.stacks.executions import loop
+from tests.layers.stacks.executions import loop, sequential
 from tests.tolerances import assert_close
 
 M, H, E = 4, 6, 4
@@ -324,18 +324,64 @@ def test_rows_above_the_bound_are_dropped_and_counted(bound, share):
         assert_close(output, one_device, "order")
 
 
+def make_stack(execution, dispatch="dropless", group_size=5) -> TransformerStack:
+    moe = MixtureOfExperts.params().set(
+        num_experts=E, group_size=group_size, dispatch=dispatch_params(dispatch)
+    )
+    moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
+    params = TransformerStack.params().set(
+        model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
+        execution=execution,
+    )  # fmt: skip
+    return params.instantiate(path="stack")
+
+
 @pytest.mark.parametrize("policy", ["products", pytest.param("full", marks=pytest.mark.slow)])
 def test_works_in_loops_with_rematerialization(policy):
     results = []
     for dispatch in ("dropless", "gather"):
-        moe = MixtureOfExperts.params().set(
-            num_experts=E, group_size=5, dispatch=dispatch_params(dispatch)
-        )
-        moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
-        params = TransformerStack.params().set(
-            model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
-            execution=loop(policy),
-        )  # fmt: skip
-        stack = params.instantiate(path="stack")
+        stack = make_stack(loop(policy), dispatch)
         results.append(both_ways(stack, stack.init(1), X[:, :9], MASK[:, :9]))
     check_equal(*results)
+
+
+def _slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("execution", "policy"),
+    [
+        (loop, "products"),
+        (sequential, "products"),
+        _slow(loop, "none"),
+        _slow(loop, "products_but_hidden"),
+        _slow(loop, "full"),
+        _slow(sequential, "products_but_hidden"),
+        _slow(sequential, "full"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [("data=2", "expert"), _slow("data=2,model=2", "expert_sequence_tensor")],
+)
+def test_rematerialized_stacks_equal_one_device_on_a_mesh(execution, policy, mesh, strategy):
+    """What the region of the forward pass computes is saved for the region of the gradient."""
+    stack = make_stack(execution(policy), group_size=4)
+    theta = stack.init(1)
+    x = RNG.normal(size=(4, 8, M)).astype(np.float32)
+    found = on_devices(stack, mesh, strategy)(theta, x)
+    check_equal(found, both_ways(stack, theta, x, tf.ones(x.shape[:2], tf.int32)))
+
+
+@pytest.mark.slow
+def test_saved_shards_of_a_loop_stay_on_their_devices():
+    """The gradient exchanges rows in two all-to-alls, and recomputes those of a remat policy."""
+    for policy, exchanges in (("none", 5), ("products", 8)):
+        stack = make_stack(loop(policy), group_size=4)
+        theta = stack.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, s.dtype))
+        compiled = on_devices(stack, "data=4", "expert").compile(theta, tf.TensorSpec((4, 8, M)))
+        assert compiled.full_replications() == []
+        kinds = hlo.count_by_kind(compiled.collectives())
+        assert kinds.pop("all-to-all") == exchanges
+        assert set(kinds) <= {"all-reduce"}

@@ -94,6 +94,19 @@ def test_padding_does_not_affect_prices():
     assert not tf.reduce_any(nothing.assignments[0].kept_GS)
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_tokens_that_are_alike_go_to_the_expert_with_the_largest_logit(tokens):
+    """Their balanced plan is even over the experts, so that rounding would choose."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(200, 1, 4)).astype(np.float32)
+    layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
+    real = np.arange(6) < tokens
+    padded = np.where(real[:, None], logits, rng.normal(size=(200, 6, 4))).astype(np.float32)
+    found = loops.route(layer, theta, padded, np.tile(real, (200, 1)), training=True)
+    chosen = found.assignments[0].expert_GS.numpy()[:, :tokens]
+    np.testing.assert_array_equal(chosen, np.tile(logits.argmax(-1), (1, tokens)))
+
+
 def test_the_gradient_flows_only_through_the_gates():
     logits = tf.constant(one_sided(tokens=8))
     layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)

@@ -1,0 +1,171 @@
+"""Runs combinations in a process of its own and writes one line of JSON about each.
+
+python -m tests.runtime.combinations.worker '<combination as JSON>' ...
+python -m tests.runtime.combinations.worker --seeds=0:50
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lingvo_gshard  # noqa: E402
+from lingvo_gshard.core.nested_map import NestedMap  # noqa: E402
+from lingvo_gshard.runtime.devices import devices_for  # noqa: E402
+from lingvo_gshard.runtime.program.executable import Executable  # noqa: E402
+from lingvo_gshard.runtime.program.program import Program  # noqa: E402
+from lingvo_gshard.runtime.program.step_programs import (  # noqa: E402
+    eval_program,
+    state_arrays,
+    train_program,
+)
+from lingvo_gshard.runtime.step_compiler import batch_specs  # noqa: E402
+from lingvo_gshard.runtime.verification.comparison import compare, compare_update  # noqa: E402
+from lingvo_gshard.runtime.verification.float64 import in_float64  # noqa: E402
+from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
+from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
+from lingvo_gshard.training.trainer import Trainer  # noqa: E402
+from tests.runtime.combinations.combination import Combination  # noqa: E402
+
+PACKAGE = os.path.dirname(lingvo_gshard.__file__)
+# Largest relative difference in float64, and that of the following metrics in narrower types.
+EXACT, NARROW = 1e-7, 0.1
+# Others count tokens, which rounding sends to other experts or gives other predictions.
+SMOOTH = ("loss", "gradient_norm", "evaluated loss")
+
+
+def verdict(combination: Combination) -> tuple[str, str]:
+    """Returns "equal", "refused", "differs" or "error", and the reason."""
+    try:
+        found = _differences(combination)
+    except Exception as error:
+        kind = "refused" if _is_refusal(error) else "error"
+        return kind, f"{error}" if kind == "refused" else traceback.format_exc()
+    return ("differs", "; ".join(found)) if found else ("equal", "")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether the package itself raised the error, with one sentence for the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = frames[-1].filename.startswith(PACKAGE)
+    return type(error) is ValueError and is_ours and "\n" not in str(error)
+
+
+def _differences(combination: Combination) -> list[str]:
+    """Returns what one training step, and an evaluation, compute differently on a mesh."""
+    partitioning = Partitioning.make(Mesh.parse(combination.mesh), combination.strategy)
+    trainer = combination.trainer()
+    state = _initial_state(trainer)
+    one = Mesh(tuple((name, 1) for name in partitioning.mesh.names))
+    alone = Partitioning.make(one, combination.strategy)
+    mine, whole = (_results(combination, trainer, each, state) for each in (partitioning, alone))
+    before = dict(zip(mine, state.flatten(), strict=False))
+    found = {}
+    for name, value in mine.items():
+        if not combination.is_exact and name not in SMOOTH:
+            continue
+        if combination.optimizer == "lion" and name.startswith(("theta.", "averages.")):
+            # It steps by signs, which rounding flips where a gradient is zero. Its moments tell.
+            continue
+        if name in before:
+            difference = compare_update(value, whole[name], before[name], partitioning.mesh)
+        else:
+            difference = compare(np.asarray(value), np.asarray(whole[name]), partitioning.mesh)
+        found[name] = difference.relative
+    tolerance = EXACT if combination.is_exact else NARROW
+    return [f"{name} by {value:.1e}" for name, value in found.items() if not value <= tolerance]
+
+
+def _results(
+    combination: Combination, trainer: Trainer, partitioning: Partitioning, state: NestedMap
+) -> dict[str, Any]:
+    """Returns the new state by path, then the metrics, of a step and of an evaluation."""
+    batch = combination.batch()
+    specs = batch_specs(batch)
+    program, names = train_program(trainer, partitioning, "gspmd", specs)
+    values = [*state.flatten(), *(batch[name] for name in sorted(batch))]
+    *arrays, metrics = _run(program, partitioning, values, combination.is_exact)
+    results = dict(zip((a.path for a in program.outputs), arrays, strict=False))
+    results |= zip(names, np.asarray(metrics), strict=True)
+    if combination.evaluates:
+        program, names = eval_program(trainer, partitioning, "gspmd", specs)
+        by_path = dict(
+            zip((a.path for a in state_arrays(trainer, partitioning)), values, strict=False)
+        )
+        values = [
+            by_path.get(a.path, batch.get(a.path.removeprefix("batch."))) for a in program.inputs
+        ]
+        (metrics,) = _run(program, partitioning, values, combination.is_exact)
+        results |= zip((f"evaluated {name}" for name in names), np.asarray(metrics), strict=True)
+    return results
+
+
+def _run(program: Program, partitioning: Partitioning, values: list, is_exact: bool) -> list:
+    """Runs a program, in float64 where it computes in float32 if the result is to be exact."""
+    if is_exact:
+        program = in_float64(program)
+    devices = devices_for(partitioning.mesh.size)
+    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
+    inputs = [
+        array.put(np.asarray(value, array.dtype), mesh)
+        for array, value in zip(program.inputs, values, strict=True)
+    ]
+    return list(Executable(program, devices)(*inputs))
+
+
+def _initial_state(trainer: Trainer) -> NestedMap:
+    """Returns a state with noise in place of constant weights, which hide what precedes them."""
+    state = trainer.init_state().transform(lambda x: np.array(x))
+    rng = np.random.default_rng(0)
+
+    def with_noise(weight: np.ndarray) -> np.ndarray:
+        if weight.size == 0 or np.ptp(weight):
+            return weight
+        return (weight + 0.05 * rng.normal(size=weight.shape)).astype(weight.dtype)
+
+    pairs = zip(trainer.theta_specs.flatten(), state.theta.flatten(), strict=True)
+    state.theta = state.theta.pack(w if s.update_rule else with_noise(w) for s, w in pairs)
+    state.update(
+        trainer.initial_extras(state.theta.transform(tf.convert_to_tensor)).transform(np.array)
+    )
+    return state
+
+
+def _combinations(arguments: list[str]) -> Iterator[Combination]:
+    """Yields the combinations of a command line."""
+    for text in arguments:
+        if text.startswith("--seeds="):
+            begin, end = map(int, text.removeprefix("--seeds=").split(":"))
+            yield from map(Combination.draw, range(begin, end))
+        else:
+            yield Combination(**json.loads(text))
+
+
+def main() -> None:
+    """Writes the verdict on each combination of the command line."""
+    # Collections would visit the objects of TensorFlow's import, which never die, again and again.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    for combination in _combinations(sys.argv[1:]):
+        kind, reason = verdict(combination)
+        line = {"verdict": kind, "reason": reason, "combination": dataclasses.asdict(combination)}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
