@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.names import name_module
+from lingvo_gshard.runtime.lowering.partial_sums import add_before_reducing
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
@@ -132,6 +133,7 @@ def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner
         name_module(parsed, name)
         make_constants(parsed, constants)
         make_iotas(parsed)
+        add_before_reducing(parsed, mesh)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

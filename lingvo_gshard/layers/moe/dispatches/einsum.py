@@ -23,13 +23,13 @@ class EinsumDispatch(BufferDispatch):
 class _OneHotBuffers(Buffers):
     """Buffers that are filled and read by one-hot tensors [G,S,E,C]."""
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
-        return einsum("GSEC,GSM->GECM", self._dispatch_mask(), x_GSM)
+        return einsum(f"GSEC,GS{row}->GEC{row}", self._dispatch_mask(), x_GSM)
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
-        return einsum("GSEC,GECM->GSM", self._combine_weights(), y_GECM)
+        return einsum(f"GSEC,GEC{row}->GS{row}", self._combine_weights(), y_GECM)
 
     def _dispatch_mask(self) -> tf.Tensor:
         """Returns [G,S,E,C]: 1 where a token fills a slot, 0 elsewhere."""
