@@ -33,6 +33,7 @@ class Letter:
       is_inner: Lies between the first and the last weight of a layer. Splitting it leaves partial
         sums at the layer's output.
       is_hidden: Belongs to the largest activations of a layer.
+      follows: A letter whose mesh axes split this one as well, unless it has a rule of its own.
     """
 
     meaning: str
@@ -43,6 +44,7 @@ class Letter:
     is_weight_batch: bool = False
     is_inner: bool = False
     is_hidden: bool = False
+    follows: str = ""
 
 
 LETTERS = {
@@ -56,6 +58,11 @@ LETTERS = {
     "C": Letter("capacity slots of an expert", is_token=True),
     "M": Letter("model"),
     "H": Letter("feed-forward hidden", is_inner=True, is_hidden=True),
+    "U": Letter(
+        "parts of H, whose outputs are added later; with M, rows of M for each part",
+        is_weight_batch=True,
+        follows="H",
+    ),
     "N": Letter("attention heads", is_inner=True),
     "D": Letter("size of one head"),
     "V": Letter("vocabulary", is_inner=True),

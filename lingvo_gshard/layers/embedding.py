@@ -55,7 +55,9 @@ class TokenEmbedding(Layer):
         """Returns the logits [B,L,V] of a softmax whose weight is this table."""
         if "softmax" in theta:
             return multiply("BLM,MV->BLV", x_BLM, theta.softmax)
-        return multiply("BLM,VM->BLV", x_BLM, theta.table)
+        # Annotated as in fprop, so that a table that is split by M is gathered for both at once.
+        table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
+        return multiply("BLM,VM->BLV", x_BLM, table_VM)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:

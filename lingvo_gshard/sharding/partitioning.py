@@ -105,7 +105,8 @@ class Partitioning:
             if matches_path(pattern, path):
                 rules.update(override.table(kind))
         wanted = {
-            each: () if each in unsplit else rules.get(each, ()) for each in layout + reserved
+            each: () if each in unsplit else strategies.axes_of(each, rules)
+            for each in layout + reserved
         }
         if shape is None:
             return claims.by_letter(wanted, layout, self.reserved_axes)

@@ -128,6 +128,13 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     )
 
 
+def axes_of(letter: str, rules: Table) -> tuple[str, ...]:
+    """Returns the mesh axes that a table's rules have for a letter, or for the one it follows."""
+    if letter in rules or letter not in LETTERS:
+        return rules.get(letter, ())
+    return rules.get(LETTERS[letter].follows, ())
+
+
 def base_names() -> tuple[str, ...]:
     """Returns the names of the base strategies."""
     return tuple(_bases)

@@ -7,14 +7,14 @@ from lingvo_gshard.core.letters import LETTERS, check_layout
 
 
 def test_every_letter_has_a_meaning():
-    assert set(LETTERS) == set("BLKGSTECMHNDVRPW")
+    assert set(LETTERS) == set("BLKGSTECMHUNDVRPW")
     meanings = [letter.meaning for letter in LETTERS.values()]
     assert all(meanings) and len(set(meanings)) == len(LETTERS)
 
 
 def test_traits_select_letters():
     assert (letters.ROWS, letters.POSITIONS, letters.HIDDEN) == ("BG", "LK", "H")
-    assert (letters.STACKS, letters.WEIGHT_BATCH) == ("RP", "ERP")
+    assert (letters.STACKS, letters.WEIGHT_BATCH) == ("RP", "EURP")
     assert set(letters.TOKENS) == set("BLKGSTC") and set(letters.INNER) == set("HNV")
 
 

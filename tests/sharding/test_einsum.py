@@ -64,7 +64,7 @@ def equations(draw) -> str:
 
 
 def test_equations_of_the_package_are_collected():
-    assert {"BLM,MH->BLH", "EGCM,EMH->EGCH", "GSEC,GECM->GSM"} <= set(equations_in_use())
+    assert {"BLM,MH->BLH", "EGCM,EMH->EGCH", "EUGCM,EUMH->EUGCH"} <= set(equations_in_use())
 
 
 @pytest.mark.parametrize("equation", equations_in_use())

@@ -177,6 +177,7 @@ def test_activations_follow_their_table(strategy, mesh, expected):
 
 def first_claims(layout: str, table: dict, unsplit: str) -> list[tuple[str, ...]]:
     """Assigns each axis to the first dimension whose letter requests it; L and K come last."""
+    table = {x: table.get(x, table.get(LETTERS[x].follows, ())) for x in layout}
     owner = {}
     for axis in ("data", "fsdp", "model"):
         wanting = [x for x in layout if x not in unsplit and axis in table.get(x, ())]

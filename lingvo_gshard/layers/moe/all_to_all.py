@@ -26,27 +26,29 @@ class Direction:
 
     Attributes:
       source: the first two letters at the start, "GE" or "EG".
+      row: the letter of rows: M, or U if a device along the axes of H has a row of its own.
     """
 
     source: str
+    row: str = "M"
 
     def reverse(self) -> Direction:
         """Returns the opposite direction."""
-        return Direction(self.source[::-1])
+        return Direction(self.source[::-1], self.row)
 
     def layouts(self, rank: int) -> tuple[str, str]:
         """Returns the layouts before and after the exchange.
 
         Args:
-          rank: 4 for rows, which have M; 3 for one number per row.
+          rank: 4 for rows; 3 for one number per row.
         """
-        rest = "CM"[: rank - 2]
+        rest = f"C{self.row}"[: rank - 2]
         return self.source + rest, self.source[::-1] + rest
 
 
 AllToAll: TypeAlias = "Callable[[tf.Tensor, Direction], tf.Tensor]"
 
-TO_EXPERTS, TO_GROUPS = Direction("GE"), Direction("EG")
+TO_EXPERTS = "GE"
 
 
 def single(x: tf.Tensor, direction: Direction) -> tf.Tensor:

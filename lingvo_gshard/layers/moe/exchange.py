@@ -62,13 +62,19 @@ class Exchange(Configurable):
             )
         self._path = path
 
-    def run(self, x_GECM: tf.Tensor, compute: Compute) -> tf.Tensor:
+    @property
+    def rounds(self) -> bool:
+        """Whether rows are rounded when they are sent."""
+        return bool(self.p.precision)
+
+    def run(self, x_GECM: tf.Tensor, compute: Compute, row: str = "M") -> tf.Tensor:
         """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
 
         Args:
           x_GECM: the buffers.
           compute: [E,G,C,M] -> [E,G,C,M], the experts. With chunks it is called once for each and
             must compute each row independently; its random numbers differ between chunks.
+          row: letter of the last dimension: M, or U for a row of each part of the experts.
 
         Raises:
           ValueError: the all-to-alls cannot be hierarchical on this mesh.
@@ -76,19 +82,22 @@ class Exchange(Configurable):
         transport = all_to_all.single
         if self.p.hierarchical:
             transport = all_to_all.hierarchical(f"{self._path}.hierarchical")
-        parts = _split(x_GECM, self.p.chunks)
+        parts = _split(x_GECM, self.p.chunks, f"GEC{row}")
+        direction = Direction(all_to_all.TO_EXPERTS, row)
         results = []
         for index, part in enumerate(parts):
             with _chunk_context(index):
-                results.append(self._run_chunk(part, compute, transport))
+                results.append(self._run_chunk(part, compute, direction, transport))
         return tf.concat(results, axis=2) if len(results) > 1 else results[0]
 
-    def _run_chunk(self, x_GECM: tf.Tensor, compute: Compute, transport: AllToAll) -> tf.Tensor:
+    def _run_chunk(
+        self, x_GECM: tf.Tensor, compute: Compute, direction: Direction, transport: AllToAll
+    ) -> tf.Tensor:
         with tf.name_scope(DISPATCH_SCOPE):
-            x_EGCM = self._send(x_GECM, all_to_all.TO_EXPERTS, transport)
+            x_EGCM = self._send(x_GECM, direction, transport)
         y_EGCM = compute(x_EGCM)
         with tf.name_scope(COMBINE_SCOPE):
-            return self._send(y_EGCM, all_to_all.TO_GROUPS, transport)
+            return self._send(y_EGCM, direction.reverse(), transport)
 
     def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
         """Returns the rows after the exchange. Their gradient is sent back with the same codec."""
@@ -109,7 +118,7 @@ class Exchange(Configurable):
         return send(x)
 
 
-def _split(x_GECM: tf.Tensor, chunks: int) -> list[tf.Tensor]:
+def _split(x_GECM: tf.Tensor, chunks: int, layout: str) -> list[tf.Tensor]:
     """Returns parts along C whose sizes differ by at most one, none of them empty."""
     capacity = x_GECM.shape[2]
     parts = min(chunks, capacity)
@@ -117,7 +126,7 @@ def _split(x_GECM: tf.Tensor, chunks: int) -> list[tf.Tensor]:
         return [x_GECM]
     sizes = [capacity * (i + 1) // parts - capacity * i // parts for i in range(parts)]
     # Without an annotation of each part, XLA sends the whole buffer and splits it afterwards.
-    return [annotate(part, "GECM") for part in tf.split(x_GECM, sizes, axis=2)]
+    return [annotate(part, layout) for part in tf.split(x_GECM, sizes, axis=2)]
 
 
 def _chunk_context(index: int) -> contextlib.AbstractContextManager:

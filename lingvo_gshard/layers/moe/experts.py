@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
@@ -11,8 +13,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.lora import product
-from lingvo_gshard.layers.products import store
+from lingvo_gshard.layers.lora import CHILD, product
+from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
 
 class Experts(Layer):
@@ -60,9 +64,32 @@ class Experts(Layer):
         """Returns the names of the products with the input."""
         return ("in", "factor") if self.activation.is_gated else ("in",)
 
+    @property
+    def parts(self) -> int:
+        """The number of parts of H that can be computed apart, each on devices of its own.
+
+        1 if H is not split, or not evenly, or if adapters add to the products.
+        """
+        parts = parts_of("EGCH")[3]
+        if self.p.hidden_dim % parts or CHILD in self.children:
+            return 1
+        groups, slots, model = axes_of("GECM")[0], axes_of("EGCM"), axes_of("GSM")[2]
+        own = axes_of("EGCH")[3]
+        fits = axes_of("GECU") == (groups, *axes_of("GECM")[1:3], own)
+        return parts if fits and axes_of("EGCU") == (*slots[:3], own) and not model else 1
+
     @layer_method
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
-        """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype."""
+        """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype.
+
+        Args:
+          theta: the weights.
+          x_EGCM: the rows; or [E,G,C,U], a row for each of `parts`. The result is then [E,G,C,U]:
+            outputs of the parts, whose sum is the experts' output.
+        """
+        parts = x_EGCM.shape[-1] // self.p.model_dim
+        if parts > 1:
+            return self._compute_parts(theta, x_EGCM, parts)
         return self._compute(theta, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
 
     @layer_method
@@ -93,19 +120,61 @@ class Experts(Layer):
     def _compute(
         self, theta: NestedMap, x: tf.Tensor, input_equation: str, output_equation: str
     ) -> tf.Tensor:
+        h = self._hidden(theta, lambda name: product(self, theta, name, input_equation, x))
+        y = product(self, theta, "w_out", output_equation, h)
+        return add_bias(y, _broadcast(theta.b_out, y)) if self.p.use_bias else y
+
+    @layer_method
+    def _hidden(self, theta: NestedMap, project: Callable[[str], tf.Tensor]) -> tf.Tensor:
+        """Returns the hidden activations.
+
+        Args:
+          theta: the weights.
+          project: returns the product of the input with the weight of a name.
+        """
+
         def hidden(name: str) -> tf.Tensor:
-            h = product(self, theta, f"w_{name}", input_equation, x)
+            h = project(f"w_{name}")
             return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
         factor = hidden("factor") if self.activation.is_gated else None
-        h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
-        y = product(self, theta, "w_out", output_equation, h)
-        return add_bias(y, _broadcast(theta.b_out, y)) if self.p.use_bias else y
+        return self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
+
+    @layer_method
+    def _compute_parts(self, theta: NestedMap, x_EGCU: tf.Tensor, parts: int) -> tf.Tensor:
+        """Returns [E,G,C,U]: the output of each part of the hidden activations."""
+        experts, groups, slots, _ = x_EGCU.shape.as_list()
+        model_dim, part = self.p.model_dim, self.p.hidden_dim // parts
+        x_EUGCM = _parts_first(tf.reshape(x_EGCU, [experts, groups, slots, parts, model_dim]), "M")
+
+        def project(name: str) -> tf.Tensor:
+            w_EUMH = tf.transpose(
+                tf.reshape(theta[name], [experts, model_dim, parts, part]), (0, 2, 1, 3)
+            )
+            h_EUGCH = multiply("EUGCM,EUMH->EUGCH", x_EUGCM, w_EUMH)
+            h_EGCUH = tf.transpose(h_EUGCH, (0, 2, 3, 1, 4))
+            return annotate(tf.reshape(h_EGCUH, [experts, groups, slots, parts * part]), "EGCH")
+
+        h_EGCH = self._hidden(theta, project)
+        h_EUGCH = _parts_first(tf.reshape(h_EGCH, [experts, groups, slots, parts, part]), "H")
+        w_EUHM = tf.reshape(theta.w_out, [experts, parts, part, model_dim])
+        y_EUGCM = multiply("EUGCH,EUHM->EUGCM", h_EUGCH, w_EUHM)
+        if self.p.use_bias:
+            # The first part alone adds it.
+            b_EUM = tf.pad(theta.b_out[:, tf.newaxis], [[0, 0], [0, parts - 1], [0, 0]])
+            y_EUGCM = add_bias(y_EUGCM, _broadcast(b_EUM, y_EUGCM))
+        y_EGCUM = tf.transpose(y_EUGCM, (0, 2, 3, 1, 4))
+        return annotate(tf.reshape(y_EGCUM, [experts, groups, slots, parts * model_dim]), "EGCU")
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of one forward pass in which one expert computes each token."""
         products = len(self._input_products) + 1
         return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
+
+
+def _parts_first(x_EGCUM: tf.Tensor, last: str) -> tf.Tensor:
+    """Returns [E,U,G,C,...]: with the dimensions of independent products first."""
+    return annotate(tf.transpose(x_EGCUM, (0, 3, 1, 2, 4)), f"EUGC{last}")
 
 
 def _broadcast(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -59,7 +59,7 @@ def _counts_along(operation: ir.Operation) -> int | None:
         return _constant_counts_along(operation)
     if operation.name in _NEUTRAL:
         number, other = operation.operands
-        return _counts_of(other) if _is_all(number, _NEUTRAL[operation.name]) else None
+        return _counts_of(other) if is_all(number, _NEUTRAL[operation.name]) else None
     if operation.name not in _MOVES:
         return None
     before = _counts_of(operation.operands[0])
@@ -87,7 +87,7 @@ def _moved(operation: ir.Operation, before: int) -> int | None:
     return [d for d, size in enumerate(new) if size != 1][kept.index(before)]
 
 
-def _is_all(value: ir.Value, number: int) -> bool:
+def is_all(value: ir.Value, number: int) -> bool:
     """Returns whether every element equals `number`."""
     owner = value.owner
     while not isinstance(owner, ir.Block) and owner.name in _MOVES:

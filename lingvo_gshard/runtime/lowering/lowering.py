@@ -15,6 +15,7 @@ from lingvo_gshard.runtime.lowering.folding import without_folding
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.names import name_module
+from lingvo_gshard.runtime.lowering.partial_sums import add_before_reducing
 from lingvo_gshard.runtime.lowering.sharding_text import shorten_shardings
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.lowering.unfolded import remove_barriers, unfolded_constants
@@ -165,6 +166,7 @@ def _portable(
             remove_barriers(parsed)
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
+        add_before_reducing(parsed, mesh)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -99,3 +100,28 @@ def _devices(match: re.Match, tiles: list[int]) -> np.ndarray:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
+
+
+def text_of_split(split: Split, mesh: Mesh) -> str:
+    """Returns the HLO sharding of a split over a mesh. Its length does not depend on the devices.
+
+    Args:
+      split: the mesh axes of each dimension.
+      mesh: the mesh.
+    """
+    used = [axis for axes in split for axis in axes]
+    rest = [axis for axis in mesh.names if axis not in used]
+    copies = mesh.parts(rest)
+    if copies == mesh.size:
+        return "{replicated}"
+    tiles = [*(mesh.parts(axes) for axes in split), *([copies] if copies > 1 else [])]
+    order = [mesh.names.index(axis) for axis in (*used, *rest)]
+    devices = f"[{_joined(mesh.shape)}]T({_joined(order)})"
+    if order == sorted(order):
+        devices = f"[{mesh.size}]"
+    kept = " last_tile_dim_replicate" if copies > 1 else ""
+    return f"{{devices=[{_joined(tiles)}]<={devices}{kept}}}"
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

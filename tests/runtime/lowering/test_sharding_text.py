@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.runtime.lowering.sharding_text import shortened, split_of_text
+from lingvo_gshard.runtime.lowering.sharding_text import shortened, split_of_text, text_of_split
 from lingvo_gshard.sharding.mesh import Mesh
 
 MESH = Mesh.parse("data=2,model=4")
@@ -63,3 +63,25 @@ def test_what_is_no_split_over_the_mesh_is_not_read(text):
 def test_lists_of_devices_become_iotas(text, short):
     assert shortened(text, MESH) == short
     assert split_of_text(short, 2, MESH) == split_of_text(text, 2, MESH)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        ((), ()),
+        (("data",), ()),
+        ((), ("model",)),
+        (("model",), ("data",)),
+        (("data", "model"), ()),
+        (("model", "data"), ()),
+        (("data",), ("model",)),
+    ],
+)
+@pytest.mark.parametrize("mesh", ["data=2,model=4", "data=1,model=8", "data=512,model=64"])
+def test_what_is_written_is_read_and_does_not_grow_with_the_mesh(split, mesh):
+    mesh = Mesh.parse(mesh)
+    text = text_of_split(split, mesh)
+    assert len(text) < 80
+    used = {axis for axes in split for axis in axes if mesh.axis_size(axis) > 1}
+    kept = tuple(tuple(axis for axis in axes if axis in used) for axes in split)
+    assert split_of_text(text, 2, mesh) == kept

@@ -166,12 +166,13 @@ def test_sharding_the_experts_hidden_dimension_adds_one_all_reduce():
 def test_tensor_parallelism_needs_one_all_reduce_each_way(make, partitioner):
     """Over the parts of H or N: of the output forward, of the input's gradient backward.
 
-    The gradients of gates need the experts' outputs, so there both sums are in one instruction.
+    Outputs of experts are combined before they are summed. So are the gradients of both gates of a
+    token, in the same instruction as those of the input.
     """
-    size = 4 * B * L * M * (2 if make is moe else 1)
-    for part, sums in ((FORWARD, 1), (GRADIENTS, 2 if make is moe else 1)):
+    gates = 2 if make is moe else 0
+    for part, numbers in ((FORWARD, M), (GRADIENTS, M + gates)):
         (found,) = compiled(make(), "model=8", "tensor", part, partitioner).collectives()
-        assert (found.kind, found.bytes) == ("all-reduce", size * sums)
+        assert (found.kind, found.bytes) == ("all-reduce", 4 * B * L * numbers)
 
 
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])

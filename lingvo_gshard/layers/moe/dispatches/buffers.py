@@ -10,17 +10,31 @@ from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.sharding import annotate
 
 
 class Buffers:
-    """The experts' buffers of one routing: fills them and reads them back."""
+    """The experts' buffers of one routing: fills them and reads them back.
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
+    The last dimension may be U, rows of M for each part of the experts, in place of M.
+    """
+
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
+        """Returns the experts' inputs [G,E,C,M]; empty slots are zero.
+
+        Args:
+          x_GSM: the tokens.
+          row: letter of the last dimension, M or U.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no dispatch")
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs.
+
+        Args:
+          y_GECM: the experts' outputs.
+          row: letter of the last dimension, M or U.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no combine")
 
 
@@ -42,15 +56,42 @@ class BufferDispatch(Dispatch):
         theta: NestedMap,
         exchange: Exchange,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype."""
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
+
+        Where H is split, each device along its axes computes a part of the experts, and the parts'
+        outputs are to be added. That is done for tokens, after `combine`, and not for the slots of
+        buffers, of which a token has one for each of its experts. So is the sum of the gradients
+        with respect to the experts' inputs. Rows that are rounded on their way are added before.
+        """
         buffers = self.buffers(routing, x_GSM.dtype)
+        parts = 1 if exchange.rounds else experts.parts
+        row = "U" if parts > 1 else "M"
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
-            x_GECM = buffers.dispatch(x_GSM)
+            x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
 
         def compute(x_EGCM: tf.Tensor) -> tf.Tensor:
             with ordered_along("EGCM".index("G")):
                 return experts.fprop(theta, x_EGCM)
 
-        y_GECM = exchange.run(x_GECM, compute)
+        y_GECM = exchange.run(x_GECM, compute, row)
         with tf.name_scope(exchanges.COMBINE_SCOPE):
-            return buffers.combine(y_GECM)
+            return _sum_parts(buffers.combine(y_GECM, row), parts)
+
+
+def _for_parts(x_GSM: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns [G,S,U]: the rows of tokens, once for each part of the experts."""
+    if parts == 1:
+        return x_GSM
+    groups, size, model_dim = x_GSM.shape.as_list()
+    x_GSUM = tf.broadcast_to(x_GSM[:, :, tf.newaxis], [groups, size, parts, model_dim])
+    x_GSUM = annotate(x_GSUM, "GSUM")
+    return annotate(tf.reshape(x_GSUM, [groups, size, parts * model_dim]), "GSU")
+
+
+def _sum_parts(y_GSU: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns [G,S,M]: the sums over the parts."""
+    if parts == 1:
+        return y_GSU
+    groups, size, row = y_GSU.shape.as_list()
+    y_GSUM = annotate(tf.reshape(y_GSU, [groups, size, parts, row // parts]), "GSUM")
+    return annotate(tf.reduce_sum(y_GSUM, 2), "GSM")

@@ -23,13 +23,13 @@ class EinsumDispatch(BufferDispatch):
 class _OneHotBuffers(Buffers):
     """Buffers that are filled and read by one-hot tensors [G,S,E,C]."""
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
-        return einsum("GSEC,GSM->GECM", self._dispatch_mask(), x_GSM)
+        return einsum(f"GSEC,GS{row}->GEC{row}", self._dispatch_mask(), x_GSM)
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
-        y_GSM = einsum("GSEC,GECM->GSM", self._combine_weights(), y_GECM)
+        y_GSM = einsum(f"GSEC,GEC{row}->GS{row}", self._combine_weights(), y_GECM)
         # Selected, and not only multiplied by weights of 0: a norm of the zero row of a dropped
         # token has a gradient that overflows float16, and 0 times infinity would reach all slots.
         return tf.where(self._is_kept()[..., None], y_GSM, tf.zeros([], y_GSM.dtype))

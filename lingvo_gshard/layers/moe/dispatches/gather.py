@@ -33,15 +33,15 @@ class _TokenChoiceBuffers(Buffers):
         self._gates = [a.gate_GS for a in routing.assignments]
         self._permutation = Permutation(slot_of_token, self._slots)
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
         shape = (x_GSM.shape[0], self._experts, self._capacity, x_GSM.shape[-1])
-        return annotate(tf.reshape(self._permutation.permute(x_GSM), shape), "GECM")
+        return annotate(tf.reshape(self._permutation.permute(x_GSM), shape), f"GEC{row}")
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
         y_rows = tf.reshape(y_GECM, (y_GECM.shape[0], self._slots, y_GECM.shape[-1]))
-        return annotate(self._permutation.unpermute(y_rows, self._gates), "GSM")
+        return annotate(self._permutation.unpermute(y_rows, self._gates), f"GS{row}")
 
 
 class _ExpertChoiceBuffers(Buffers):
@@ -57,7 +57,7 @@ class _ExpertChoiceBuffers(Buffers):
         self._token_of_slot = tf.reshape(routing.token_of_slot_GEC, shape)
         self._gate_of_slot = tf.reshape(routing.gate_of_slot_GEC, shape)
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
 
         @custom_gradient
@@ -65,9 +65,9 @@ class _ExpertChoiceBuffers(Buffers):
             return self._rows_of_slots(x_GSM), self._sum_by_token
 
         shape = (self._groups, self._experts, self._capacity, x_GSM.shape[-1])
-        return annotate(tf.reshape(move(x_GSM), shape), "GECM")
+        return annotate(tf.reshape(move(x_GSM), shape), f"GEC{row}")
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
         slots = self._experts * self._capacity
         y_rows = tf.reshape(y_GECM, (self._groups, slots, y_GECM.shape[-1]))
@@ -83,7 +83,7 @@ class _ExpertChoiceBuffers(Buffers):
 
             return self._sum_by_token(y_rows * weight), gradient
 
-        return annotate(move(y_rows, self._gate_of_slot), "GSM")
+        return annotate(move(y_rows, self._gate_of_slot), f"GS{row}")
 
     def _rows_of_slots(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the row of each slot's token, zeros where the slot is empty."""

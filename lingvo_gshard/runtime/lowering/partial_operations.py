@@ -1,0 +1,443 @@
+"""Operations on partial sums, which have a first dimension that is split over the devices.
+
+A summed dimension of n m elements that is split n times is cut into one of n, which stays split,
+and one of m, over which each device sums. A `Partial` says how an operation is computed so that the
+dimension of n comes first in its result. Several of them are merged into one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from lingvo_gshard.core.lazy import ir, stablehlo
+from lingvo_gshard.runtime.lowering.iotas import is_all
+from lingvo_gshard.runtime.lowering.sharding_text import text_of_split
+from lingvo_gshard.runtime.lowering.value_splits import (
+    ValueSplits,
+    annotation_of,
+    maker_of,
+    shape_of,
+)
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Split
+
+Axes = tuple[str, ...]
+# Operations that may stand between a partial sum and an addition.
+_MOVES = ("stablehlo.transpose", "stablehlo.reshape")
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """How the result of an operation is computed as partial sums.
+
+    Attributes:
+      axes: the mesh axes that split the first dimension, major first.
+      build: returns the partial sums, computed where the operation is.
+    """
+
+    axes: Axes
+    build: Callable[[], ir.Value]
+
+
+def partial_of(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> Partial | None:
+    """Returns how an operation can be computed as partial sums; None if it sums over no split.
+
+    Args:
+      operation: a product, a reduction by addition, or a scatter that adds to zeros.
+      splits: the splits of the module's values.
+      mesh: the mesh.
+    """
+    known = _KINDS.get(operation.name)
+    return known(_Source(operation, splits, mesh)) if known else None
+
+
+def added(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Returns the sum of two values of one shape."""
+    return _create("stablehlo.add", [x, y], x.type)
+
+
+def passes(operation: ir.Operation) -> bool:
+    """Returns whether an operation only moves or annotates the elements of a partial sum."""
+    if operation.name == "stablehlo.convert":
+        return operation.operands[0].type == operation.results[0].type
+    return operation.name in _MOVES or bool(annotation_of(operation))
+
+
+def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
+    """Returns the sum over dimensions."""
+    gone = list(dimensions)
+    kept = [size for i, size in enumerate(shape_of(value)) if i not in gone]
+    scalar = _type_like(value, [])
+    zero = _constant(0.0, scalar)
+    attributes = {"dimensions": ir.DenseI64ArrayAttr.get(gone)}
+    reduction = ir.Operation.create(
+        "stablehlo.reduce",
+        results=[_type_like(value, kept)],
+        operands=[value, zero],
+        attributes=attributes,
+        regions=1,
+    )
+    block = ir.Block.create_at_start(reduction.regions[0], [scalar, scalar])
+    with ir.InsertionPoint(block):
+        ir.Operation.create("stablehlo.return", operands=[added(*block.arguments)])
+    return reduction.results[0]
+
+
+def moved(
+    value: ir.Value, movers: Sequence[ir.Operation], axes: Axes = (), mesh: Mesh | None = None
+) -> ir.Value:
+    """Returns a value after operations of the program for which `passes` holds.
+
+    Args:
+      value: the value.
+      movers: the operations, first one first.
+      axes: the mesh axes that split the first dimension of partial sums; () for other values.
+      mesh: the mesh, of partial sums.
+    """
+    first = 1 if axes else 0
+    for mover in movers:
+        lead = shape_of(value)[:first]
+        if text := annotation_of(mover):
+            split = mesh and _known_split(mover, mesh)
+            if split:
+                value = _annotated(value, _with_first(axes, split), mesh)
+            elif not axes:
+                value = _create_annotation(value, text)
+        elif mover.name == "stablehlo.reshape":
+            value = _reshaped(value, [*lead, *shape_of(mover.results[0])])
+        elif mover.name == "stablehlo.transpose":
+            order = ir.DenseI64ArrayAttr(mover.attributes["permutation"])
+            value = _transposed(value, [*range(first), *(first + i for i in order)])
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """An operation whose operands are cut along split dimensions."""
+
+    operation: ir.Operation
+    splits: ValueSplits
+    mesh: Mesh
+
+    def shared_axes(self, places: Sequence[tuple[int, int]]) -> list[Axes]:
+        """Returns the mesh axes of dimensions that several operands have.
+
+        Args:
+          places: operand and dimension, one for each operand that has the dimension.
+        """
+        found = set()
+        for operand, dimension in places:
+            split = self.splits.of(self.operation.operands[operand])
+            if split is not None:
+                found.add(split[dimension])
+        return list(found)
+
+    def agreed(self, dimensions: Sequence[Sequence[tuple[int, int]]]) -> list[Axes] | None:
+        """Returns the mesh axes of each summed dimension; None if nothing is summed over devices.
+
+        Args:
+          dimensions: for each summed dimension, operand and dimension of all that have it.
+        """
+        agreed: list[Axes] = []
+        for places in dimensions:
+            found = self.shared_axes(places)
+            axes = found[0] if len(found) == 1 else ()
+            operand, dimension = places[0]
+            size = shape_of(self.operation.operands[operand])[dimension]
+            agreed.append(axes if size % self.mesh.parts(axes) == 0 else ())
+        used = [axis for axes in agreed for axis in axes]
+        return agreed if used and len(set(used)) == len(used) else None
+
+    def cut(
+        self, operand: int, dimensions: Sequence[int], agreed: Sequence[Axes]
+    ) -> tuple[ir.Value, list[int], list[int]]:
+        """Returns an operand whose split dimensions are cut.
+
+        Other dimensions lose the axes of the summed ones, and those that an earlier dimension of
+        the result has: devices need these dimensions whole.
+
+        Args:
+          operand: number of the operand.
+          dimensions: its summed dimensions.
+          agreed: their mesh axes, major first.
+
+        Returns:
+          the operand; the places of the first parts of cut dimensions; and the place of each
+          dimension, or of the rest of it.
+        """
+        value = self.operation.operands[operand]
+        split, shape = self.splits.of(value), shape_of(value)
+        cuts = {d: axes for d, axes in zip(dimensions, agreed, strict=True) if axes}
+        if split is not None:
+            split = tuple(cuts.get(d, axes) for d, axes in enumerate(self._kept(operand, split)))
+            value = _annotated(value, split, self.mesh)
+        sizes: list[int] = []
+        places: dict[int, int] = {}
+        left: list[int] = []
+        for dimension, size in enumerate(shape):
+            if dimension in cuts:
+                places[dimension] = len(sizes)
+                sizes.append(self.mesh.parts(cuts[dimension]))
+                size //= sizes[-1]
+            left.append(len(sizes))
+            sizes.append(size)
+        value = _reshaped(value, sizes)
+        if split is not None:
+            after: list[Axes] = [()] * len(sizes)
+            for dimension, axes in enumerate(split):
+                after[places.get(dimension, left[dimension])] = axes
+            value = _annotated(value, tuple(after), self.mesh)
+        return value, [places[dimension] for dimension in cuts], left
+
+    def _kept(self, operand: int, split: Split) -> Split:
+        """Returns the split of an operand without axes that other dimensions of a product claim."""
+        if operand == 0 or self.operation.name != "stablehlo.dot_general":
+            return split
+        other = self.splits.of(self.operation.operands[1 - operand]) or ()
+        numbers = stablehlo.DotDimensionNumbers(self.operation.attributes[_NUMBERS])
+        shared = [*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions]
+        claimed = {axis for axes in other for axis in axes}
+        return tuple(
+            axes if i in shared else tuple(axis for axis in axes if axis not in claimed)
+            for i, axes in enumerate(split)
+        )
+
+    def merged(self, value: ir.Value, agreed: Sequence[Axes], split: Split | None) -> ir.Value:
+        """Returns partial sums with one first dimension.
+
+        Args:
+          value: the partial sums, with a first dimension for each cut one.
+          agreed: mesh axes of the summed dimensions.
+          split: the split of the other dimensions, if it is known.
+        """
+        axes = _flat(agreed)
+        count = sum(map(bool, agreed))
+        if split is not None and count > 1:
+            first = [each for each in agreed if each]
+            rest = _with_first(axes, split)[1:]
+            value = _annotated(value, (*first, *rest), self.mesh)
+        value = _reshaped(value, [self.mesh.parts(axes), *shape_of(value)[count:]])
+        return value if split is None else _annotated(value, _with_first(axes, split), self.mesh)
+
+    def other_attributes(self, *names: str) -> dict[str, ir.Attribute]:
+        """Returns the operation's attributes, except those of these names."""
+        attributes = self.operation.attributes
+        return {name: attributes[name] for name in attributes if name not in names}
+
+
+_NUMBERS = "dot_dimension_numbers"
+
+
+def _of_product(source: _Source) -> Partial | None:
+    numbers = stablehlo.DotDimensionNumbers(source.operation.attributes[_NUMBERS])
+    contracted = sorted(
+        zip(numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions, strict=True)
+    )
+    agreed = source.agreed([[(0, i), (1, j)] for i, j in contracted])
+    if agreed is None:
+        return None
+
+    def build() -> ir.Value:
+        with ir.InsertionPoint(source.operation), source.operation.location:
+            left, left_first, left_rest = source.cut(0, [i for i, _ in contracted], agreed)
+            right, right_first, right_rest = source.cut(1, [j for _, j in contracted], agreed)
+            attributes = source.other_attributes(_NUMBERS)
+            attributes[_NUMBERS] = stablehlo.DotDimensionNumbers.get(
+                [*left_first, *(left_rest[i] for i in numbers.lhs_batching_dimensions)],
+                [*right_first, *(right_rest[i] for i in numbers.rhs_batching_dimensions)],
+                [left_rest[i] for i, _ in contracted],
+                [right_rest[j] for _, j in contracted],
+            )
+            product = ir.Operation.create(
+                "stablehlo.dot_general",
+                results=[_with_first_sizes(source, agreed)],
+                operands=[left, right],
+                attributes=attributes,
+            ).results[0]
+            return source.merged(product, agreed, source.splits.of(source.operation.results[0]))
+
+    return Partial(_flat(agreed), build)
+
+
+def _of_reduction(source: _Source) -> Partial | None:
+    operation = source.operation
+    if len(operation.operands) != 2 or not _adds(operation) or not _is_zero(operation.operands[1]):
+        return None
+    summed_over = list(ir.DenseI64ArrayAttr(operation.attributes["dimensions"]))
+    agreed = source.agreed([[(0, i)] for i in summed_over])
+    if agreed is None:
+        return None
+
+    def build() -> ir.Value:
+        with ir.InsertionPoint(operation), operation.location:
+            value, first, rest = source.cut(0, summed_over, agreed)
+            gone = {rest[i] for i in summed_over}
+            kept = [i for i in rest if i not in gone]
+            value = _transposed(value, [*first, *kept, *sorted(gone)])
+            value = summed(value, range(len(first) + len(kept), len(rest) + len(first)))
+            split = source.splits.of(operation.operands[0])
+            whole = split and tuple(a for i, a in enumerate(split) if i not in summed_over)
+            return source.merged(value, agreed, whole)
+
+    return Partial(_flat(agreed), build)
+
+
+_PLACES = "scatter_dimension_numbers"
+
+
+def _of_scatter(source: _Source) -> Partial | None:
+    operation = source.operation
+    if len(operation.operands) != 3 or not _adds(operation) or not _is_zero(operation.operands[0]):
+        return None
+    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes[_PLACES])
+    indices, updates = (shape_of(operation.operands[i]) for i in (1, 2))
+    vector = numbers.index_vector_dim
+    rows = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
+    if numbers.input_batching_dims or vector < len(rows):
+        return None
+    agreed = source.agreed([[(2, i), (1, n)] for n, i in enumerate(rows)])
+    if agreed is None:
+        return None
+
+    def build() -> ir.Value:
+        with ir.InsertionPoint(operation), operation.location:
+            index, places, rest = source.cut(1, range(len(rows)), agreed)
+            index = _transposed(index, [*places, *rest])
+            if vector == len(indices):
+                index = _reshaped(index, [*shape_of(index), 1])
+            first = len(places)
+            index = _numbered(index, first)
+            update, places, rest = source.cut(2, rows, agreed)
+            update = _transposed(update, [*places, *rest])
+            into = _with_first_sizes(source, agreed)
+            attributes = source.other_attributes(_PLACES)
+            attributes[_PLACES] = stablehlo.ScatterDimensionNumbers.get(
+                [i + first for i in numbers.update_window_dims],
+                [*range(first), *(i + first for i in numbers.inserted_window_dims)],
+                [],
+                [],
+                [*range(first), *(i + first for i in numbers.scattered_dims_to_operand_dims)],
+                first + len(rows),
+            )
+            zeros = _constant(0.0, into)
+            scatter = ir.Operation.create(
+                "stablehlo.scatter",
+                results=[into],
+                operands=[zeros, index, update],
+                attributes=attributes,
+                regions=1,
+            )
+            operation.regions[0].blocks[0].append_to(scatter.regions[0])
+            return source.merged(scatter.results[0], agreed, None)
+
+    return Partial(_flat(agreed), build)
+
+
+_KINDS = {
+    "stablehlo.dot_general": _of_product,
+    "stablehlo.reduce": _of_reduction,
+    "stablehlo.scatter": _of_scatter,
+}
+
+
+def _numbered(index: ir.Value, first: int) -> ir.Value:
+    """Returns indices preceded by their numbers along the first dimensions.
+
+    The partitioner recognizes the iotas, and leaves each device the rows of its own number.
+    """
+    kind = _type_like(index, [*shape_of(index)[:-1], 1])
+    numbers = []
+    for dimension in range(first):
+        along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
+        numbers.append(_create("stablehlo.iota", [], kind, {"iota_dimension": along}))
+    last = len(shape_of(index)) - 1
+    size = shape_of(index)[-1] + first
+    along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), last)
+    result = _type_like(index, [*shape_of(index)[:-1], size])
+    return _create("stablehlo.concatenate", [*numbers, index], result, {"dimension": along})
+
+
+def _is_zero(value: ir.Value) -> bool:
+    """Returns whether every element is 0, perhaps as a number of another type."""
+    maker = maker_of(value)
+    while maker is not None and maker.name == "stablehlo.convert":
+        value = maker.operands[0]
+        maker = maker_of(value)
+    return is_all(value, 0)
+
+
+def _adds(operation: ir.Operation) -> bool:
+    """Whether the body of a reduction or scatter is an addition."""
+    body = list(operation.regions[0].blocks[0].operations)
+    return [each.operation.name for each in body] == ["stablehlo.add", "stablehlo.return"]
+
+
+def _with_first_sizes(source: _Source, agreed: Sequence[Axes]) -> ir.Type:
+    """Returns the type of an operation's result with a first dimension for each cut one."""
+    result = source.operation.results[0]
+    sizes = [source.mesh.parts(axes) for axes in agreed if axes]
+    return _type_like(result, [*sizes, *shape_of(result)])
+
+
+def _flat(agreed: Sequence[Axes]) -> Axes:
+    return tuple(axis for axes in agreed for axis in axes)
+
+
+def _with_first(axes: Axes, split: Split) -> Split:
+    """Returns the split of partial sums, given that of the sum."""
+    rest = (tuple(axis for axis in each if axis not in axes) for each in split)
+    return (axes, *rest)
+
+
+def _known_split(annotation: ir.Operation, mesh: Mesh) -> Split | None:
+    return ValueSplits(mesh).of(annotation.results[0])
+
+
+def _annotated(value: ir.Value, split: Split, mesh: Mesh) -> ir.Value:
+    return _create_annotation(value, text_of_split(split, mesh))
+
+
+def _create_annotation(value: ir.Value, text: str) -> ir.Value:
+    attributes = {
+        "call_target_name": ir.StringAttr.get("Sharding"),
+        "mhlo.sharding": ir.StringAttr.get(text),
+    }
+    return _create("stablehlo.custom_call", [value], value.type, attributes)
+
+
+def _reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:
+    if list(shape) == shape_of(value):
+        return value
+    return _create("stablehlo.reshape", [value], _type_like(value, shape))
+
+
+def _transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
+    if list(order) == sorted(order):
+        return value
+    shape = shape_of(value)
+    attributes = {"permutation": ir.DenseI64ArrayAttr.get(list(order))}
+    result = _type_like(value, [shape[i] for i in order])
+    return _create("stablehlo.transpose", [value], result, attributes)
+
+
+def _constant(number: float, kind: ir.Type) -> ir.Value:
+    element = ir.FloatAttr.get(ir.RankedTensorType(kind).element_type, number)
+    value = ir.DenseElementsAttr.get_splat(kind, element)
+    return _create("stablehlo.constant", [], kind, {"value": value})
+
+
+def _type_like(value: ir.Value, shape: Sequence[int]) -> ir.Type:
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(value.type).element_type)
+
+
+def _create(
+    name: str,
+    operands: Sequence[ir.Value],
+    result: ir.Type,
+    attributes: Mapping[str, ir.Attribute] | None = None,
+) -> ir.Value:
+    operation = ir.Operation.create(
+        name, results=[result], operands=list(operands), attributes=dict(attributes or {})
+    )
+    return operation.results[0]
