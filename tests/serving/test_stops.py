@@ -1,0 +1,229 @@
+"""Tests where texts end: stop strings, several end ids, and characters of several tokens."""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Hypothesis, Request
+from lingvo_gshard.inference.writer import Writer
+from lingvo_gshard.serving.app import make_app
+from lingvo_gshard.serving.service import Service
+from tests.open_models import llama_reference
+from tests.serving import tiny_llamas
+from tests.serving.conftest import PATIENT
+from tests.serving.tiny_llamas import BOS, END, EOS, LENGTH, TinyLlama
+
+KINDS = ("sentencepiece", "bytes")
+ALPHABET = "ab .é€\n"
+REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+Ask = Callable[..., dict]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def llama(request, tmp_path_factory):
+    return tiny_llamas.make(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def client(llama):
+    with TestClient(make_app(Service(llama.served, PATIENT))) as opened:
+        yield opened
+
+
+def added(llama: TinyLlama, given: Sequence[int], tokens: Sequence[int]) -> str:
+    """Returns the text that tokens add, by the tokenizer alone."""
+    before, whole = map(llama.tokenizer.decode, ([*given], [*given, *tokens]))
+    return whole[len(os.path.commonprefix([before, whole])) :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a choice must be, from the tokens of the same request without stop strings."""
+
+    text: str
+    reason: str
+    tokens: list[int]
+    log_probabilities: list[float]
+
+
+def expected(
+    llama: TinyLlama, given: Sequence[int], found: Hypothesis, stop: Sequence[str]
+) -> Expected:
+    """Returns the choice: it ends with the first token after which its text has a stop string."""
+    for count in range(1, len(found.tokens) + 1):
+        text = added(llama, given, found.tokens[:count])
+        places = [text.index(one) for one in stop if one in text]
+        if places:
+            kept = list(found.tokens[:count]), list(found.log_probabilities[:count])
+            return Expected(text[: min(places)], "stop", *kept)
+    tokens = [*found.tokens] if found.end is None else [*found.tokens, found.end]
+    text = added(llama, given, found.tokens)
+    return Expected(text, REASONS[found.reason], tokens, list(found.log_probabilities))
+
+
+def whole(client: TestClient, body: dict) -> dict:
+    """Returns an answer that is not streamed: choices, and the usage."""
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return {name: response.json()[name] for name in ("choices", "usage")}
+
+
+def streamed(client: TestClient, body: dict) -> dict:
+    """Returns a streamed answer, its parts joined to what is not streamed."""
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = client.post("/v1/completions", json=body | options)
+    assert response.status_code == 200, response.text
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    *parts, last = (json.loads(event.removeprefix("data: ")) for event in events[:-2])
+    choices: dict[int, dict] = {}
+    for (part,) in (part["choices"] for part in parts):
+        choice = choices.setdefault(
+            part["index"],
+            {"index": part["index"], "text": "", "finish_reason": None, "logprobs": None},
+        )
+        assert choice["finish_reason"] is None
+        choice["text"] += part["text"]
+        choice["finish_reason"] = part["finish_reason"]
+        if part["logprobs"] and choice["logprobs"]:
+            for name, values in part["logprobs"].items():
+                choice["logprobs"][name] = choice["logprobs"][name] and [
+                    *choice["logprobs"][name],
+                    *values,
+                ]
+        elif part["logprobs"]:
+            choice["logprobs"] = part["logprobs"]
+    return {"choices": [choices[i] for i in sorted(choices)], "usage": last["usage"]}
+
+
+def assert_same(found: dict, other: dict) -> None:
+    """Raises AssertionError if answers differ by more than the rounding of log-probabilities."""
+    assert found["usage"] == other["usage"]
+    for one, same in zip(found["choices"], other["choices"], strict=True):
+        for name in ("index", "text", "finish_reason"):
+            assert one[name] == same[name]
+        assert (one["logprobs"] is None) == (same["logprobs"] is None)
+        if one["logprobs"]:
+            for name in ("tokens", "text_offset"):
+                assert one["logprobs"][name] == same["logprobs"][name]
+            values, others = (each["logprobs"]["token_logprobs"] for each in (one, same))
+            np.testing.assert_allclose(values, others, atol=1e-4)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict:
+    """Draws a request to /v1/completions."""
+    texts = st.text(ALPHABET, max_size=6)
+    prompt = draw(texts | st.lists(st.integers(0, 21), min_size=1, max_size=6))
+    body = {
+        "prompt": prompt,
+        "max_tokens": draw(st.integers(1, 22)),
+        "temperature": draw(st.sampled_from([0, 0.7, 1.5])),
+        "top_p": draw(st.sampled_from([1, 0.8])),
+        "seed": draw(st.integers(0, 99)),
+        "n": draw(st.integers(1, 3)),
+    }
+    stop = st.text(ALPHABET, min_size=1, max_size=3)
+    body["stop"] = draw(st.lists(stop, max_size=3))
+    if draw(st.booleans()):
+        body["logprobs"] = draw(st.integers(0, 1)) if body["temperature"] == 0 else 0
+    else:
+        body["echo"] = draw(st.booleans())
+    return body
+
+
+def others(llama: TinyLlama, count: int) -> None:
+    """Begins other texts of several lengths, which are decoded with the next ones."""
+    greedy = DecodingOptions(beam_size=1, most_tokens=17)
+    drawn = dataclasses.replace(greedy, temperature=1.0, seed=count)
+    llama.served.engine.submit_all(
+        Request(given=(BOS, *range(4, 5 + i % 9)), options=(greedy, drawn)[i % 2])
+        for i in range(count)
+    )
+
+
+def check_completion(llama: TinyLlama, client: TestClient, body: dict, neighbors: int) -> None:
+    """Raises AssertionError if a request is answered wrongly, in any of four ways."""
+    given = body["prompt"]
+    if isinstance(given, str):
+        given = llama.tokenizer.encode(given, add_special_tokens=False).ids
+    if tuple(given[:1]) != llama.bos or not llama.bos:
+        given = [*llama.bos, *given] or [BOS]
+    draws = body["temperature"] > 0
+    options = DecodingOptions(
+        beam_size=1,
+        best=body["n"] if draws else 1,
+        most_tokens=body["max_tokens"],
+        **{name: body[name] for name in ("temperature", "seed")},
+        top_p=body["top_p"],
+    )
+    texts = llama.served.engine.submit(Request(given=given, options=options)).result()
+    texts = texts if draws else texts * body["n"]
+    found = whole(client, body)
+    for choice, hypothesis_ in zip(found["choices"], texts, strict=True):
+        check_choice(llama, given, choice, expected(llama, given, hypothesis_, body["stop"]), body)
+    assert_same(streamed(client, body), found)
+    others(llama, neighbors)
+    assert_same(whole(client, body), found)
+    others(llama, neighbors)
+    assert_same(streamed(client, body), found)
+
+
+def check_choice(
+    llama: TinyLlama, given: Sequence[int], choice: dict, right: Expected, body: dict
+) -> None:
+    """Raises AssertionError if a choice is not as the tokens of its request say."""
+    text = choice["text"]
+    if body.get("echo"):
+        shown = llama.tokenizer.decode(list(given)).rstrip("\ufffd")
+        assert text.startswith(shown)
+        text = text[len(shown) :]
+        assert text.endswith(right.text) and set(text.removesuffix(right.text)) <= {"\ufffd"}
+    else:
+        assert text == right.text
+    assert choice["finish_reason"] == right.reason
+    if "logprobs" not in body:
+        assert choice["logprobs"] is None
+        return
+    logprobs = choice["logprobs"]
+    pieces = list(map(llama.served.vocabulary.piece, right.tokens))
+    assert logprobs["tokens"] == pieces
+    np.testing.assert_allclose(logprobs["token_logprobs"], right.log_probabilities, atol=1e-4)
+    if body["logprobs"] == 1:
+        values = logprobs["token_logprobs"]
+        pairs = zip(pieces, values, strict=True)
+        assert logprobs["top_logprobs"] == [{piece: value} for piece, value in pairs]
+    offsets, tokens = logprobs["text_offset"], right.tokens
+    assert offsets == sorted(offsets)
+    for count, offset in enumerate(offsets):
+        # Whatever follows, the text before an offset stays.
+        texts = [
+            added(llama, given, [*tokens[:count], *more])
+            for more in ([], *([index] for index in range(4, llama.served.vocabulary.size)))
+        ]
+        assert offset <= len(os.path.commonprefix(texts))
+        if "\ufffd" not in texts[0] and not llama.served.vocabulary.is_byte(tokens[count - 1]):
+            assert offset == len(texts[0])
+
+
+@pytest.mark.parametrize("stop", [[" a"], ["b", " "], ["é"], ["a\n"]], ids=str)
+def test_stop_strings_end_texts_of_one_temperature(llama, client, stop):
+    body = {"prompt": "a b", "max_tokens": 22, "top_p": 1, "n": 3, "seed": 4, "logprobs": 0}
+    check_completion(llama, client, body | {"temperature": 1.5, "stop": stop}, 7)
+
+
+@hypothesis.given(body=bodies(), neighbors=st.integers(0, 12))
+@hypothesis.settings(max_examples=25, suppress_health_check=list(hypothesis.HealthCheck))
+def test_completions_are_the_same_streamed_whole_alone_and_among_others(
+    llama, client, body, neighbors
+):
+    check_completion(llama, client, body, neighbors)
