@@ -105,8 +105,8 @@ class Vocabulary:
     def is_byte(self, index: int) -> bool:
         """Returns whether an id is one byte, whose text depends on all bytes beside it.
 
-        The package tokenizers decodes no byte of adjacent ones if one of them is wrong. SentencePiece
-        decodes as many as make characters.
+        Of adjacent bytes, the package tokenizers decodes none if one is wrong. SentencePiece
+        decodes those that make characters.
         """
         del index
         return False

@@ -121,7 +121,6 @@ class GrowingText:
         new, self._shown = cut[self._shown :], max(self._shown, len(cut))
         return new
 
-
     def _settled(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens that no later token can change."""
         text, is_byte = self._text_of(tokens), self._vocabulary.is_byte
