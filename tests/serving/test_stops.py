@@ -113,7 +113,7 @@ def assert_same(found: dict, other: dict) -> None:
             for name in ("tokens", "text_offset"):
                 assert one["logprobs"][name] == same["logprobs"][name]
             values, others = (each["logprobs"]["token_logprobs"] for each in (one, same))
-            np.testing.assert_allclose(values, others, atol=1e-4)
+            np.testing.assert_allclose(values, others, atol=1e-3)
 
 
 @st.composite
@@ -181,7 +181,9 @@ def check_completion(
     texts = texts if draws else texts * body["n"]
     text = added(llama, given, texts[0].tokens)
     firsts = [(first % max(len(text), 1), length) for first, length in parts]
-    body["stop"] += [part for first, length in firsts if (part := text[first : first + length])]
+    found = [text[first : first + length] for first, length in firsts]
+    # What the prompt's last bytes become may also be such a character of the answer.
+    body["stop"] += [one for one in found if one and not ("\ufffd" in one and body.get("echo"))]
     found = whole(client, body)
     for choice, hypothesis_ in zip(found["choices"], texts, strict=True):
         check_choice(llama, given, choice, expected(llama, given, hypothesis_, body["stop"]), body)
@@ -211,7 +213,7 @@ def check_choice(
     logprobs = choice["logprobs"]
     pieces = list(map(llama.served.vocabulary.piece, right.tokens))
     assert logprobs["tokens"] == pieces
-    np.testing.assert_allclose(logprobs["token_logprobs"], right.log_probabilities, atol=1e-4)
+    np.testing.assert_allclose(logprobs["token_logprobs"], right.log_probabilities, atol=1e-3)
     if body["logprobs"] == 1:
         values = logprobs["token_logprobs"]
         pairs = zip(pieces, values, strict=True)
