@@ -17,10 +17,9 @@ from lingvo_gshard.serving.service import Service
 from tests.open_models import llama_reference
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT
-from tests.serving.tiny_llamas import BOS, END, EOS, UNKNOWN, TinyLlama
+from tests.serving.tiny_llamas import BOS, END, EOS, SIZE, UNKNOWN, TinyLlama
 
 ENDS = (EOS, END)
-SIZE = 22
 # Larger than the rounding of logits, which are about 10.
 CLOSE = 1e-3
 BEAM = 3

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 
 import hypothesis
@@ -13,11 +14,12 @@ from starlette.testclient import TestClient
 
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
+from lingvo_gshard.inference.text import GrowingText, continuation, echo
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT
-from tests.serving.tiny_llamas import BOS, TinyLlama
+from tests.serving.tiny_llamas import BOS, END, EOS, SIZE, TinyLlama
 
 KINDS = ("sentencepiece", "bytes")
 ALPHABET = "ab .é€\n"
@@ -228,6 +230,92 @@ def check_choice(
         ]
         kept = len(os.path.commonprefix(texts))
         assert offset == kept or (offset < kept and "\ufffd" in texts[0])
+
+
+def test_a_prompt_may_have_the_id_before_all_texts(llama, client):
+    ids = llama.tokenizer.encode("a b", add_special_tokens=False).ids
+    prompts = ["a b", ids] + (["<s>a b", [BOS, *ids]] if llama.bos else [])
+    body = {"prompt": prompts, "max_tokens": 9, "temperature": 0, "logprobs": 0}
+    found = whole(client, body)
+    assert found["usage"]["prompt_tokens"] == len(prompts) * len(ids)
+    for choice in found["choices"]:
+        assert choice | {"index": 0} == found["choices"][0]
+    given = llama.served.vocabulary.begin(ids)
+    assert given == (*llama.bos, *ids) == llama.served.vocabulary.begin(given)
+    # One position fewer than the model has for the prompt and new tokens.
+    body |= {"prompt": [[*llama.bos, *[ids[0]] * 31]], "max_tokens": 1}
+    assert whole(client, body)["usage"]["total_tokens"] == 32
+
+
+def test_a_prompt_may_have_ids_that_end_texts(llama, client):
+    """As those of chats do, after each turn."""
+    vocabulary = llama.served.vocabulary
+    ids = [*llama.bos, *vocabulary.encode("a"), END, *vocabulary.encode(" b"), EOS]
+    body = {"prompt": ids, "max_tokens": 12, "temperature": 1.5, "seed": 1}
+    (choice,) = whole(client, body)["choices"]
+    options = DecodingOptions(beam_size=1, most_tokens=12, temperature=1.5, seed=1)
+    (found,) = llama.served.engine.submit(Request(given=ids, options=options)).result()
+    assert choice["text"] == added(llama, ids, found.tokens) != ""
+    assert streamed(client, body)["choices"] == [choice]
+    echoed = whole(client, body | {"echo": True})["choices"][0]["text"]
+    assert echoed == llama.tokenizer.decode(ids) + choice["text"]
+
+
+@pytest.mark.parametrize("prompt", ["b", "b "])
+def test_a_stop_string_may_begin_with_the_space_of_the_first_piece(llama, client, prompt):
+    piece = next(i for i in range(SIZE) if llama.served.vocabulary.piece(i) == "▁a")
+    body = {"prompt": prompt, "allowed_tokens": [piece], "stop": " a", "most_tokens": 9}
+    body |= {"temperature": 0, "least_tokens": 9}
+    (text,) = client.post("/v1/generate", json=body).json()["texts"]
+    assert (text["text"], text["reason"], len(text["tokens"])) == ("", "stop", 1)
+
+
+def test_a_character_that_a_prompt_begins_belongs_to_the_answer(llama, client):
+    """The last bytes of a character are allowed alone."""
+    pieces = ("<0xC3>", "<0xA9>") if llama.bos else ("Ã", "©")
+    first, last = map(llama.tokenizer.token_to_id, pieces)
+    options = DecodingOptions(beam_size=1, most_tokens=1, allowed_tokens=(last,), least_tokens=1)
+    options = dataclasses.replace(options, forbidden_tokens=(EOS, END))
+    given = llama.served.vocabulary.begin([11, first])
+    (found,) = llama.served.engine.submit(Request(given=given, options=options)).result()
+    assert found.tokens == (last,)
+    vocabulary = llama.served.vocabulary
+    assert continuation(vocabulary, given, found.tokens, ()) == "é"
+    assert echo(vocabulary, given) == llama.tokenizer.decode([11])
+    growing = GrowingText(vocabulary, given)
+    assert growing.add(found.tokens) + growing.add((), is_last=True) == "é"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 400), ("/v1/generate", 422)])
+def test_an_empty_stop_string_is_refused(client, path, status):
+    for stop, field in (([".", ""], "stop[1]"), ("", "stop")):
+        response = client.post(path, json={"prompt": "a", "stop": stop})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (status, field)
+        assert error["message"] == f'{field} is ""; a string of length >= 1 was expected'
+    with pytest.raises(ValueError, match=re.escape("stop[1] is empty, which every text contains")):
+        DecodingOptions(beam_size=1, stop=(".", ""))
+
+
+def test_tokens_after_a_stop_are_counted_nowhere(llama, client):
+    body = {"prompt": "ab", "max_tokens": 20, "temperature": 0, "logprobs": 0}
+    (choice,) = whole(client, body)["choices"]
+    text, tokens = choice["text"], choice["logprobs"]["tokens"]
+    stop = text[len(text) // 2 - 1 : len(text) // 2 + 1]
+    before = client.get("/metrics").text
+    found = whole(client, body | {"stop": stop})
+    (cut,) = found["choices"]
+    count = len(cut["logprobs"]["tokens"])
+    assert found["usage"]["completion_tokens"] == count < len(tokens)
+    assert cut["logprobs"]["tokens"] == tokens[:count]
+    after = client.get("/metrics").text
+    assert tokens_of(after) - tokens_of(before) == count
+
+
+def tokens_of(metrics: str) -> int:
+    """Returns the number of generated tokens among metrics."""
+    (value,) = re.findall(r"^\S*tokens_total (\S+)$", metrics, re.MULTILINE)
+    return int(float(value))
 
 
 @pytest.mark.parametrize("stop", [[" a"], ["b", " "], ["é"], ["a\n"]], ids=str)

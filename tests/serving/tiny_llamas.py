@@ -15,6 +15,8 @@ from tests.open_models import published
 
 LENGTH = 32
 UNKNOWN, BOS, EOS, END = range(4)
+# Both vocabularies have as many ids.
+SIZE = 22
 _SPECIAL = ("<unk>", "<s>", "</s>", "<end>")
 # A character of two bytes, one of three, and the end of a line.
 _BYTES = sorted("é€\n".encode())
