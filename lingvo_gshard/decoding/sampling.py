@@ -144,7 +144,7 @@ def _fewest(
         missing_B = wanted_B - weight_of(is_better_BV)
 
         def first_ties() -> tf.Tensor:
-            # Ties from this index on are as many as are not needed.
+            # The tie at this index is the last that is needed.
             end_B = _largest(
                 lambda end_B: weight_of(is_tie_BV & (tf.range(size) < end_B[:, None])) < missing_B,
                 tf.zeros([rows], tf.int32),

@@ -44,26 +44,14 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def continuation(
-    vocabulary: Vocabulary,
-    given: Sequence[int],
-    tokens: Sequence[int],
-    stop: Sequence[str],
-    is_echoed: bool = False,
+    vocabulary: Vocabulary, given: Sequence[int], tokens: Sequence[int], stop: Sequence[str]
 ) -> str:
-    """Returns the text that `tokens` add to that of `given`, up to the first stop string.
-
-    Args:
-      vocabulary: decodes tokens.
-      given: ids before the text.
-      tokens: those of the text.
-      stop: texts that end it.
-      is_echoed: whether it follows `echo` of the given tokens.
-    """
-    return cut_at_stop(_text_after(vocabulary, given, is_echoed)(tokens), stop)
+    """Returns the text that `tokens` add to that of `given`, up to the first stop string."""
+    return cut_at_stop(_text_after(vocabulary, given)(tokens), stop)
 
 
 def echo(vocabulary: Vocabulary, given: Sequence[int]) -> str:
-    """Returns the text of given tokens, up to a character that they begin and do not complete."""
+    """Returns the text of given tokens without a last character that they leave incomplete."""
     return _complete(vocabulary.text_of(given))
 
 
@@ -95,11 +83,10 @@ class GrowingText:
         self._shown = 0
 
     def offsets(self, tokens: Sequence[int]) -> list[int]:
-        """Returns where in the text each of the next tokens begins, which are not added.
+        """Returns where each of the next tokens begins, in characters from the start of the text.
 
-        A token that goes on with a character begins where the character does. The text counts as
-        it would be without stop strings, so that tokens of a stop string begin where it is cut or
-        later.
+        A token that goes on with a character begins where the character does. Call this before
+        `add`, which makes the tokens part of the text.
         """
         parts = ([*self._tokens, *tokens[:n]] for n in range(len(tokens)))
         return [len(self._settled(part)) for part in parts]
@@ -122,7 +109,7 @@ class GrowingText:
         return new
 
     def _settled(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens that no later token can change."""
+        """Returns the part of the text of tokens that no later token can change."""
         text, is_byte = self._text_of(tokens), self._vocabulary.is_byte
         byte = next((i for i in reversed(range(len(tokens))) if is_byte(tokens[i])), None)
         if byte is None or self._text_of(tokens[: byte + 1]) != text:
@@ -136,9 +123,9 @@ class GrowingText:
 def _text_after(
     vocabulary: Vocabulary, given: Sequence[int], is_echoed: bool = False
 ) -> Callable[[Sequence[int]], str]:
-    """Returns a function that returns the text which tokens add to that of `given`.
+    """Returns a function from tokens to the text that they add to that of `given`.
 
-    If the given tokens end within a character, it begins with that character.
+    If the given tokens end within a character, the text begins with that character.
     """
     # The last given tokens are enough, and much faster after a long prompt, if they have a complete
     # character besides spaces, which a decoder may drop.

@@ -1,6 +1,6 @@
 """Searches of transformers for tests: lists of ids that end a text, limits, forbidden tokens.
 
-    python -m tests.inference.peer_searches
+    python -m tests.open_models.peer_searches
 
 writes peer_searches.json. It needs the extra `peers`: PyTorch and transformers.
 """

@@ -15,7 +15,7 @@ from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
-from tests.inference import peer_searches
+from tests.open_models import peer_searches
 
 RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]
 LENGTH = 32
