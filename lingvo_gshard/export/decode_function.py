@@ -25,6 +25,7 @@ from lingvo_gshard.tasks.token_task import TokenTask
 LOCAL_LETTERS = {
     "a": "texts that enter together",
     "c": "ways to end a hypothesis in a step",
+    "e": "ids that end a text",
     "i": "steps of one call",
     "p": "positions of given tokens",
 }

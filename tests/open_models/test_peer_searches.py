@@ -58,7 +58,14 @@ def tokens_with_end(found: Hypothesis) -> list[int]:
     return [*found.tokens] if found.end is None else [*found.tokens, found.end]
 
 
-@pytest.mark.parametrize("ends", peer_searches.ENDS, ids=str)
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(ends, marks=() if ends == [2, 3] else pytest.mark.slow)
+        for ends in peer_searches.ENDS
+    ],
+    ids=str,
+)
 def test_searches_are_those_of_transformers(recorded, ends):
     cases, model = recorded
     cases = [case for case in cases if case["ends"] == ends]

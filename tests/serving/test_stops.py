@@ -328,7 +328,7 @@ PARTS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=1)
 
 
 @hypothesis.given(body=bodies(), neighbors=st.integers(0, 12), parts=PARTS)
-@hypothesis.settings(max_examples=30, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=20, suppress_health_check=list(hypothesis.HealthCheck))
 def test_completions_are_the_same_streamed_whole_alone_and_among_others(
     llama, client, body, neighbors, parts
 ):
