@@ -46,12 +46,12 @@ class TextIds:
 
     Attributes:
       before: ids before the first token to generate; one at least.
-      eos: id after the last token.
+      ends: ids that end a text; one at least.
       pad: id in padding, where callers of an exported program give a batch of texts.
     """
 
     before: tuple[int, ...] = (BOS_ID,)
-    eos: int = EOS_ID
+    ends: tuple[int, ...] = (EOS_ID,)
     pad: int = PAD_ID
 
 

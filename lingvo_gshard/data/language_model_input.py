@@ -85,7 +85,7 @@ class LanguageModelInput(CorpusInput):
         if not self.p.vocabulary.files:
             return super().text_ids
         vocabulary = self.vocabulary
-        return TextIds((vocabulary.bos_id,), vocabulary.eos_id, vocabulary.pad_id)
+        return TextIds((vocabulary.bos_id,), vocabulary.end_ids, vocabulary.pad_id)
 
     def save_vocabularies(self, directory: str) -> None:
         """Writes the vocabulary into a directory, such as a checkpoint's."""

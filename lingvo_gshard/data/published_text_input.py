@@ -9,6 +9,9 @@ from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, loaded
 
+# Stands in padding where every id may be a token.
+_NO_ID = -1
+
 
 class PublishedTextInput(LanguageModelInput):
     """Reads, cleans and packs documents. The tokenizer comes from the run's checkpoint.
@@ -33,4 +36,8 @@ class PublishedTextInput(LanguageModelInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        return TextIds((self.vocabulary.bos_id,), self.vocabulary.eos_id)
+        vocabulary = self.vocabulary
+        around = (vocabulary.bos_id, *vocabulary.end_ids)
+        # Many published models have no id of their own for padding.
+        pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
+        return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)

@@ -38,6 +38,8 @@ _M2M_LANGUAGES = {
     "ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+# The piece of a byte in vocabularies of characters.
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # fairseq's first ids. Those of all pieces after the first three of a model are one higher.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
@@ -48,11 +50,13 @@ class Tokenizer(Protocol):
     Attributes:
       before: ids that the tokenizer puts before a text.
       size: number of ids.
+      bytes: ids of single bytes, whose text depends on all bytes beside them.
       languages: code of a language -> the id of the token that names it.
     """
 
     before: tuple[int, ...]
     size: int
+    bytes: frozenset[int]
 
     @property
     def languages(self) -> Mapping[str, int]: ...
@@ -79,6 +83,7 @@ class JsonTokenizer:
         self._found.no_truncation()
         self.size = self._found.get_vocab_size(with_added_tokens=True)
         self.before = self._ids_before()
+        self.bytes = byte_ids(self._found)
 
     def _ids_before(self) -> tuple[int, ...]:
         """Returns the ids that the tokenizer puts before a text."""
@@ -115,6 +120,7 @@ class SentencePieceTokenizer:
     """
 
     languages: Mapping[str, int] = {}
+    bytes: frozenset[int] = frozenset()
 
     def __init__(
         self, path: pathlib.Path, adds_bos: bool, added: Mapping[str, int], begins_anew: bool
@@ -180,6 +186,8 @@ class PiecesTokenizer:
       languages: code of a language -> id.
     """
 
+    bytes: frozenset[int] = frozenset()
+
     def __init__(
         self, path: pathlib.Path, ids: Mapping[str, int], unknown: str, special: Mapping[str, int]
     ):
@@ -216,6 +224,16 @@ class PiecesTokenizer:
 
     def piece(self, index: int) -> str:
         return self._names.get(index) or self._pieces.get(index, "")
+
+
+def byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """Returns the ids of the tokens that stand for a byte where no piece fits.
+
+    There are none in vocabularies of which all pieces are bytes: these decode every character as
+    soon as it is complete.
+    """
+    pieces = tokenizer.get_vocab(with_added_tokens=False)
+    return frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
 
 
 def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:

@@ -188,4 +188,4 @@ class PublishedTranslationInput(TranslationInput):
     def text_ids(self) -> TextIds:
         """The ids around a translation."""
         target = self.target_vocabulary
-        return TextIds(target.target_start, target.eos_id, target.pad_id)
+        return TextIds(target.target_start, target.end_ids, target.pad_id)

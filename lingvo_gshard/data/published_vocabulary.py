@@ -114,9 +114,20 @@ class PublishedVocabulary(Vocabulary):
         for index in map(int, ids):
             if index in self.end_ids and kept:
                 break
-            if index < self.size and index not in self._unspoken:
+            if self._has_text(index):
                 kept.append(index)
         return self._tokenizer.decode(kept)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of all ids. Special ones have none, such as those that end texts."""
+        return self._tokenizer.decode([index for index in map(int, ids) if self._has_text(index)])
+
+    def is_byte(self, index: int) -> bool:
+        """Returns whether an id is one byte, whose text depends on all bytes beside it."""
+        return index in self._tokenizer.bytes
+
+    def _has_text(self, index: int) -> bool:
+        return index < self.size and index not in self._unspoken
 
     @functools.cached_property
     def _unspoken(self) -> frozenset[int]:

@@ -106,7 +106,7 @@ class TranslationInput(CorpusInput):
         if not self.p.vocabulary.files:
             return super().text_ids
         target = self.target_vocabulary
-        return TextIds(target.target_start, target.eos_id, target.pad_id)
+        return TextIds(target.target_start, target.end_ids, target.pad_id)
 
     def save_vocabularies(self, directory: str) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""

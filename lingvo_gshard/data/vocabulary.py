@@ -97,13 +97,32 @@ class Vocabulary:
                 kept.append(piece)
         return self._decode_kept(kept)
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of all ids. Padding and ids that begin or end texts have none."""
+        silent = {self.pad_id, self.bos_id, *self.end_ids}
+        return self._decode_kept([index for index in map(int, ids) if index not in silent])
+
+    def is_byte(self, index: int) -> bool:
+        """Returns whether an id is one byte, whose text depends on all bytes beside it.
+
+        Of adjacent bytes, the package tokenizers decodes none if one is wrong. SentencePiece
+        decodes those that make characters.
+        """
+        del index
+        return False
+
     def _decode_kept(self, ids: Sequence[int]) -> str:
         """Returns the text of ids that are pieces."""
         return self._processor.decode(ids)
 
     def begin(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the ids that a model is given of a text, with those before it: one at least."""
-        return (*self.before, *ids) or (self.bos_id,)
+        """Returns the ids that a model is given of a text, with those before it: one at least.
+
+        Args:
+          ids: those of the text. They may have `before` already, which is not repeated.
+        """
+        has_start = tuple(ids[: len(self.before)]) == self.before
+        return ((*ids,) if has_start else (*self.before, *ids)) or (self.bos_id,)
 
     def piece(self, index: int) -> str:
         """Returns the text of one piece, `▁` for a space."""

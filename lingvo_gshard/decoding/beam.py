@@ -1,7 +1,8 @@
 """Beam search with length normalization, ended hypotheses kept aside, and exact stopping.
 
-A step scores every token after every hypothesis. An end-of-text among the W best of these makes an
-ended hypothesis, which leaves the beam. The W best other tokens make the new beam. Ended hypotheses
+A step scores every token after every hypothesis. Each id that ends a text, if it is among the W
+best of these, makes an ended hypothesis, which leaves the beam. The W best other tokens make the
+new beam. Ended hypotheses
 are ranked by
 
     (log probability) / ((5 + length) / 6) ** length_exponent + coverage_weight * coverage
@@ -14,13 +15,15 @@ at best.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.greedy import end_logits, normalizer_of_choice, only_allowed
 from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE
 
-LOCAL_LETTERS = {"c": "candidates for a beam"}
+LOCAL_LETTERS = {"c": "candidates for a beam", "e": "ids that end a text"}
 
 # Attention that counts as none, so that its logarithm is finite.
 _NO_ATTENTION = 1e-6
@@ -31,39 +34,40 @@ def length_penalty(length_B: tf.Tensor, exponent_B: tf.Tensor) -> tf.Tensor:
     return ((5.0 + tf.cast(length_B, tf.float32)) / 6.0) ** exponent_B
 
 
-def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
+def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) -> NestedMap:
     """Returns the next beam and the hypotheses that end.
 
     Args:
       logits_BWV: the model's logits after each hypothesis.
       state: the state before the step, with coverage that includes the step's attention.
-      eos_id: id that ends a text.
+      end_ids: ids that end a text, ascending.
 
     Returns:
       token_BW, parent_BW: int32; the hypotheses of the new beam, best first.
       log_probability_BW: of the tokens.
       score_BW: log probabilities of the hypotheses.
-      end_BW: the rank of hypothesis w of the old beam if it ends now, else IMPOSSIBLE.
-      end_log_probability_BW: the log probability of its end.
+      end_BWe: the rank of hypothesis w of the old beam if it ends now with id e, else IMPOSSIBLE.
+      end_log_probability_BWe: the log probability of that end.
       last_BW: the rank of the new hypotheses if their length is the limit, else IMPOSSIBLE.
       ended_BW: the ranks of the best W hypotheses that have ended so far, best first.
       is_done_B: whether the search of a row is complete.
     """
-    beam = logits_BWV.shape[1]
-    candidates, normalizer_BW = _best_tokens(logits_BWV, state, eos_id)
+    batch, beam, _ = logits_BWV.shape
+    candidates, normalizer_BW = _best_tokens(logits_BWV, state, end_ids)
     score_BW, token_BW, parent_BW, gain_BW = candidates
 
-    end_gain_BW = end_logits(logits_BWV, state, eos_id) - normalizer_BW
-    end_score_BW = state.score_BW + end_gain_BW
+    end_gain_BWe = end_logits(logits_BWV, state, end_ids) - normalizer_BW[..., None]
+    end_score_BWe = state.score_BW[..., None] + end_gain_BWe
     length_B = state.generated_B + 1
     penalty_B1 = length_penalty(length_B, state.length_exponent_B)[:, None]
     coverage_BW = _coverage_term(state)
-    end_BW = end_score_BW / penalty_B1 + coverage_BW
-    end_BW = tf.where(_is_among_best(end_score_BW, score_BW, beam), end_BW, IMPOSSIBLE)
+    end_BWe = end_score_BWe / penalty_B1[..., None] + coverage_BW[..., None]
+    end_BWe = tf.where(_is_among_best(end_score_BWe, score_BW, beam), end_BWe, IMPOSSIBLE)
     is_last_B = length_B >= state.limit_B
     last_BW = score_BW / penalty_B1 + tf.gather(coverage_BW, parent_BW, batch_dims=1)
     last_BW = tf.where(is_last_B[:, None] & _exists(score_BW), last_BW, IMPOSSIBLE)
-    ended_Bc = tf.concat([state.ended_BW, end_BW, last_BW], 1)
+    end_Bc = tf.reshape(end_BWe, [batch, beam * len(end_ids)])
+    ended_Bc = tf.concat([state.ended_BW, end_Bc, last_BW], 1)
     ended_BW, _ = top_few(ended_Bc, beam)
     ended_BW = tf.maximum(ended_BW, IMPOSSIBLE)
 
@@ -79,8 +83,8 @@ def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
         parent_BW=parent_BW,
         log_probability_BW=gain_BW,
         score_BW=score_BW,
-        end_BW=end_BW,
-        end_log_probability_BW=end_gain_BW,
+        end_BWe=end_BWe,
+        end_log_probability_BWe=end_gain_BWe,
         last_BW=last_BW,
         ended_BW=ended_BW,
         is_done_B=is_last_B | (threshold_B >= best_B) | ~_exists(score_BW[:, 0]),
@@ -93,18 +97,18 @@ def add_coverage(state: NestedMap, weights_BNWK: tf.Tensor) -> tf.Tensor:
 
 
 def _best_tokens(
-    logits_BWV: tf.Tensor, state: NestedMap, eos_id: int
+    logits_BWV: tf.Tensor, state: NestedMap, end_ids: Sequence[int]
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the best W tokens after all hypotheses, and the logits' normalizers [B,W].
 
-    The tokens are scores, ids, parents and log probabilities, each [B,W]. The end of a text is not
-    among them.
+    The tokens are scores, ids, parents and log probabilities, each [B,W]. The ends of a text are
+    not among them.
     """
     batch, beam, size = logits_BWV.shape
     allowed_RV = tf.reshape(only_allowed(logits_BWV, state), [batch * beam, size])
-    value, token = top_few(allowed_RV, beam, without=eos_id)
+    value, token = top_few(allowed_RV, beam, without=end_ids)
     value_BWc = tf.reshape(value, [batch, beam, beam])
-    normalizer_BW = normalizer_of_choice(logits_BWV, value_BWc[..., 0], state, eos_id)
+    normalizer_BW = normalizer_of_choice(logits_BWV, value_BWc[..., 0], state, end_ids)
     gain_BWc = value_BWc - normalizer_BW[..., None]
     gain_BWc = tf.maximum(gain_BWc, IMPOSSIBLE)
     flat = [batch, beam * beam]
@@ -115,11 +119,13 @@ def _best_tokens(
     return (score_BW, token_BW, choice_BW // beam, gain_BW), normalizer_BW
 
 
-def _is_among_best(end_BW: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Tensor:
+def _is_among_best(end_BWe: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Tensor:
     """Returns whether each end is one of the `count` best of all ends and other scores."""
-    better_BW = tf.reduce_sum(tf.cast(other_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
-    better_BW += tf.reduce_sum(tf.cast(end_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
-    return (better_BW < count) & _exists(end_BW)
+    batch, beam, ends = end_BWe.shape
+    all_Bc = tf.concat([other_BW, tf.reshape(end_BWe, [batch, beam * ends])], 1)
+    is_better_BWec = all_Bc[:, None, None, :] > end_BWe[..., None]
+    better_BWe = tf.reduce_sum(tf.cast(is_better_BWec, tf.int32), -1)
+    return (better_BWe < count) & _exists(end_BWe)
 
 
 def _exists(score: tf.Tensor) -> tf.Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE
+
+LOCAL_LETTERS = {"e": "ids that end a text"}
 
 
 def log_normalizer(logits: tf.Tensor, most: tf.Tensor | None = None) -> tf.Tensor:
@@ -26,19 +30,20 @@ def log_normalizer(logits: tf.Tensor, most: tf.Tensor | None = None) -> tf.Tenso
 
 
 def normalizer_of_choice(
-    logits_BWV: tf.Tensor, value_BW: tf.Tensor, state: NestedMap, eos_id: int
+    logits_BWV: tf.Tensor, value_BW: tf.Tensor, state: NestedMap, end_ids: Sequence[int]
 ) -> tf.Tensor:
     """Returns `log_normalizer` of logits [B,W] whose best tokens are known.
 
     Args:
       logits_BWV: the model's logits.
-      value_BW: the largest logits of `only_allowed` besides that of the end.
+      value_BW: the largest logits of `only_allowed` besides those of the ends.
       state: the state before the step.
-      eos_id: id that ends a text.
+      end_ids: ids that end a text.
     """
     if "allowed_BV" in state:
         return log_normalizer(logits_BWV)
-    return log_normalizer(logits_BWV, tf.maximum(value_BW, logits_BWV[..., eos_id]))
+    most_BW = tf.reduce_max(_at(logits_BWV, end_ids), -1)
+    return log_normalizer(logits_BWV, tf.maximum(value_BW, most_BW))
 
 
 def only_allowed(logits_BWV: tf.Tensor, state: NestedMap) -> tf.Tensor:
@@ -51,29 +56,40 @@ def only_allowed(logits_BWV: tf.Tensor, state: NestedMap) -> tf.Tensor:
     return tf.where(tf.equal(state.allowed_BV, 0)[:, None, :], IMPOSSIBLE, logits_BWV)
 
 
-def end_logits(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> tf.Tensor:
-    """Returns the logits [B,W] of the end of a text.
+def end_logits(logits_BWV: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) -> tf.Tensor:
+    """Returns the logits [B,W,e] of the ends of a text.
 
-    They are impossible in rows that would have fewer than `least_B` tokens.
+    They are impossible in rows that would have fewer than `least_B` tokens, and where `allowed_BV`
+    forbids them.
     """
-    is_early_B = state.generated_B + 1 < state.least_B
-    return tf.where(is_early_B[:, None], IMPOSSIBLE, logits_BWV[..., eos_id])
+    is_possible_Be = tf.fill([logits_BWV.shape[0], len(end_ids)], True)
+    is_possible_Be &= state.generated_B[:, None] + 1 >= state.least_B[:, None]
+    if "allowed_BV" in state:
+        is_possible_Be &= tf.not_equal(_at(state.allowed_BV, end_ids), 0)
+    return tf.where(is_possible_Be[:, None, :], _at(logits_BWV, end_ids), IMPOSSIBLE)
 
 
-def choose_best(logits_B1V: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
+def choose_best(logits_B1V: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) -> NestedMap:
     """Returns the best token of each row, and the log-probability that the model gives it.
 
     Args:
       logits_B1V: the model's logits.
       state: the state before the step.
-      eos_id: id that ends a text.
+      end_ids: ids that end a text, ascending.
     """
-    value_B1, token_B1 = top_few(only_allowed(logits_B1V, state)[:, 0], 1, without=eos_id)
-    end_B1 = end_logits(logits_B1V, state, eos_id)
+    value_B1, token_B1 = top_few(only_allowed(logits_B1V, state)[:, 0], 1, without=end_ids)
+    end_value_B1, index_B1 = top_few(end_logits(logits_B1V, state, end_ids)[:, 0], 1)
+    end_B1 = tf.gather(tf.constant(end_ids), index_B1)
     # Of equal logits the first one is taken.
-    ends_B1 = (end_B1 > value_B1) | (tf.equal(end_B1, value_B1) & (eos_id < token_B1))
-    normalizer_B1 = normalizer_of_choice(logits_B1V, value_B1, state, eos_id)
+    ends_B1 = end_value_B1 > value_B1
+    ends_B1 |= tf.equal(end_value_B1, value_B1) & (end_B1 < token_B1)
+    normalizer_B1 = normalizer_of_choice(logits_B1V, value_B1, state, end_ids)
     return NestedMap(
-        token_BW=tf.where(ends_B1, eos_id, token_B1),
-        log_probability_BW=tf.where(ends_B1, end_B1, value_B1) - normalizer_B1,
+        token_BW=tf.where(ends_B1, end_B1, token_B1),
+        log_probability_BW=tf.where(ends_B1, end_value_B1, value_B1) - normalizer_B1,
     )
+
+
+def _at(x: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
+    """Returns the values at a few ids of the last dimension."""
+    return tf.stack([x[..., index] for index in ids], -1)

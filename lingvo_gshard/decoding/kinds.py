@@ -7,9 +7,11 @@ import dataclasses
 # Stands where a text has no given token. Every id from 0 on may be a token.
 NO_TOKEN = -1
 
-# What the host reads of each step: [B,W] arrays, which a call returns as [i,B,W].
+# What the host reads of each step: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a value for
+# each id that ends a text. A call returns them with a dimension of steps before.
 TOKEN_RECORD = ("token_BW", "log_probability_BW")
-BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", "end_BW", "end_log_probability_BW", "last_BW")
+END_RECORD = ("end_BWe", "end_log_probability_BWe")
+BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", *END_RECORD, "last_BW")
 
 
 @dataclasses.dataclass(frozen=True)

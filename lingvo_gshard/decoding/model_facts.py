@@ -12,7 +12,7 @@ class ModelFacts:
     Attributes:
       vocabulary_size: number of ids of the generated tokens.
       bos_id: id before the first token.
-      eos_id: id that ends a text.
+      end_ids: ids that end a text, ascending; one at least.
       has_source: whether the model translates a source, or else continues a text.
       most_source: the largest number of tokens of a source, EOS included; 0 without one.
       most_positions: the largest number of positions of a text, BOS included.
@@ -23,7 +23,7 @@ class ModelFacts:
 
     vocabulary_size: int
     bos_id: int
-    eos_id: int
+    end_ids: tuple[int, ...]
     has_source: bool
     most_source: int
     most_positions: int

@@ -6,6 +6,7 @@ XLA for CPU compares values one by one in tf.argmax and tf.math.top_k. Maxima ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import tf
 
@@ -15,7 +16,9 @@ _LEAST = -float("inf")
 _BLOCK = 64
 
 
-def top_few(x_RV: tf.Tensor, count: int, without: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+def top_few(
+    x_RV: tf.Tensor, count: int, without: Sequence[int] = ()
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the `count` largest values [R,c] of each row and their int32 indices, largest first.
 
     Of equal values the first ones are taken. The largest values are within the `count` blocks with
@@ -24,8 +27,8 @@ def top_few(x_RV: tf.Tensor, count: int, without: int | None = None) -> tuple[tf
     Args:
       x_RV: numbers, in rows.
       count: a few; the cost grows with it.
-      without: an index that is not taken. It costs less than to change its value: that writes all
-        numbers anew.
+      without: a few indices that are not taken. They cost less than to change their values, which
+        writes all numbers again.
     """
     rows, size = x_RV.shape
     if size <= _BLOCK * count:
@@ -37,11 +40,10 @@ def top_few(x_RV: tf.Tensor, count: int, without: int | None = None) -> tuple[tf
     x_Rbv = tf.reshape(x_RV, [rows, blocks, block])
     number_b = tf.range(blocks)
     most_Rb = tf.reduce_max(x_Rbv, -1)
-    if without is not None:
-        first = without // block * block
-        own_Rv = _barred(x_Rbv[:, without // block], first + tf.range(block), without)
+    for own in sorted({index // block for index in without}):
+        own_Rv = _barred(x_Rbv[:, own], own * block + tf.range(block), without)
         own_R1 = tf.reduce_max(own_Rv, -1, keepdims=True)
-        most_Rb = tf.where(tf.equal(number_b, without // block), own_R1, most_Rb)
+        most_Rb = tf.where(tf.equal(number_b, own), own_R1, most_Rb)
     number_Rb = tf.broadcast_to(number_b, [rows, blocks])
     _, chosen_Rc = _top_few(most_Rb, number_Rb, count, blocks - 1)
     kept_Rcv = tf.gather(x_Rbv, chosen_Rc, batch_dims=1)
@@ -51,9 +53,11 @@ def top_few(x_RV: tf.Tensor, count: int, without: int | None = None) -> tuple[tf
     return _top_few(tf.reshape(kept_Rcv, flat), tf.reshape(index_Rcv, flat), count, size - 1)
 
 
-def _barred(x: tf.Tensor, index: tf.Tensor, without: int | None) -> tf.Tensor:
-    """Returns numbers with the least value at one index."""
-    return x if without is None else tf.where(tf.equal(index, without), _LEAST, x)
+def _barred(x: tf.Tensor, index: tf.Tensor, without: Sequence[int]) -> tf.Tensor:
+    """Returns numbers with the least value at some indices."""
+    for barred in without:
+        x = tf.where(tf.equal(index, barred), _LEAST, x)
+    return x
 
 
 def _block_of(size: int) -> int:

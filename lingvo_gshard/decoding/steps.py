@@ -10,7 +10,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.decoding.greedy import choose_best
-from lingvo_gshard.decoding.kinds import SearchKind, record_names
+from lingvo_gshard.decoding.kinds import END_RECORD, SearchKind, record_names
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.sampling import draw
 from lingvo_gshard.decoding.state import next_token_view
@@ -19,7 +19,7 @@ from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 
-LOCAL_LETTERS = {"i": "steps of one call"}
+LOCAL_LETTERS = {"e": "ids that end a text", "i": "steps of one call"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Steps:
     Attributes:
       model: the model.
       kind: how tokens are chosen.
-      eos_id: id that ends a text.
+      end_ids: ids that end a text, ascending.
       most: the largest number of steps of one call.
     """
 
     model: DecodableModel
     kind: SearchKind
-    eos_id: int
+    end_ids: tuple[int, ...]
     most: int
 
     def run(
@@ -50,7 +50,8 @@ class Steps:
           enough: int32 scalar; the call returns when this many rows have ended in it.
 
         Returns:
-          The state after the steps, and the records [i,B,W] by name; see `record_names`.
+          The state after the steps, and the records [i,B,W] or [i,B,W,e] by name; see
+          `record_names`.
         """
         # Once for all steps, and not in each.
         weights = restore(weights, only_small=True)
@@ -60,7 +61,8 @@ class Steps:
         for name in record_names(self.kind):
             is_integer = name in ("token_BW", "parent_BW")
             dtype = tf.int32 if is_integer else tf.float32
-            records[name] = tf.zeros([self.most, rows, beam], dtype)
+            ends = [len(self.end_ids)] if name in END_RECORD else []
+            records[name] = tf.zeros([self.most, rows, beam, *ends], dtype)
 
         def is_running(step, state, records):
             del records
@@ -97,14 +99,13 @@ class Steps:
         if kind.covers:
             state.coverage_BWK = add_coverage(state, weights_BNWK)
         if kind.beam > 1:
-            choice = extend_beam(logits_BWV, state, self.eos_id)
+            choice = extend_beam(logits_BWV, state, self.end_ids)
             state = _with_beam(state, choice)
             is_done_B = choice.is_done_B
         else:
             choose = draw if kind.draws else choose_best
-            choice = choose(logits_BWV, state, self.eos_id)
-            token_B = choice.token_BW[:, 0]
-            is_done_B = tf.equal(token_B, self.eos_id)
+            choice = choose(logits_BWV, state, self.end_ids)
+            is_done_B = tf.reduce_any(tf.equal(choice.token_BW, self.end_ids), 1)
             is_done_B |= state.generated_B + 1 >= state.limit_B
         state.ids_BW = choice.token_BW
         if kind.penalizes_repetition:

@@ -25,6 +25,7 @@ from lingvo_gshard.tasks.token_task import TokenTask
 LOCAL_LETTERS = {
     "a": "texts that enter together",
     "c": "ways to end a hypothesis in a step",
+    "e": "ids that end a text",
     "i": "steps of one call",
     "p": "positions of given tokens",
 }
@@ -71,7 +72,7 @@ class DecodeFunction:
         kind = self.options.kind
         state = self._admit(weights, ids_BK, self._shape(ids_BK.shape))
         state.is_active_B *= tf.cast(tf.not_equal(ids_BK[:, 0], self.facts.pad_id), tf.int32)
-        steps = Steps(self.task, kind, self.facts.eos_id, most)
+        steps = Steps(self.task, kind, self.facts.end_ids, most)
         nobody = ids_BK.shape[0] + 1
         state, records = steps.run(weights, state, tf.constant(most), tf.constant(nobody))
         if kind.beam > 1:
@@ -160,7 +161,8 @@ def _only_hypothesis(
     token_BL = tf.transpose(records.token_BW[..., 0])
     gain_BL = tf.transpose(records.log_probability_BW[..., 0])
     is_generated_BL = tf.range(token_BL.shape[1]) < generated_B[:, None]
-    is_kept_BL = is_generated_BL & tf.not_equal(token_BL, facts.eos_id)
+    is_end_BL = tf.reduce_any(tf.equal(token_BL[..., None], facts.end_ids), -1)
+    is_kept_BL = is_generated_BL & ~is_end_BL
     score_B = tf.reduce_sum(tf.where(is_generated_BL, gain_BL, 0.0), 1)
     return tf.where(is_kept_BL, token_BL, facts.pad_id), score_B
 
@@ -169,16 +171,19 @@ def _best_hypothesis(
     records: NestedMap, generated_B: tf.Tensor, pad_id: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the ids and the rank of the best hypothesis of each row, the first of equal ones."""
-    most, rows, beam = records.token_BW.shape
-    rank_iBc = tf.concat([records.end_BW, records.last_BW], -1)
+    most, rows, beam, ends = records.end_BWe.shape
+    end_iBc = tf.reshape(records.end_BWe, [most, rows, beam * ends])
+    rank_iBc = tf.concat([end_iBc, records.last_BW], -1)
     is_step_iB = tf.range(most)[:, None] < generated_B[None, :]
     rank_iBc = tf.where(is_step_iB[..., None], rank_iBc, IMPOSSIBLE)
-    ways = 2 * beam
+    ways = (ends + 1) * beam
     rank_Bc = tf.reshape(tf.transpose(rank_iBc, [1, 0, 2]), [rows, most * ways])
     score_B, choice_B = (x_B1[:, 0] for x_B1 in top_few(rank_Bc, 1))
     # An ended hypothesis is one of the beam before the step, a cut one of the beam after it.
-    is_ended_B = tf.cast(choice_B % ways < beam, tf.int32)
-    last_B = choice_B // ways - is_ended_B
+    way_B = choice_B % ways
+    is_ended_B = way_B < beam * ends
+    last_B = choice_B // ways - tf.cast(is_ended_B, tf.int32)
+    last_place_B = tf.where(is_ended_B, way_B // ends, way_B - beam * ends)
 
     def is_running(step, *_):
         return step >= 0
@@ -191,6 +196,6 @@ def _best_hypothesis(
         token_iB = dynamic_slice.write(token_iB, token_1B, step)
         return step - 1, tf.where(is_part_B, parent_B, place_B), token_iB
 
-    start = (tf.constant(most - 1), choice_B % beam, tf.fill([most, rows], pad_id))
+    start = (tf.constant(most - 1), last_place_B, tf.fill([most, rows], pad_id))
     _, _, token_iB = tf.while_loop(is_running, run_one, start)
     return tf.transpose(token_iB), tf.where(generated_B > 0, score_B, 0.0)

@@ -124,10 +124,11 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     """
     task, facts = model.task, facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
-    if options.beam_size > facts.vocabulary_size:
+    most_beam = facts.vocabulary_size - len(facts.end_ids)
+    if options.beam_size > most_beam:
         raise ValueError(
-            f"--beam_size={options.beam_size}: 1 to {facts.vocabulary_size:,} was expected, the "
-            "size of the vocabulary"
+            f"--beam_size={options.beam_size}: 1 to {most_beam:,} was expected, no more than the "
+            "vocabulary has tokens besides the end"
         )
     if options.most_tokens > facts.most_positions:
         raise ValueError(

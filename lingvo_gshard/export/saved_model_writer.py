@@ -131,6 +131,7 @@ class _Server:
         self._most_new = decoder.function.most_new(decoder.lengths[-1])
         self._normal = NormalizerInGraph()
         self._source = VocabularyInGraph(decoder.source)
+        self._end = decoder.source.eos_id
         self._target = self._source
         if decoder.target is not decoder.source:
             self._target = VocabularyInGraph(decoder.target)
@@ -154,7 +155,7 @@ class _Server:
         """Returns sentences with the end of text, cut to the longest length; empty ones as such."""
         kept = ids[:, : self._lengths[-1] - 1]
         has_ids = tf.cast(kept.row_lengths() > 0, tf.int64)
-        ends = tf.fill([tf.reduce_sum(has_ids)], self._facts.eos_id)
+        ends = tf.fill([tf.reduce_sum(has_ids)], self._end)
         return tf.concat([kept, tf.RaggedTensor.from_row_lengths(ends, has_ids)], 1)
 
     def _with_beginning(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:

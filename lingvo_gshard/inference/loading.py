@@ -41,15 +41,22 @@ def facts_of(
       text_ids: the ids around a text; None: those of vocabularies that were trained here.
 
     Raises:
-      ValueError: the task decodes nothing.
+      ValueError: the task decodes nothing, or the model predicts no id that ends a text.
     """
     if not isinstance(task, TokenTask) or not task.DECODER:
         raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
         length = task.token_shape(input_params.cls.batch_specs(input_params)).length
     ids = text_ids or TextIds()
-    facts = task.model_facts(length, ids.before[0], ids.eos)
-    return dataclasses.replace(facts, pad_id=ids.pad, forced_ids=ids.before[1:])
+    facts = task.model_facts(length, ids.before[0], ids.ends)
+    # A tokenizer may have more ids than the model predicts.
+    ends = tuple(end for end in facts.end_ids if end < facts.vocabulary_size)
+    if not ends:
+        raise ValueError(
+            f"the ids that end a text are {facts.end_ids}; the model predicts ids from 0 to "
+            f"{facts.vocabulary_size - 1:,}"
+        )
+    return dataclasses.replace(facts, end_ids=ends, pad_id=ids.pad, forced_ids=ids.before[1:])
 
 
 def make_engine(

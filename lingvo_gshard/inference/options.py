@@ -31,9 +31,9 @@ class DecodingOptions:
       most_tokens: the largest number of new tokens, the end counted; 0: twice the source and 10
         more, or, of a language model, as many as its row has room for, at least half a row.
       least_tokens: the smallest number of new tokens, the end counted.
-      allowed_tokens: ids to choose from, besides the end; empty: all.
-      forbidden_tokens: ids that are not chosen.
-      stop: texts that end a text, which then lacks them. Not with a beam.
+      allowed_tokens: ids to choose from, besides those that end a text; empty: all.
+      forbidden_tokens: ids that are not chosen, those that end a text included.
+      stop: texts that end a text, which then lacks them. Not with a beam. None is empty.
     """
 
     beam_size: int = 4
@@ -60,6 +60,11 @@ class DecodingOptions:
             raise ValueError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
         if self.min_p > 1:
             raise ValueError(f"min_p is {self.min_p}; at most 1 was expected")
+        if "" in self.stop:
+            raise ValueError(
+                f"stop[{self.stop.index('')}] is empty, which every text contains; a text of 1 "
+                "character or more was expected"
+            )
         if self.repetition_penalty <= 0:
             raise ValueError(
                 f"repetition_penalty is {self.repetition_penalty}; more than 0 was expected"

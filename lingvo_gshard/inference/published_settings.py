@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -100,6 +101,10 @@ class PublishedSettings:
             for name, value in found.items()
             if name not in (*_FIELDS, *_KNOWN) and not _is_neutral(name, value)
         }
+        if fields.get("least_tokens"):
+            # The published number does not count the end, which may follow.
+            most = fields.get("most_tokens") or math.inf
+            fields["least_tokens"] = min(fields["least_tokens"] + 1, most)
         published = {ours: name for name, ours in _FIELDS.items()}
         searches = found.get("do_sample") is False or (
             "do_sample" not in found and found.get("num_beams", 1) > 1

@@ -24,7 +24,8 @@ class Request:
         the start was cut, and go on with a prompt, or a prefix that the text must have.
       options: how to choose tokens.
       streams: whether tokens are reported as they are generated. Not with a beam.
-      should_stop: called with the tokens generated so far; True ends the text. Not with a beam.
+      should_stop: called after each token with all that were generated; True ends the text with
+        that token. Not with a beam.
     """
 
     source: Sequence[int] = ()
@@ -39,16 +40,18 @@ class Hypothesis:
     """One generated text.
 
     Attributes:
-      tokens: the new ids, without the end of text.
-      log_probabilities: that of each token, and of the end if the text has one.
+      tokens: the new ids, without the one that ended the text.
+      log_probabilities: that of each token, and of `end` if the text has one.
       score: what hypotheses are ranked by: their log-probability, normalized by beam search.
       reason: why the text ended: END, LENGTH, STOP or CANCELED.
+      end: the id that ended the text; None unless the reason is END.
     """
 
     tokens: tuple[int, ...]
     log_probabilities: tuple[float, ...]
     score: float
     reason: str = END
+    end: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

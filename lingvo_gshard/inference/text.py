@@ -1,7 +1,13 @@
-"""Texts under way: stop strings, and text as it grows token by token."""
+"""Texts under way: stop strings, and text as it grows token by token.
+
+The text of tokens is what they add to the text of the tokens given before them. A stop string ends
+a text with the first token after which the text contains it: that token and those before it belong
+to the text, and later ones do not, however many a program has computed.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -9,30 +15,26 @@ from lingvo_gshard.inference.options import DecodingOptions
 
 # What the decoder shows for a character whose bytes are not all there yet.
 _INCOMPLETE = "\ufffd"
+# Given tokens that are decoded with each text.
+_CONTEXT = 16
 
 
 def stop_check(
-    vocabulary: Vocabulary, options: DecodingOptions
+    vocabulary: Vocabulary, given: Sequence[int], options: DecodingOptions
 ) -> Callable[[Sequence[int]], bool] | None:
-    """Returns a function that says whether tokens contain a stop string, or another end of text.
+    """Returns a function that says whether the text of tokens contains a stop string.
 
-    It is None if neither can be, and with a beam. The engine itself ends a text at the vocabulary's
-    `eos_id`.
+    It is None if there are no stop strings.
+
+    Args:
+      vocabulary: decodes tokens.
+      given: ids before the text.
+      options: have the stop strings.
     """
-    stop = options.stop
-    ends = frozenset(vocabulary.end_ids) - {vocabulary.eos_id}
-    if options.beam_size > 1 or not (stop or ends):
+    if not options.stop:
         return None
-
-    def is_stopped(tokens: Sequence[int]) -> bool:
-        if not ends.isdisjoint(tokens):
-            return True
-        if not stop:
-            return False
-        text = vocabulary.decode(tokens)
-        return any(end in text for end in stop)
-
-    return is_stopped
+    text_of = _text_after(vocabulary, given)
+    return lambda tokens: any(end in text_of(tokens) for end in options.stop)
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
@@ -45,8 +47,12 @@ def continuation(
     vocabulary: Vocabulary, given: Sequence[int], tokens: Sequence[int], stop: Sequence[str]
 ) -> str:
     """Returns the text that `tokens` add to that of `given`, up to the first stop string."""
-    start = len(vocabulary.decode(given))
-    return cut_at_stop(vocabulary.decode([*given, *tokens])[start:], stop)
+    return cut_at_stop(_text_after(vocabulary, given)(tokens), stop)
+
+
+def echo(vocabulary: Vocabulary, given: Sequence[int]) -> str:
+    """Returns the text of given tokens without a last character that they leave incomplete."""
+    return _complete(vocabulary.text_of(given))
 
 
 class GrowingText:
@@ -56,18 +62,34 @@ class GrowingText:
     complete, and not while it may be the start of a stop string.
     """
 
-    def __init__(self, vocabulary: Vocabulary, given: Sequence[int] = (), stop: Sequence[str] = ()):
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        given: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        is_echoed: bool = False,
+    ):
         """Begins a text.
 
         Args:
           vocabulary: decodes tokens.
           given: ids before the text. They decide whether it begins with a space.
           stop: texts that end it.
+          is_echoed: whether it follows `echo` of the given tokens.
         """
-        self._vocabulary, self._stop = vocabulary, stop
-        self._tokens = list(given)
-        self._start = len(vocabulary.decode(self._tokens))
+        self._text_of, self._stop = _text_after(vocabulary, given, is_echoed), stop
+        self._vocabulary = vocabulary
+        self._tokens: list[int] = []
         self._shown = 0
+
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Returns where each of the next tokens begins, in characters from the start of the text.
+
+        A token that goes on with a character begins where the character does. Call this before
+        `add`, which makes the tokens part of the text.
+        """
+        parts = ([*self._tokens, *tokens[:n]] for n in range(len(tokens)))
+        return [len(self._settled(part)) for part in parts]
 
     def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
         """Returns the text that tokens add.
@@ -77,13 +99,53 @@ class GrowingText:
           is_last: whether no token follows.
         """
         self._tokens += tokens
-        text = self._vocabulary.decode(self._tokens)[self._start :]
+        text = self._text_of(self._tokens)
         cut = cut_at_stop(text, self._stop)
         if not is_last and cut == text:
+            text = self._settled(self._tokens)
             kept = max((_overlap(text, end) for end in self._stop), default=0)
-            cut = text[: len(text) - kept].rstrip(_INCOMPLETE)
+            cut = text[: len(text) - kept]
         new, self._shown = cut[self._shown :], max(self._shown, len(cut))
         return new
+
+    def _settled(self, tokens: Sequence[int]) -> str:
+        """Returns the part of the text of tokens that no later token can change."""
+        text, is_byte = self._text_of(tokens), self._vocabulary.is_byte
+        byte = next((i for i in reversed(range(len(tokens))) if is_byte(tokens[i])), None)
+        if byte is None or self._text_of(tokens[: byte + 1]) != text:
+            return _complete(text)
+        # No text follows the last byte, so that the next one may change all beside it.
+        while byte and is_byte(tokens[byte - 1]):
+            byte -= 1
+        return self._settled(tokens[:byte])
+
+
+def _text_after(
+    vocabulary: Vocabulary, given: Sequence[int], is_echoed: bool = False
+) -> Callable[[Sequence[int]], str]:
+    """Returns a function from tokens to the text that they add to that of `given`.
+
+    If the given tokens end within a character, the text begins with that character.
+    """
+    # The last given tokens are enough, and much faster after a long prompt, if they have a complete
+    # character besides spaces, which a decoder may drop.
+    context = list(given[-_CONTEXT:])
+    if not vocabulary.text_of(context).strip(f"{_INCOMPLETE} "):
+        context = list(given)
+    before = echo(vocabulary, context) if is_echoed else vocabulary.text_of(context)
+
+    def text_of(tokens: Sequence[int]) -> str:
+        text = vocabulary.text_of([*context, *tokens])
+        if text.startswith(before):
+            return text[len(before) :]
+        return text[len(os.path.commonprefix([before, text])) :]
+
+    return text_of
+
+
+def _complete(text: str) -> str:
+    """Returns the text without a last character whose bytes may not all be there yet."""
+    return text.rstrip(_INCOMPLETE)
 
 
 def _overlap(text: str, end: str) -> int:

@@ -135,20 +135,21 @@ class Translator:
         """
         options, vocabulary = options or self._options, self._target_vocabulary
         source = self._source_vocabulary
+        given = (*vocabulary.target_start, *(vocabulary.encode(prefix) if prefix else ()))
         if vocabulary.forbidden_ids:
             forbidden = (*options.forbidden_tokens, *vocabulary.forbidden_ids)
             options = dataclasses.replace(options, forbidden_tokens=forbidden)
         return Request(
             source=(*source.source_start, *ids[: self.longest_text], source.eos_id),
-            given=(*vocabulary.target_start, *(vocabulary.encode(prefix) if prefix else ())),
+            given=given,
             options=options,
-            should_stop=stop_check(vocabulary, options),
+            should_stop=stop_check(vocabulary, given, options),
         )
 
     def translations(self, request: Request, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
         """Returns the texts of the hypotheses that answer a request."""
         vocabulary, normal = self._target_vocabulary, Normalizer()
-        prefix, stop = vocabulary.decode(request.given), request.options.stop
+        prefix, stop = vocabulary.text_of(request.given), request.options.stop
 
         def text(tokens: Sequence[int]) -> str:
             return normal(prefix + continuation(vocabulary, request.given, tokens, stop))

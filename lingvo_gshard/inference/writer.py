@@ -19,7 +19,7 @@ class Text:
     Attributes:
       texts: complete texts, each starting with the beginning.
       cut: number of tokens at the start of the beginning that the model did not see, because the
-        row had no room.
+        row had no room. Those before all texts do not count.
       hypotheses: the new tokens of each text with their log-probabilities.
     """
 
@@ -94,7 +94,7 @@ class Writer:
         """
         ids = self._vocabulary.encode(beginning)
         answer = self._stream(ids)
-        shown = self._vocabulary.decode(ids)
+        shown = self._vocabulary.text_of(ids)
         for piece in self._pieces(answer):
             show(shown + piece)
             shown = ""
@@ -124,20 +124,17 @@ class Writer:
             answer.cancel()
 
     def _request(self, ids: list[int]) -> Request:
-        shown = self._vocabulary.begin(ids)[self._cut(ids) :]
-        should_stop = stop_check(self._vocabulary, self._options)
-        return Request(given=shown, options=self._options, should_stop=should_stop)
-
-    def _cut(self, ids: list[int]) -> int:
-        """Returns how many tokens of a beginning the model does not see."""
         length = self._engine.facts.most_positions
-        room = length - (self._options.most_tokens or (length + 1) // 2)
-        return max(len(ids) - room, 0)
+        # The last new token takes no position.
+        room = length - (self._options.most_tokens or (length + 1) // 2) + 1
+        given = self._vocabulary.begin(ids)[-room:]
+        should_stop = stop_check(self._vocabulary, given, self._options)
+        return Request(given=given, options=self._options, should_stop=should_stop)
 
     def _text(self, ids: list[int], answer: Answer) -> Text:
         """Waits for the answer to a request and returns its texts."""
         found = answer.result()
         vocabulary, stop = self._vocabulary, self._options.stop
-        beginning = vocabulary.decode(ids)
-        texts = [beginning + continuation(vocabulary, ids, h.tokens, stop) for h in found]
-        return Text(texts, self._cut(ids), found)
+        beginning, given = vocabulary.text_of(ids), answer.request.given
+        texts = [beginning + continuation(vocabulary, given, h.tokens, stop) for h in found]
+        return Text(texts, max(len(ids) - len(given), 0), found)

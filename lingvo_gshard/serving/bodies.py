@@ -19,6 +19,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
 Texts: TypeAlias = str | list[str]
+Stop: TypeAlias = Annotated[str, Meta(min_length=1)]
+Stops: TypeAlias = Stop | list[Stop]
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _LONGEST_SHOWN = 60
@@ -55,7 +57,7 @@ class SearchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     least_tokens: Count = DecodingOptions.least_tokens
     allowed_tokens: list[Count] = []
     forbidden_tokens: list[Count] = []
-    stop: Texts = []
+    stop: Stops = []
     timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     routing: bool = False
 

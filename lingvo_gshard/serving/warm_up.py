@@ -28,7 +28,8 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
         else model.published.options(DRAWING, {"most_tokens": 4, "least_tokens": 0})
     )
     engine.warm_up(options, _LENGTHS)
-    source = (model.vocabulary.unk_id, facts.eos_id) if facts.has_source else ()
+    sources = model.source_vocabulary
+    source = (sources.unk_id, sources.eos_id) if sources else ()
     # A language model computes given tokens, for which it has programs of their own.
     given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
     engine.submit(Request(source=source, given=given, options=options)).result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from lingvo_gshard.core import context
@@ -188,12 +188,12 @@ class LanguageModelTask(TokenTask):
         future = self.future if self.p.future_tokens else []
         return super().flops(shape) + sum(module.flops(shape) + softmax for module in future)
 
-    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
         """Returns what a decoder must know of the model. Texts are as long as rows at most."""
         return ModelFacts(
             vocabulary_size=self.p.vocabulary_size,
             bos_id=bos_id,
-            eos_id=eos_id,
+            end_ids=tuple(sorted(set(end_ids))),
             has_source=False,
             most_source=0,
             most_positions=min(length, self.most_positions or length),

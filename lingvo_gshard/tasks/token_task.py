@@ -107,13 +107,13 @@ class TokenTask(Task):
         softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
         return self.decoder.flops(shape) + softmax
 
-    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
         """Returns what a decoder must know of the model. A task with a DECODER defines it.
 
         Args:
           length: positions of a row in training.
           bos_id: id before the first token.
-          eos_id: id that ends a text.
+          end_ids: ids that end a text.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no model_facts")
 

@@ -180,14 +180,14 @@ class TranslationTask(TokenTask):
             output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
         return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))
 
-    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
         """Returns what a decoder must know of the model. Rows of training hold many sentences."""
         del length
         positions = self.most_positions or self.p.most_source
         return ModelFacts(
             vocabulary_size=self.p.target_vocabulary_size,
             bos_id=bos_id,
-            eos_id=eos_id,
+            end_ids=tuple(sorted(set(end_ids))),
             has_source=True,
             most_source=min(self.p.most_source, positions),
             most_positions=positions,

@@ -66,6 +66,38 @@ def test_temperature_0_takes_the_likeliest_token():
     assert set(take(logits, 20, temperature=0.0)) == {int(np.argmax(logits))}
 
 
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, [2]), (2, [2, 5]), (3, [2, 5, 6]), (4, [0, 2, 5, 6])]
+)
+def test_of_equal_logits_the_first_are_kept(top_k, kept):
+    logits = np.array([1.0, -0.0, 3.0, 1.0, 0.0, 3.0, 3.0], np.float32)
+    for temperature in (1.0, 30.0):
+        assert set(take(logits, 300, top_k=top_k, temperature=temperature)) == set(kept)
+    # Each of the three best has 0.297 of the probability.
+    share = {1: 0.2, 2: 0.5, 3: 0.8}.get(top_k)
+    assert share is None or set(take(logits, 300, top_p=share)) == set(kept)
+
+
+def test_zeros_are_equal_whatever_their_sign():
+    logits = np.array([-1.0, -0.0, 0.0, -1.0], np.float32)
+    assert set(take(logits, 50, top_k=1)) == set(take(logits, 50, top_p=1e-6)) == {1}
+
+
+def test_the_best_one_is_that_of_greedy_decoding_in_bfloat16():
+    draws = np.random.default_rng(3).normal(size=(120, 300)) * 2
+    logits = tf.cast(tf.cast(draws, tf.bfloat16), tf.float32)
+    rows = tf.range(120)
+    random = sampling.uniform(300, rows, tf.tile([[1, 2]], [120, 1]), rows)
+    ones, zeros = tf.ones(120), tf.zeros(120)
+    first = np.argmax(logits, 1)
+    top_k = sampling.take(logits, ones, tf.ones_like(rows), ones, zeros, random)
+    top_p = sampling.take(logits, 1.7 * ones, tf.zeros_like(rows), 1e-6 * ones, zeros, random)
+    np.testing.assert_array_equal(top_k, first)
+    np.testing.assert_array_equal(top_p, first)
+    # Some rows have several best tokens.
+    assert (np.sum(logits == np.max(logits, 1, keepdims=True), 1) > 1).any()
+
+
 def test_rows_have_options_of_their_own():
     logits = np.array([[3.0, 2.9, -5.0]] * 400, np.float32)
     rows = tf.range(400)

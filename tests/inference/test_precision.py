@@ -33,7 +33,7 @@ def requests(make, options):
 
 
 def engine_of(model, precision, mesh=None, strategy="replicated"):
-    facts = dataclasses.replace(model.task.model_facts(64, BOS, EOS), most_steps=5)
+    facts = dataclasses.replace(model.task.model_facts(64, BOS, (EOS,)), most_steps=5)
     partitioning = Partitioning.make(mesh, strategy) if mesh else None
     devices = jax.devices()[: partitioning.mesh.size] if partitioning else ()
     return make_engine(model.task, model.theta, facts, partitioning, devices, precision=precision)

@@ -50,7 +50,7 @@ def test_decoding_equals_a_plain_search(name):
 def test_heads_over_two_devices_decode_the_same(name):
     model = tiny_engine.language_model(add_positions=False, **MODELS[name])
     prompt, greedy = (BOS, 3, 4, 5, 6), DecodingOptions(beam_size=1, most_tokens=8)
-    facts = dataclasses.replace(model.task.model_facts(64, BOS, EOS), most_steps=5)
+    facts = dataclasses.replace(model.task.model_facts(64, BOS, (EOS,)), most_steps=5)
     split = Partitioning.make("data=2,model=2", "expert_tensor")
     with make_engine(model.task, model.theta, facts, split, jax.devices()[:4]) as engine:
         (found,) = engine.submit(Request([], prompt, greedy)).result()

@@ -46,6 +46,16 @@ def test_settings_of_drawing():
     assert settings.options(DRAWING, {"beam_size": 3}) == beam
 
 
+def test_the_least_length_counts_the_end():
+    """Transformers forbids the end before `min_new_tokens`, and we before as many with the end."""
+    found = {"min_new_tokens": 3, "do_sample": False}
+    assert PublishedSettings.of(found).fields["least_tokens"] == 4
+    found["max_new_tokens"] = 3
+    assert PublishedSettings.of(found).fields["least_tokens"] == 3
+    found["min_new_tokens"] = 0
+    assert PublishedSettings.of(found).fields["least_tokens"] == 0
+
+
 def test_settings_of_a_search():
     found = {"num_beams": 5, "length_penalty": 0.8, "top_k": 40, "early_stopping": True}
     settings = PublishedSettings.of(found | {"no_repeat_ngram_size": 3, "typical_p": 1.0})

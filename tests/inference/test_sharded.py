@@ -65,7 +65,7 @@ def decoded(mesh="", strategy="", execution=None):
         model = tiny_engine.Model(task, tiny_model.theta(task, seed=1, scale=2.0))
     partitioning = Partitioning.make(mesh, strategy) if mesh else None
     devices = jax.devices()[: partitioning.mesh.size] if partitioning else ()
-    facts = model.task.model_facts(0, BOS, EOS)
+    facts = model.task.model_facts(0, BOS, (EOS,))
     with make_engine(model.task, model.theta, facts, partitioning, devices) as engine:
         found = [answer.result() for answer in engine.submit_all(REQUESTS)]
     return found, engine

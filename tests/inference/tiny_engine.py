@@ -34,7 +34,7 @@ class Model:
 
     def engine(self, **options: int) -> Engine:
         """Returns an engine of the model."""
-        facts = dataclasses.replace(self.task.model_facts(64, BOS, EOS), most_steps=5)
+        facts = dataclasses.replace(self.task.model_facts(64, BOS, (EOS,)), most_steps=5)
         return make_engine(self.task, self.theta, facts, options=EngineOptions(**options))
 
     def log_probabilities(self, source, texts) -> np.ndarray:

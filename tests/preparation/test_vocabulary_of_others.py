@@ -22,4 +22,4 @@ def test_rows_have_the_ids_of_the_tokenizer(tmp_path):
     assert raw.texts(tmp_path / "out") == sorted(("train", *row) for row in rows)
     data = PreparedTranslationInput.params().set(directory=str(tmp_path / "out")).instantiate()
     assert data.target_vocabulary == JsonVocabulary(made.to_str().encode())
-    assert data.text_ids == TextIds(before=(0,), eos=0, pad=0)
+    assert data.text_ids == TextIds(before=(0,), ends=(0,), pad=0)

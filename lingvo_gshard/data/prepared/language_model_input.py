@@ -68,7 +68,7 @@ class PreparedLanguageModelInput(PreparedInput):
     def text_ids(self) -> TextIds:
         """The ids around a text."""
         vocabulary = self.vocabulary
-        return TextIds((vocabulary.bos_id,), vocabulary.eos_id, vocabulary.pad_id)
+        return TextIds((vocabulary.bos_id,), vocabulary.end_ids, vocabulary.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Writes the vocabulary into a directory, such as a checkpoint's."""

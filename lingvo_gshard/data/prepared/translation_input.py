@@ -126,7 +126,7 @@ class PreparedTranslationInput(PreparedInput):
     def text_ids(self) -> TextIds:
         """The ids around a translation."""
         target = self.target_vocabulary
-        return TextIds(target.target_start, target.eos_id, target.pad_id)
+        return TextIds(target.target_start, target.end_ids, target.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from lingvo_gshard.data.published_tokenizers import byte_ids
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
@@ -42,7 +43,8 @@ class JsonVocabulary(Vocabulary):
             raise ValueError(f"This is no tokenizer.json: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
-        # "</s>" in a text is three characters and not the end of it.
+        self._bytes = byte_ids(self._found)
+        # "</s>" in a text is four characters and not the end of it.
         self._found.encode_special_tokens = True
         self.model = model
         end = self._first(_ENDS)
@@ -85,6 +87,10 @@ class JsonVocabulary(Vocabulary):
         if token.startswith("▁"):
             return token
         return self._found.decode([int(index)], skip_special_tokens=False).replace(" ", "▁")
+
+    def is_byte(self, index: int) -> bool:
+        """Returns whether an id is one byte, whose text depends on all bytes beside it."""
+        return index in self._bytes
 
     def _decode_kept(self, ids: Sequence[int]) -> str:
         return self._found.decode(list(ids), skip_special_tokens=True)

@@ -119,10 +119,11 @@ class Engine:
         """
         facts, source = self.facts, len(request.source)
         beam_size = request.options.beam_size
-        if beam_size >= facts.vocabulary_size:
+        most_beam = facts.vocabulary_size - len(facts.end_ids)
+        if beam_size > most_beam:
             raise ValueError(
-                f"beam_size is {beam_size}; 1 to {facts.vocabulary_size - 1:,} was expected, fewer "
-                "than the vocabulary has tokens"
+                f"beam_size is {beam_size}; 1 to {most_beam:,} was expected, no more than the "
+                "vocabulary has tokens besides the end"
             )
         self._check_ids(request.options)
         if facts.has_source != bool(source):
@@ -150,10 +151,13 @@ class Engine:
                     raise ValueError(
                         f"{name} has {index}; ids from 0 to {size - 1:,} were expected"
                     )
-        if options.least_tokens <= 1 or not (options.allowed_tokens or options.forbidden_tokens):
+        if not options.allowed_tokens and not options.forbidden_tokens:
             return
-        left = set(options.allowed_tokens or range(size))
-        if not left - {*options.forbidden_tokens, self.facts.eos_id}:
+        ends, forbidden = set(self.facts.end_ids), set(options.forbidden_tokens)
+        left = set(options.allowed_tokens or range(size)) - ends - forbidden
+        if not left and not ends - forbidden:
+            raise ValueError("allowed_tokens and forbidden_tokens leave no token")
+        if not left and options.least_tokens > 1:
             raise ValueError(
                 "allowed_tokens and forbidden_tokens leave no token besides the end, and "
                 f"least_tokens is {options.least_tokens}"
@@ -166,9 +170,9 @@ class Engine:
         if options.beam_size > 1:
             if request.streams or request.should_stop:
                 raise ValueError("beam search cannot stream or stop early; set beam_size=1")
-            return [BeamRow(answer, 0, limit)]
-        eos_id = self.facts.eos_id
-        return [TokenRow(answer, text, limit, eos_id) for text in range(options.texts)]
+            return [BeamRow(answer, 0, limit, self.facts.end_ids)]
+        ends = self.facts.end_ids
+        return [TokenRow(answer, text, limit, ends) for text in range(options.texts)]
 
     def _start_workers(self) -> None:
         if self._workers:

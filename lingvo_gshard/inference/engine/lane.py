@@ -200,8 +200,8 @@ class _NewTexts:
         if "new.options.allowed_BV" in self.arrays:
             allowed_V = self.arrays["new.options.allowed_BV"][text]
             allowed_V[list(options.allowed_tokens) or slice(None)] = 1
+            allowed_V[list(self._facts.end_ids)] = 1
             allowed_V[list(options.forbidden_tokens)] = 0
-            allowed_V[self._facts.eos_id] = 1
 
     def _set(self, name: str, text: int, value: object) -> None:
         if f"new.{name}" in self.arrays:

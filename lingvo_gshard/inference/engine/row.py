@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lingvo_gshard.decoding.kinds import BEAM_RECORD
@@ -57,9 +59,9 @@ class Row:
 class TokenRow(Row):
     """A text that is drawn, or decoded greedily."""
 
-    def __init__(self, answer: Answer, text: int, limit: int, eos_id: int):
+    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
         super().__init__(answer, text, limit)
-        self._eos_id, self._reason = eos_id, LENGTH
+        self._end_ids, self._reason = end_ids, LENGTH
         self._tokens: list[int] = []
         self._log_probabilities: list[float] = []
 
@@ -67,32 +69,39 @@ class TokenRow(Row):
         tokens = records["token_BW"][:, 0].tolist()
         log_probabilities = records["log_probability_BW"][:, 0].tolist()
         self.generated += len(tokens)
-        self._tokens += tokens
-        self._log_probabilities += log_probabilities
         self.is_done = not is_active
         request = self.answer.request
-        if request.streams and tokens:
-            event = NewTokens(self.text, tuple(tokens), tuple(log_probabilities))
-            self.answer.put(event)
-        if self._tokens and self._tokens[-1] == self._eos_id:
-            self._reason = END
-        elif request.should_stop and request.should_stop(self._tokens):
-            self._reason, self.is_done = STOP, True
-        elif self.answer.is_canceled and not self.is_done:
+        before = len(self._tokens)
+        # One by one: how many tokens a call makes depends on other texts, and the text does not.
+        for token, log_probability in zip(tokens, log_probabilities, strict=True):
+            self._tokens.append(token)
+            self._log_probabilities.append(log_probability)
+            if token in self._end_ids:
+                self._reason = END
+            elif request.should_stop and request.should_stop(self._tokens):
+                self._reason, self.is_done = STOP, True
+                break
+        if request.streams and len(self._tokens) > before:
+            new = tuple(self._tokens[before:]), tuple(self._log_probabilities[before:])
+            self.answer.put(NewTokens(self.text, *new))
+        if self.answer.is_canceled and not self.is_done:
             self._reason, self.is_done = CANCELED, True
 
     def hypotheses(self) -> list[Hypothesis]:
-        tokens = self._tokens[:-1] if self._reason == END else self._tokens
+        has_end = self._reason == END
+        tokens = self._tokens[:-1] if has_end else self._tokens
         log_probabilities = tuple(self._log_probabilities)
         score = float(sum(log_probabilities))
-        return [Hypothesis(tuple(tokens), log_probabilities, score, self._reason)]
+        end = self._tokens[-1] if has_end else None
+        return [Hypothesis(tuple(tokens), log_probabilities, score, self._reason, end)]
 
 
 class BeamRow(Row):
     """A text that is searched for with a beam."""
 
-    def __init__(self, answer: Answer, text: int, limit: int):
+    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
         super().__init__(answer, text, limit)
+        self._end_ids = end_ids
         self._records: dict[str, list[np.ndarray]] = {name: [] for name in BEAM_RECORD}
 
     def add(self, records: dict[str, np.ndarray], is_active: bool) -> None:
@@ -104,26 +113,25 @@ class BeamRow(Row):
 
     def hypotheses(self) -> list[Hypothesis]:
         found = {name: np.concatenate(parts) for name, parts in self._records.items()}
-        ends, lasts = found["end_BW"], found["last_BW"]
         ranked = [
-            (float(ranks[step, w]), kind, int(step), int(w))
-            for kind, ranks in ((END, ends), (LENGTH, lasts))
-            for step, w in np.argwhere(ranks > _IMPOSSIBLE)
+            (float(ranks[tuple(place)]), kind, *map(int, place))
+            for kind, ranks in ((END, found["end_BWe"]), (LENGTH, found["last_BW"]))
+            for place in np.argwhere(ranks > _IMPOSSIBLE)
         ]
         ranked.sort(key=lambda entry: (-entry[0], entry[2]))
         wanted = self.answer.request.options.best
         return [self._hypothesis(found, *entry) for entry in ranked[:wanted]]
 
     def _hypothesis(
-        self, found: dict[str, np.ndarray], rank: float, kind: str, step: int, w: int
+        self, found: dict[str, np.ndarray], rank: float, kind: str, step: int, w: int, e: int = 0
     ) -> Hypothesis:
-        """Returns a hypothesis of the beam before (END) or after (LENGTH) a step."""
-        tokens, gains = [], []
+        """Returns a hypothesis of the beam before (END, with an id e) or after (LENGTH) a step."""
+        tokens, gains, end = [], [], None
         if kind == END:
-            gains.append(float(found["end_log_probability_BW"][step, w]))
-            step -= 1
+            gains.append(float(found["end_log_probability_BWe"][step, w, e]))
+            end, step = self._end_ids[e], step - 1
         while step >= 0:
             tokens.append(int(found["token_BW"][step, w]))
             gains.append(float(found["log_probability_BW"][step, w]))
             step, w = step - 1, int(found["parent_BW"][step, w])
-        return Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind)
+        return Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind, end)

@@ -104,7 +104,7 @@ class ProgramMaker:
 
     def _steps(self, key: ProgramKey) -> Program:
         kind = key.kind
-        steps = Steps(self._task, kind, self._facts.eos_id, self._facts.most_steps)
+        steps = Steps(self._task, kind, self._facts.end_ids, self._facts.most_steps)
         weights, state = self._prepared[1], self._state(kind, key.shape)
         extra = [
             Array("new.is_alive_B", (key.shape.rows,), "int32", ((),)),

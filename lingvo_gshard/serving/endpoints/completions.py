@@ -14,11 +14,11 @@ from starlette.responses import Response, StreamingResponse
 
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import END, STOP, Finished, Hypothesis, NewTokens
-from lingvo_gshard.inference.text import GrowingText
+from lingvo_gshard.inference.text import GrowingText, echo
 from lingvo_gshard.serving.bodies import parse, read_bytes
 from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.completions_body import BAD_REQUEST, CompletionsBody
-from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS, new_text
+from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS
 from lingvo_gshard.serving.endpoints.tokens import server_sent
 from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response
 from lingvo_gshard.serving.model import ServedModel
@@ -84,8 +84,8 @@ class _Completion:
         return [
             (
                 request,
-                GrowingText(vocabulary, request.given, request.options.stop),
-                vocabulary.decode(request.given) if self._body.echo else "",
+                self._growing(request),
+                echo(vocabulary, request.given) if self._body.echo else "",
             )
             for request in self.requests
             for _ in range(request.options.best * self._copies)
@@ -95,14 +95,23 @@ class _Completion:
         self,
         index: int,
         text: str,
-        new: NewTokens | None = None,
         reason: str | None = None,
+        logprobs: dict | None = None,
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
-        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-        if new and self._body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(new.tokens, new.log_probabilities, [])
+        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
         return {**self._head, "choices": [choice]}
+
+    def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
+        """Returns the part of a streamed answer for new tokens; None if it has nothing to say.
+
+        Log-probabilities come with their tokens, whose text may come later.
+        """
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
+        text = growing.add(new.tokens)
+        return self.part(index, text, logprobs=logprobs) if text or logprobs else None
 
     def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
         """Returns the part that counts tokens; None if it was not asked for."""
@@ -113,29 +122,33 @@ class _Completion:
 
     def _choice(self, request: inference.Request, found: Hypothesis) -> dict:
         vocabulary = self._model.vocabulary
-        text = new_text(self._model, request, found.tokens)
-        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
-        choice["logprobs"] = None
+        growing, logprobs = self._growing(request), None
+        tokens = found.tokens if found.end is None else (*found.tokens, found.end)
         if self._body.logprobs is not None:
-            ends = [vocabulary.decode(found.tokens[:n]) for n in range(len(found.tokens) + 1)]
-            offsets = [len(end) for end in ends]
-            choice["logprobs"] = self._logprobs(found.tokens, found.log_probabilities, offsets)
+            logprobs = self._logprobs(growing, tokens, found.log_probabilities)
+        text = growing.add(tokens, is_last=True)
         if self._body.echo:
-            choice["text"] = vocabulary.decode(request.given) + text
-        return choice
+            text = echo(vocabulary, request.given) + text
+        reason = finish_reason(found)
+        return {"index": 0, "text": text, "finish_reason": reason, "logprobs": logprobs}
+
+    def _growing(self, request: inference.Request) -> GrowingText:
+        """Returns a text that continues the prompt of a request."""
+        vocabulary, options = self._model.vocabulary, request.options
+        return GrowingText(vocabulary, request.given, options.stop, bool(self._body.echo))
 
     def _logprobs(
-        self, tokens: Sequence[int], values: Sequence[float], offsets: Sequence[int]
+        self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
     ) -> dict:
-        """Returns `logprobs` of a choice; the end of the text is no token of it."""
-        vocabulary = self._model.vocabulary
-        kept = [(vocabulary.piece(t), v) for t, v in zip(tokens, values, strict=False)]
+        """Returns `logprobs` of the next tokens of a text; that which ends it is one of them."""
+        pieces = list(map(self._model.vocabulary.piece, tokens))
+        pairs = zip(pieces, values, strict=True)
         is_top = self._body.logprobs == 1
         return {
-            "tokens": [piece for piece, _ in kept],
-            "token_logprobs": [value for _, value in kept],
-            "top_logprobs": [{piece: value} for piece, value in kept] if is_top else None,
-            "text_offset": list(offsets[: len(kept)]),
+            "tokens": pieces,
+            "token_logprobs": list(values),
+            "top_logprobs": [{piece: value} for piece, value in pairs] if is_top else None,
+            "text_offset": growing.offsets(tokens),
         }
 
 
@@ -166,9 +179,9 @@ async def _parts(
     """Yields the parts of a streamed answer: new text, the reason of each end, and the usage."""
     choices = completion.beginnings()
     count = len(choices) // len(completion.requests)
-    for index, (_, _, echo) in enumerate(choices):
-        if echo:
-            yield completion.part(index, echo)
+    for index, (_, _, prompt) in enumerate(choices):
+        if prompt:
+            yield completion.part(index, prompt)
     results: dict[int, Sequence[Hypothesis]] = {}
     while len(results) < len(completion.requests):
         async with service.until(deadline):
@@ -179,9 +192,8 @@ async def _parts(
             own = range(first, first + count)
             draws = completion.requests[number].options.draws
             for index in own[event.text : event.text + 1] if draws else own:
-                text = choices[index][1].add(event.tokens)
-                if text:
-                    yield completion.part(index, text, event)
+                if part := completion.new_part(index, choices[index][1], event):
+                    yield part
         elif isinstance(event, Finished):
             results[number] = event.hypotheses
             for index in range(first, first + count):

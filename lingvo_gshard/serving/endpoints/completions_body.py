@@ -12,7 +12,7 @@ from msgspec import Meta
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.text import stop_check
-from lingvo_gshard.serving.bodies import Count, Fraction, Texts, listed
+from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits
@@ -46,7 +46,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
     n: Annotated[int, Meta(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Texts | None = None
+    stop: Stops | None = None
     seed: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -95,20 +95,22 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
         options, most = self._options(model), model.engine.facts.most_positions
         requests = []
         for number, ids in enumerate(self._prompts(model)):
-            if len(ids) + options.most_tokens > most:
+            given = model.vocabulary.begin(ids)
+            count = len(given) - len(model.vocabulary.before)
+            if count + options.most_tokens > most:
                 raise RequestError(
                     BAD_REQUEST,
-                    f"prompt {number} has {len(ids)} tokens and max_tokens is "
+                    f"prompt {number} has {count} tokens and max_tokens is "
                     f"{options.most_tokens}; this model has {most} positions for both",
                     "prompt",
                     "context_length_exceeded",
                 )
             requests.append(
                 inference.Request(
-                    given=model.vocabulary.begin(ids),
+                    given=given,
                     options=options,
                     streams=bool(self.stream),
-                    should_stop=stop_check(model.vocabulary, options),
+                    should_stop=stop_check(model.vocabulary, given, options),
                 )
             )
         return requests

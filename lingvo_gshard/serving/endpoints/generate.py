@@ -68,20 +68,20 @@ def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[in
 
 
 def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
-    ids = model.vocabulary.encode(body.prompt)
-    most = model.engine.facts.most_positions
-    if len(ids) + 1 > most:
+    given = model.vocabulary.begin(model.vocabulary.encode(body.prompt))
+    most, before = model.engine.facts.most_positions, len(model.vocabulary.before)
+    if len(given) > most:
         raise RequestError(
             UNPROCESSABLE,
-            f"prompt has {len(ids)} tokens; the model reads {most - 1} at most",
+            f"prompt has {len(given) - before} tokens; the model reads {most - before} at most",
             "prompt",
         )
     options = body.options()
     return inference.Request(
-        given=model.vocabulary.begin(ids),
+        given=given,
         options=options,
         streams=body.stream,
-        should_stop=stop_check(model.vocabulary, options),
+        should_stop=stop_check(model.vocabulary, given, options),
     )
 
 

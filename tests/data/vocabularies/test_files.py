@@ -58,7 +58,7 @@ def test_a_translation_input_takes_a_vocabulary_of_others(tmp_path, kind):
     first = batch["target_labels"][0][batch["target_segments"][0] == 1]
     assert first[-1] == found.eos_id and batch["target_inputs"][0][0] == found.bos_id
     assert found.decode(first) in {row.target for row in data.rows("train")}
-    assert data.text_ids.eos == found.eos_id and data.text_ids.before == (found.bos_id,)
+    assert data.text_ids.ends == found.end_ids and data.text_ids.before == (found.bos_id,)
     data.save_vocabularies(str(tmp_path / "saved"))
     other = p.instantiate()
     other.load_vocabularies(str(tmp_path / "saved"))

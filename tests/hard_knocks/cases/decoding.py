@@ -52,6 +52,14 @@ CASES = (
         error="--length_exponent=inf; expected a finite number",
     ),
     Case(
+        "an empty stop string",
+        _GENERATE + "--stop=. --stop=",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="stop[1] is empty, which every text contains; a text of 1 character or more was "
+        "expected",
+    ),
+    Case(
         "drawing with a beam",
         _TRANSLATE + "--temperature=1",
         given=_RUN,

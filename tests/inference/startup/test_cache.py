@@ -11,7 +11,7 @@ from lingvo_gshard.inference.startup.fingerprint import code_stamp
 from lingvo_gshard.runtime.program.array import Array
 
 FACTS = ModelFacts(
-    vocabulary_size=13, bos_id=1, eos_id=2, has_source=True, most_source=8, most_positions=16
+    vocabulary_size=13, bos_id=1, end_ids=(2,), has_source=True, most_source=8, most_positions=16
 )
 ARRAYS = (
     Array("weights.a", (2, 3), "float32", ((), ())),

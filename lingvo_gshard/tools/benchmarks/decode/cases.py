@@ -89,7 +89,7 @@ def language_model_cases(facts: ModelFacts, seed: int = 0) -> list[Case]:
       seed: of the ids.
     """
     draw = random.Random(seed)
-    ids = [i for i in range(facts.vocabulary_size) if i not in (facts.bos_id, facts.eos_id)]
+    ids = [i for i in range(facts.vocabulary_size) if i not in (facts.bos_id, *facts.end_ids)]
 
     def case(name: str, rows: int, prompt: int, tokens: int) -> Case:
         # The id before all texts is one position, and the last token is never computed.

@@ -69,7 +69,7 @@ def requests(case: Case, facts: ModelFacts) -> list[Request]:
         )
         for text in batch.texts:
             if facts.has_source:
-                request = Request((*text, facts.eos_id), (facts.bos_id,), options)
+                request = Request((*text, facts.end_ids[0]), (facts.bos_id,), options)
             else:
                 request = Request((), (facts.bos_id, *text), options)
             found.append(request)

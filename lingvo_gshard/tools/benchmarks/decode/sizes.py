@@ -54,7 +54,7 @@ def dense_sizes(task: TokenTask, facts: ModelFacts) -> DenseSizes:
         decoder_layers=task.decoder.p.num_layers,
         decoder_hidden=_hidden(task.decoder),
         vocabulary_size=facts.vocabulary_size,
-        eos_id=facts.eos_id,
+        eos_id=facts.end_ids[0],
         # One more for the id before all texts.
         positions=max(facts.most_positions, facts.most_source) + 1,
     )

@@ -193,7 +193,7 @@ def _equal_tokens(case: Case, run: Run, theta: NestedMap, outputs: Outputs) -> i
     # As there, no token ends a text: the end is an id that is not expected.
     size = task.id_ranges()["target_labels"]
     end = next(i for i in range(size) if i not in expected)
-    facts = facts_of(task, run.params.input, text_ids=TextIds((end,), end))
+    facts = facts_of(task, run.params.input, text_ids=TextIds((end,), (end,)))
     options = DecodingOptions(beam_size=1, most_tokens=NEW_TOKENS)
     if case.start:
         pairs = zip(outputs["sources"], outputs["mask"], strict=True)

@@ -18,10 +18,10 @@ def tiny_models():
     translation, language = tiny_engine.translation_model(), tiny_engine.language_model()
     return {
         cases.TRANSLATION: ours.Model(
-            translation.task, translation.theta, translation.task.model_facts(0, BOS, EOS)
+            translation.task, translation.theta, translation.task.model_facts(0, BOS, (EOS,))
         ),
         cases.LANGUAGE_MODEL: ours.Model(
-            language.task, language.theta, language.task.model_facts(64, BOS, EOS)
+            language.task, language.theta, language.task.model_facts(64, BOS, (EOS,))
         ),
     }
 

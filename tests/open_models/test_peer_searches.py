@@ -1,0 +1,114 @@
+"""Compares searches with those of transformers that `peer_searches` has recorded."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lingvo_gshard as gshard
+from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.export.decode_function import DecodeFunction, decoding_weights
+from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
+from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Hypothesis, Request
+from tests.open_models import peer_searches
+
+RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]
+LENGTH = 32
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(model, id=f"seed{model['seed']}", marks=pytest.mark.slow if place else ())
+        for place, model in enumerate(RECORDED)
+    ],
+)
+def recorded(request, tmp_path_factory):
+    """Returns the cases of a model, and the model of a run that it was imported to."""
+    folder = tmp_path_factory.mktemp("peer")
+    peer_searches.write_model(folder / "model", request.param["seed"])
+    gshard.import_model(folder / "model", folder / "run", length=LENGTH)
+    return request.param["cases"], gshard.load(folder / "run").model
+
+
+def options_of(case: dict, best: int) -> DecodingOptions:
+    # Ours count the end, too.
+    least = case["least"] + 1 if case["least"] else 0
+    return DecodingOptions(
+        beam_size=case["beam"],
+        best=best,
+        length_exponent=0.0,
+        most_tokens=case["most"],
+        least_tokens=least,
+        forbidden_tokens=tuple(case["forbidden"]),
+    )
+
+
+def facts_for(model: TrainedModel, ends: list[int]) -> ModelFacts:
+    facts = facts_of(model.task, model.input.p, LENGTH)
+    return dataclasses.replace(facts, end_ids=tuple(ends), pad_id=-1)
+
+
+def tokens_with_end(found: Hypothesis) -> list[int]:
+    return [*found.tokens] if found.end is None else [*found.tokens, found.end]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(ends, marks=() if ends == [2, 3] else pytest.mark.slow)
+        for ends in peer_searches.ENDS
+    ],
+    ids=str,
+)
+def test_searches_are_those_of_transformers(recorded, ends):
+    cases, model = recorded
+    cases = [case for case in cases if case["ends"] == ends]
+    options = EngineOptions(workers=1)
+    with make_engine(model.task, model.theta, facts_for(model, ends), options=options) as engine:
+        answers = engine.submit_all(
+            [Request(given=c["prompt"], options=options_of(c, c["beam"])) for c in cases]
+        )
+        found = [answer.result() for answer in answers]
+    for case, hypotheses in zip(cases, found, strict=True):
+        assert [tokens_with_end(one) for one in hypotheses] == [
+            one["tokens"] for one in case["found"]
+        ]
+        scores = [one["score"] for one in case["found"]]
+        np.testing.assert_allclose([one.score for one in hypotheses], scores, atol=1e-3)
+        sums = [sum(one.log_probabilities) for one in hypotheses]
+        np.testing.assert_allclose(sums, scores, atol=1e-3)
+
+
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_an_exported_search_is_that_of_transformers(recorded, beam):
+    """All cases without forbidden tokens, by limits and ends that one program has."""
+    cases, model = recorded
+    case = next(
+        c
+        for c in cases
+        if c["beam"] == beam and len(c["ends"]) > 1 and not c["forbidden"] and c["most"] > 2
+    )
+    facts, options = facts_for(model, case["ends"]), options_of(case, 1)
+    function = DecodeFunction(model.task, facts, options)
+    weights = decoding_weights(model.task, model.theta.transform(np.asarray))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(ids_BK):
+        return function.run(weights.transform(tf.constant), ids_BK)
+
+    prompts = [case["prompt"], case["prompt"][:1]]
+    ids = np.full([3, 10], facts.pad_id, np.int32)
+    for row, prompt in zip(ids, prompts, strict=False):
+        row[: len(prompt)] = prompt
+    token_BL, score_B = (x.numpy() for x in run(tf.constant(ids)))
+    expected = case["found"][0]
+    tokens = [token for token in expected["tokens"] if token not in case["ends"]]
+    assert [token for token in token_BL[0] if token != facts.pad_id] == tokens
+    assert score_B[0] == pytest.approx(expected["score"], abs=1e-3)
+    assert set(token_BL[2]) == {facts.pad_id} and score_B[2] == 0
