@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from lingvo_gshard.inference import requests as inference
-from lingvo_gshard.serving.bodies import SearchFields
+from lingvo_gshard.serving.bodies import SearchFields, listed, read_bytes
 from lingvo_gshard.serving.desk import Answers, Desk
 from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
@@ -21,6 +21,9 @@ from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.model import ServedModel
 
 _Result = TypeVar("_Result")
+
+# Bodies with more bytes are tokenized on a thread, so that others do not wait.
+_FEW_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +36,16 @@ class Limits:
       seconds: after which a request is given up; a request may ask for less.
       beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
         programs of its own, which are compiled at its first use.
+      stops: texts that end a text, each of at most `stop_characters`. All are looked for after
+        every token.
     """
 
     queue_size: int = 1024
     body_bytes: int = 2**20
     seconds: float = 60.0
     beam_size: int = 8
+    stops: int = 16
+    stop_characters: int = 256
 
 
 class Service:
@@ -110,6 +117,7 @@ class Service:
                     "limit of this server, was expected",
                     name,
                 )
+        self._check_stops(listed(fields.stop))
         size = self.model.engine.facts.vocabulary_size
         for name in ("allowed_tokens", "forbidden_tokens"):
             for index, token in enumerate(getattr(fields, name)):
@@ -118,6 +126,22 @@ class Service:
                     raise RequestError(
                         UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
                     )
+
+    def _check_stops(self, stops: Sequence[str]) -> None:
+        if len(stops) > self.limits.stops:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has {len(stops):,} texts; at most {self.limits.stops} were expected",
+                "stop",
+            )
+        longest = max(map(len, stops), default=0)
+        if longest > self.limits.stop_characters:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has a text of {longest:,} characters; at most "
+                f"{self.limits.stop_characters} were expected",
+                "stop",
+            )
 
     def deadline(self, seconds: float | None) -> float:
         """Returns when a request that began now must be answered, in the event loop's time.
@@ -164,6 +188,19 @@ class Service:
             return self.desk.submit(requests, request.receive)
         except ValueError as error:
             raise RequestError(status, str(error)) from None
+
+    async def read(self, request: Request) -> bytes:
+        """Returns the body of a request; see `bodies.read_bytes`."""
+        return await read_bytes(request, self.limits.body_bytes, self.limits.seconds)
+
+    async def prepare(self, prepare: Callable[[], _Result], size: int) -> _Result:
+        """Returns what a function makes of a body, on a thread if that takes a while.
+
+        Args:
+          prepare: reads the body's texts as tokens.
+          size: the body's bytes.
+        """
+        return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
 
     async def visit(self, compute: Callable[[], _Result]) -> _Result:
         """Returns what a function computes on a thread, one at a time."""

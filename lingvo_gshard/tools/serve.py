@@ -27,6 +27,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.harmless_text import harmless
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import (
@@ -58,6 +59,19 @@ def define_flags() -> flags.FlagValues:
         "token_file",
         None,
         "File with a bearer token that requests must bring; the page asks for it.",
+    )
+    flags.DEFINE_list(
+        "allow_host",
+        None,
+        "Further names by which browsers and programs reach the server, besides --host; * for any.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "allow_origin",
+        None,
+        "Origins of web pages that may use the server besides its own, such as "
+        "https://app.example.com; * for any.",
+        flag_values=values,
     )
     integer("queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503.")
     integer("most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413.")
@@ -93,10 +107,13 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     logdir = required_logdir(values)
     output.check_writable(values, "port_file")
+    hosts, sites = values.allow_host or [], values.allow_origin or []
     token = _token(values.token_file)
     # Whether the extra is installed, and the port is free, is known before the model is loaded.
     from lingvo_gshard.serving import server
+    from lingvo_gshard.serving.origins import Origins
 
+    origins = Origins.of(values.host, hosts, sites)
     bound = server.bind(values.host, values.port)
     with bound:
         with stages_on_terminal() as stages:
@@ -108,13 +125,16 @@ def main(argv: list[str]) -> int:
             )
             run.observer, run.compiles_elsewhere = stages, True
             service = _service(values, run, token)
-        port = bound.getsockname()[1]
-        if values.port_file:
-            output.write_text(values.port_file, f"{port}\n", "port_file")
+        port, model = bound.getsockname()[1], service.model
         host = f"[{values.host}]" if ":" in values.host else values.host
-        model = service.model
-        _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
-        cut_off = server.run(service, bound, values.drain_seconds, _say)
+
+        def on_ready() -> None:
+            if values.port_file:
+                output.write_text(values.port_file, f"{port}\n", "port_file")
+            _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
+
+        options = server.ServerOptions(values.drain_seconds, origins)
+        cut_off = server.run(service, bound, options, _say, on_ready)
     if cut_off:
         _say(f"{cut_off} requests were cut off after {values.drain_seconds:g} s")
     return int(cut_off > 0)
@@ -158,4 +178,4 @@ def _token(path: str | None) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)
