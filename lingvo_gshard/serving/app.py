@@ -30,7 +30,7 @@ _PROTECTED: dict[str, tuple[str, Respond]] = {
     "/v1/models": ("GET", state.models),
     "/metrics": ("GET", state.metrics),
 }
-_HEALTH = "/healthz"
+_OPEN: dict[str, Respond] = {"/healthz": state.health, "/healthz/live": state.live}
 
 
 def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
@@ -44,7 +44,10 @@ def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
         Route(path, _answering(service, respond, is_protected=True), methods=[method])
         for path, (method, respond) in _PROTECTED.items()
     ]
-    routes.append(Route(_HEALTH, _answering(service, state.health), methods=["GET"]))
+    routes += [
+        Route(path, _answering(service, respond), methods=["GET"])
+        for path, respond in _OPEN.items()
+    ]
     routes.append(Route("/", _answering(service, _page), methods=["GET"]))
     handlers = {
         RequestError: _on_request_error,
@@ -58,7 +61,7 @@ def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
     if origins:
         app = origins.guarding(app)
     app = _stopping(service, app)
-    return service.metrics.measured(app, frozenset((*_PROTECTED, _HEALTH, "/")))
+    return service.metrics.measured(app, frozenset((*_PROTECTED, *_OPEN, "/")))
 
 
 def _answering(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.serving import visits
 from lingvo_gshard.serving.bodies import SearchFields, listed, read_bytes
 from lingvo_gshard.serving.desk import Answers, Desk
 from lingvo_gshard.serving.directory import DirectoryWatch
@@ -24,6 +27,8 @@ _Result = TypeVar("_Result")
 
 # Bodies with more bytes are tokenized on a thread, so that others do not wait.
 _FEW_BYTES = 4096
+# Between looks at whether a program is there.
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,9 @@ class Limits:
       seconds: after which a request is given up; a request may ask for less.
       beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
         programs of its own, which are compiled at its first use.
+      kinds: kinds of search whose programs are kept in memory; beyond it, those not used for
+        longest are dropped.
+      stuck_seconds: after which a call of a program, or its compilation, is stuck.
       stops: texts that end a text, each of at most `stop_characters`. All are looked for after
         every token.
     """
@@ -44,6 +52,8 @@ class Limits:
     body_bytes: int = 2**20
     seconds: float = 60.0
     beam_size: int = 8
+    kinds: int = 16
+    stuck_seconds: float = 600.0
     stops: int = 16
     stop_characters: int = 256
 
@@ -77,7 +87,7 @@ class Service:
         """
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(model.engine)
-        self.desk = Desk(model.engine, self.limits.queue_size, self.metrics)
+        self.desk = Desk(model.engine, self.limits.queue_size, self.limits.kinds, self.metrics)
         self.is_draining = False
         self._token = token.encode()
         self._visiting = asyncio.Lock()
@@ -185,7 +195,8 @@ class Service:
           RequestError: there is no room, or a text does not fit.
         """
         try:
-            return self.desk.submit(requests, request.receive)
+            client = request.client.host if request.client else ""
+            return self.desk.submit(requests, request.receive, client)
         except ValueError as error:
             raise RequestError(status, str(error)) from None
 
@@ -202,7 +213,20 @@ class Service:
         """
         return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
 
-    async def visit(self, compute: Callable[[], _Result]) -> _Result:
-        """Returns what a function computes on a thread, one at a time."""
+    async def visit(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
+        """Returns which experts the tokens of a text visited; see `visits.describe`.
+
+        Its program is compiled beside the event loop, which goes on meanwhile.
+        """
+        await self._program(visits.program(self.model, asked, found))
         async with self._visiting:
-            return await run_in_threadpool(compute)
+            return await run_in_threadpool(visits.describe, self.model, asked, found)
+
+    async def _program(self, key: ProgramKey) -> None:
+        """Waits until a program is loaded. Raises what compiling it failed with."""
+        executables, began = self.model.engine.executables, time.monotonic()
+        while not executables.is_loaded(key):
+            if error := executables.failure([key], began):
+                raise error
+            executables.want([key])
+            await asyncio.sleep(_POLL_SECONDS)

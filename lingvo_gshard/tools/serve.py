@@ -83,6 +83,19 @@ def define_flags() -> flags.FlagValues:
         0.001,
         flag_values=values,
     )
+    integer(
+        "most_kinds",
+        16,
+        "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in memory.",
+    )
+    flags.DEFINE_float(
+        "stuck_seconds",
+        600.0,
+        "Seconds after which decoding or compiling is stuck: /healthz fails, and the compiler's "
+        "process is started anew.",
+        1.0,
+        flag_values=values,
+    )
     flags.DEFINE_float(
         "drain_seconds",
         30.0,
@@ -124,6 +137,7 @@ def main(argv: list[str]) -> int:
                 checkpoint=values.checkpoint,
             )
             run.observer, run.compiles_elsewhere = stages, True
+            run.compiler_seconds = values.stuck_seconds
             service = _service(values, run, token)
         port, model = bound.getsockname()[1], service.model
         host = f"[{values.host}]" if ":" in values.host else values.host
@@ -156,6 +170,8 @@ def _service(values: flags.FlagValues, run, token: str):
         body_bytes=values.most_body_bytes,
         seconds=values.timeout,
         beam_size=values.most_beam_size,
+        kinds=values.most_kinds,
+        stuck_seconds=values.stuck_seconds,
     )
     return Service(model, limits, token, DirectoryWatch(run.logdir, model.step, run.checkpoint))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from lingvo_gshard.decoding.kinds import BEAM_RECORD
@@ -29,11 +31,13 @@ class Row:
       generated: the number of new tokens so far.
       is_done: whether the text is complete.
       passes: how often other texts got a place that this one waited for.
+      created: when it began to wait, in the time of time.monotonic.
     """
 
     def __init__(self, answer: Answer, text: int, limit: int):
         self.answer, self.text, self.limit = answer, text, limit
         self.generated, self.is_done, self.passes = 0, False, 0
+        self.created = time.monotonic()
 
     @property
     def position(self) -> int:
@@ -48,6 +52,10 @@ class Row:
           is_active: whether the text goes on.
         """
         raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Ends the text where it is."""
+        self.is_done = True
 
     def hypotheses(self) -> list[Hypothesis]:
         """Returns the texts, the best first."""
@@ -79,7 +87,11 @@ class TokenRow(Row):
         elif request.should_stop and request.should_stop(self._tokens):
             self._reason, self.is_done = STOP, True
         elif self.answer.is_canceled and not self.is_done:
-            self._reason, self.is_done = CANCELED, True
+            self.cancel()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._reason = CANCELED
 
     def hypotheses(self) -> list[Hypothesis]:
         tokens = self._tokens[:-1] if self._reason == END else self._tokens
@@ -103,6 +115,8 @@ class BeamRow(Row):
         self.is_done = not is_active or self.answer.is_canceled
 
     def hypotheses(self) -> list[Hypothesis]:
+        if not self.generated:
+            return []
         found = {name: np.concatenate(parts) for name, parts in self._records.items()}
         ends, lasts = found["end_BW"], found["last_BW"]
         ranked = [

@@ -11,7 +11,6 @@ from starlette.responses import Response, StreamingResponse
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import Finished
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
-from lingvo_gshard.serving import visits
 from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse
 from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.tokens import server_sent, tokens_json
@@ -103,8 +102,7 @@ async def _texts(
             "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
         }
         if routing:
-            compute = functools.partial(visits.describe, model, request, found)
-            text["routing"] = await service.visit(compute)
+            text["routing"] = await service.visit(request, found)
         texts.append(text)
     return texts
 

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.translator import Translation, Translator
-from lingvo_gshard.serving import visits
 from lingvo_gshard.serving.bodies import SearchFields, Texts, listed, parse
 from lingvo_gshard.serving.endpoints.tokens import tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
@@ -109,8 +108,7 @@ async def _result(
     alternatives = list(map(_alternative, translations))
     if routing:
         for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
-            compute = functools.partial(visits.describe, service.model, request, hypothesis)
-            alternative["routing"] = await service.visit(compute)
+            alternative["routing"] = await service.visit(request, hypothesis)
     return {"source": text, "text": translations[0].text, "alternatives": alternatives}
 
 
