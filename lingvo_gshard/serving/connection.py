@@ -213,7 +213,9 @@ class Connection(httptools_impl.HttpToolsProtocol):
 
     def _give_up(self, message: str, code: str) -> None:
         """Closes the connection. A request that has begun to arrive is told so."""
-        if self._is_in_head or (self.phase is Phase.BODY and not self.cycle.response_started):
+        has_begun = self._is_in_head or self.phase is Phase.BODY
+        has_answer = self._is_refused or (self.cycle and self.cycle.response_started)
+        if has_begun and not has_answer:
             self._answer(RequestError(503, message, code=code, headers={"Retry-After": "1"}))
         self.hang_up()
 

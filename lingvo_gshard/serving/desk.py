@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.requests import (
     Answer,
     Event,
@@ -172,6 +173,7 @@ class Answers:
 
         Raises:
           ClientGoneError: the client has closed its connection.
+          RequestError: the compiler is stuck, and the request needs it.
           RuntimeError: the engine failed.
         """
         index, event = await self._events.get()
@@ -179,6 +181,8 @@ class Answers:
             return index, event
         if isinstance(event.error, ClientGoneError):
             raise event.error
+        if isinstance(event.error, CompilerStuckError):
+            raise RequestError(503, f"{event.error}; try later", code="compiler_stuck")
         raise RuntimeError("the engine failed") from event.error
 
     async def results(self) -> list[tuple[Hypothesis, ...]]:

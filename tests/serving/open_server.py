@@ -16,16 +16,24 @@ class OpenServer:
       port: its port.
       said: lines that it said.
       server: the server.
+      failures: what it raised at its end.
     """
 
     def __init__(self, service, options):
         bound = bind("127.0.0.1", 0)
         self.port, self.said = bound.getsockname()[1], []
         self.server = Server(service, options, self.said.append)
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [bound]})
+        self.failures = []
+        self._thread = threading.Thread(target=self._run, args=(bound,))
         self._thread.start()
         while not self.server.started:
             time.sleep(0.005)
+
+    def _run(self, bound):
+        try:
+            self.server.run(sockets=[bound])
+        except BaseException as error:
+            self.failures.append(error)
 
     def stop(self):
         self.server.should_exit = True
@@ -65,3 +73,4 @@ def open_server(service, **options):
         yield opened
     finally:
         opened.stop()
+        assert not opened.failures

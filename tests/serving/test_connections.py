@@ -133,6 +133,16 @@ def test_a_client_that_leaves_during_its_upload_is_no_error_of_ours(translating,
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_refused_client_does_not_disturb_the_end(service):
+    """It may still send when the server stops, and has got its answer."""
+    with open_server(service) as server:
+        opened = server.connect(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 2**18)
+        assert opened.recv(12) == b"HTTP/1.1 431"
+    assert server.server.server_state.connections == set()
+    assert not server.failures
+    opened.close()
+
+
 def test_half_open_connections_give_way_to_others(service):
     with open_server(service, most_connections=8) as server:
         held = [server.connect(POST) for _ in range(30)]

@@ -19,6 +19,7 @@ import threading
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.runtime.child_process import answer_stream, start_module
 
@@ -67,6 +68,7 @@ class CompilerProcess:
         error. If a process is stuck, another one is asked.
 
         Raises:
+          CompilerStuckError: that is stuck, too.
           RuntimeError: `stop` was called.
         """
         with self._lock:
@@ -77,6 +79,10 @@ class CompilerProcess:
                     raise RuntimeError("the compiler was stopped")
                 if self._ask(key):
                     break
+            else:
+                raise CompilerStuckError(
+                    f"compiling {key or 'the model'} took longer than {self._most_seconds:g} s"
+                )
             self._timer = threading.Timer(_IDLE_SECONDS, self.close)
             self._timer.daemon = True
             self._timer.start()

@@ -39,11 +39,21 @@ class ProgramStore(Protocol):
         ...
 
 
+class CompilerStuckError(RuntimeError):
+    """The compiler did not come to an end with a program."""
+
+
 class Compiler(Protocol):
     """Has programs compiled by another process."""
 
     def __call__(self, key: ProgramKey) -> None:
-        """Waits until the store has a program."""
+        """Waits until the store has a program.
+
+        If the other process fails, this returns: compiling in this one tells why.
+
+        Raises:
+          CompilerStuckError: the other process takes too long.
+        """
         ...
 
     def stop(self) -> None:
