@@ -6,6 +6,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.requests import Answer
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.model import ServedModel
@@ -104,6 +105,22 @@ def test_routing_waits_for_its_program_and_holds_up_nobody(translating):
                 programs.open()
                 (found,) = (await first).json()["translations"]
                 assert found["alternatives"][0]["routing"]["layers"]
+
+    asyncio.run(run())
+
+
+def test_a_compiler_that_hangs_is_told_to_those_who_need_it(serving, engine):
+    async def run():
+        async with client_of(make_app(serving())) as client:
+            task = asyncio.create_task(client.post("/v1/translate", json=BODY))
+            while not engine.answers:
+                await asyncio.sleep(0.001)
+            engine.answers[0].put(CompilerStuckError("compiling steps took longer than 600 s"))
+            response = await task
+            assert response.status_code == 503
+            error = response.json()["error"]
+            assert error["code"] == "compiler_stuck"
+            assert error["message"] == "compiling steps took longer than 600 s; try later"
 
     asyncio.run(run())
 
