@@ -119,14 +119,16 @@ class Desk:
         """Has the engine forget kinds of search that were not used for long.
 
         Raises:
-          RequestError: too many are in use.
+          RequestError: too many are in use, and one of these must be compiled.
         """
         new = set(kinds) - set(self._kinds)
         unused = [kind for kind, texts in self._kinds.items() if not texts and kind not in kinds]
         for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:
             del self._kinds[kind]
             self._engine.forget(kind)
-        if new and len(self._kinds) + len(new) > self._most_kinds:
+        # Those that need no compiler are never kept out by those that do.
+        rare = [kind for kind in new if not self._engine.knows(kind)]
+        if rare and len(self._kinds) + len(rare) > self._most_kinds:
             raise RequestError(
                 503,
                 f"{len(self._kinds)} kinds of search are in use, the limit of this server: beam "

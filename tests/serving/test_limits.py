@@ -35,6 +35,9 @@ class SlowEngine:
         self.answers: list[Answer] = []
         self.submitted = threading.Event()
 
+    def knows(self, kind):
+        return True
+
     def stuck(self, seconds):
         return []
 

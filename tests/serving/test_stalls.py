@@ -25,12 +25,15 @@ class Engine:
     def __init__(self, real):
         self.facts, self.waiting = real.facts, 0
         self.asked, self.forgotten, self.said = [], [], []
-        self.answers = []
+        self.answers, self.known = [], set()
 
     def submit_all(self, requests):
         self.asked += requests
         self.answers = [Answer(request) for request in requests]
         return self.answers
+
+    def knows(self, kind):
+        return kind.beam in self.known
 
     def forget(self, kind):
         self.forgotten.append(kind)
@@ -148,15 +151,22 @@ def test_kinds_of_search_are_limited_and_old_ones_are_forgotten(serving, engine)
             assert full.status_code == 503 and full.headers["retry-after"] == "1"
             assert full.json()["error"]["code"] == "too_many_kinds"
             assert engine.forgotten == []
+            # What is compiled already is not kept out by what is not.
+            engine.known = {4}
+            known = post(4)
+            await asked(3)
+            engine.known = set()
+            engine.answers[0].complete(0, ())
+            await known
             # The first is over, and its kind gives way.
             answers[0].complete(0, ())
             await first
             third = post(3)
-            await asked(3)
-            assert [kind.beam for kind in engine.forgotten] == [1]
+            await asked(4)
+            assert sorted(kind.beam for kind in engine.forgotten) == [1, 4]
             # Kinds in use are taken as ever.
             fourth = post(2)
-            await asked(4)
+            await asked(5)
             for task in (second, third, fourth):
                 task.cancel()
 

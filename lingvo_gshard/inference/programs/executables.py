@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.programs.background import Background
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
-from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.inference.programs.program_key import PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.program.compilation_cache import without_cache
 from lingvo_gshard.runtime.program.program import Program
 
@@ -120,6 +121,13 @@ class Executables:
     def is_ready(self, key: ProgramKey) -> bool:
         """Returns whether a program need not be compiled."""
         return key in self._compiled or str(key) in self._stored
+
+    def knows(self, kind: SearchKind) -> bool:
+        """Returns whether a kind of search has been compiled before, in some shape."""
+        if any(key.name == STEPS and key.kind == kind for key in list(self._compiled)):
+            return True
+        named = re.compile(re.escape(str(ProgramKey(STEPS, kind))) + r"-\d")
+        return any(named.match(name) for name in list(self._stored))
 
     def want(self, keys: Iterable[ProgramKey]) -> None:
         """Has programs loaded or compiled in the background.
