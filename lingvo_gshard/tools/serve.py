@@ -46,20 +46,32 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     define_checkpoint_flag(values)
 
-    def integer(name: str, default: int, help: str, least: int = 1, most: int | None = None):
-        flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
-
     def string(name: str, default: str | None, help: str):
         flags.DEFINE_string(name, default, help, flag_values=values)
 
     string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 for all networks of this machine.")
-    integer("port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
-    string("port_file", None, "File for the port, written when the server is ready.")
+    _integer(values, "port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
+    string("port_file", None, "File for the port, written when the server listens.")
     string(
         "token_file",
         None,
         "File with a bearer token that requests must bring; the page asks for it.",
     )
+    _define_web_flags(values)
+    _define_limits(values)
+    flags.DEFINE_bool(
+        "warm_up",
+        True,
+        "Compiles what most requests need before the first is accepted.",
+        flag_values=values,
+    )
+    define_precision_flag(values)
+    define_runtime_flags(values, in_cluster=False)
+    return values
+
+
+def _define_web_flags(values: flags.FlagValues) -> None:
+    """Defines flags that say by which names, and from which web pages, the server is used."""
     flags.DEFINE_list(
         "allow_host",
         None,
@@ -73,9 +85,22 @@ def define_flags() -> flags.FlagValues:
         "https://app.example.com; * for any.",
         flag_values=values,
     )
-    integer("queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503.")
-    integer("most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413.")
-    integer("most_beam_size", 8, "Largest beam, and most texts drawn, that a request may ask for.")
+
+
+def _define_limits(values: flags.FlagValues) -> None:
+    """Defines flags of sizes and times."""
+    _integer(
+        values, "queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503."
+    )
+    _integer(
+        values, "most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413."
+    )
+    _integer(
+        values,
+        "most_beam_size",
+        8,
+        "Largest beam, and most texts drawn, that a request may ask for.",
+    )
     flags.DEFINE_float(
         "timeout",
         60.0,
@@ -83,7 +108,8 @@ def define_flags() -> flags.FlagValues:
         0.001,
         flag_values=values,
     )
-    integer(
+    _integer(
+        values,
         "most_kinds",
         16,
         "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in memory.",
@@ -103,15 +129,17 @@ def define_flags() -> flags.FlagValues:
         1.0,
         flag_values=values,
     )
-    flags.DEFINE_bool(
-        "warm_up",
-        True,
-        "Compiles what most requests need before the first is accepted.",
-        flag_values=values,
-    )
-    define_precision_flag(values)
-    define_runtime_flags(values, in_cluster=False)
-    return values
+
+
+def _integer(
+    values: flags.FlagValues,
+    name: str,
+    default: int,
+    help: str,
+    least: int = 1,
+    most: int | None = None,
+) -> None:
+    flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
 
 
 def main(argv: list[str]) -> int:
