@@ -3,7 +3,7 @@
 # PYTHON   the interpreter that creates the environment (Python 3.11)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
-# FAULTS   number of faults of `make soak`; SEED is their seed
+# FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +30,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all soak lint format pictures bazel-test clean
+.PHONY: help quickstart install install-dev test test-all soak soak-serve lint format pictures bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -39,6 +39,7 @@ help:
 	@echo "make test         lint, then every test that takes seconds"
 	@echo "make test-all     lint, then every test"
 	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
+	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
 	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
 	@echo "make format       let ruff fix what it can"
 	@echo "make pictures     draw the pictures of the documentation that follow from the code"
@@ -72,6 +73,9 @@ test-all: test
 
 soak: $(INSTALLED_TEST)
 	$(BIN)/python -m tests.soak --seed=$(SEED) --faults=$(FAULTS)
+
+soak-serve: $(INSTALLED_TEST)
+	$(BIN)/python -m tests.serving.soak --seed=$(SEED)
 
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .

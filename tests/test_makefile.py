@@ -24,6 +24,7 @@ EXPECTED = {
     "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
     "pictures": ["bin/python -m docs.pictures"],
     "soak": ["bin/python -m tests.soak --seed=0 --faults=200"],
+    "soak-serve": ["bin/python -m tests.serving.soak --seed=0"],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

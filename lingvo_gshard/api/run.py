@@ -91,6 +91,7 @@ class Run:
       checkpoint: which checkpoint is read: "best", "newest" or a step.
       compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
         that it takes out of this one. It needs the cache of programs, and a CPU.
+      compiler_seconds: after which that process is stuck with a program, and is started anew.
     """
 
     observer: Observer = SilentObserver()
@@ -120,7 +121,7 @@ class Run:
         self._given, self.precision = os.fspath(logdir), precision
         self.checkpoint = checkpoint
         self.options = options or RuntimeOptions()
-        self.compiles_elsewhere = False
+        self.compiles_elsewhere, self.compiler_seconds = False, 600.0
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.exists():

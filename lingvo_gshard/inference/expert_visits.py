@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.decoding.kinds import NO_TOKEN, StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.programs.program_key import GATES, ProgramKey
@@ -43,14 +44,9 @@ def expert_visits(
       tokens: all tokens of the text, that before all texts first.
       source: all tokens of the source; empty for a model without one.
     """
-    shape = StateShape(
-        rows=1,
-        length=buckets.fitting(buckets.LENGTHS, len(tokens)),
-        memory_length=buckets.fitting(buckets.LENGTHS, len(source), engine.facts.most_source)
-        if source
-        else 0,
-    )
-    program = engine.executables.get(ProgramKey(GATES, shape=shape))
+    key = visits_program(engine.facts, len(tokens), len(source))
+    shape, program = key.shape, engine.executables.get(key)
+    assert shape is not None
     sizes = [(tokens, shape.length), (source, shape.memory_length)]
     ids = [_padded(given, size) for given, size in sizes if size]
     gates = program.call(*engine.weights, *ids)
@@ -62,6 +58,19 @@ def expert_visits(
         experts = [_visited(gates_E) for gates_E in gates_BLE[0, :length]]
         found.append(LayerVisits(path, reads_source, gates_BLE.shape[-1], experts))
     return found
+
+
+def visits_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
+    """Returns the key of the program that `expert_visits` runs.
+
+    Args:
+      facts: what the host knows of the model.
+      tokens: the number of tokens of the text.
+      source: that of the source; 0 for a model without one.
+    """
+    length = buckets.fitting(buckets.LENGTHS, tokens)
+    memory = buckets.fitting(buckets.LENGTHS, source, facts.most_source) if source else 0
+    return ProgramKey(GATES, shape=StateShape(1, length, memory))
 
 
 def _padded(ids: Sequence[int], size: int) -> np.ndarray:

@@ -26,6 +26,8 @@ class Request:
       streams: whether tokens are reported as they are generated. Not with a beam.
       should_stop: called after each token with all that were generated; True ends the text with
         that token. Not with a beam.
+      client: who asks. Clients are served in turn.
+      group: number of what the client has sent together. Its groups are served in turn, too.
     """
 
     source: Sequence[int] = ()
@@ -33,6 +35,8 @@ class Request:
     options: DecodingOptions = DecodingOptions()
     streams: bool = False
     should_stop: Callable[[Sequence[int]], bool] | None = None
+    client: str = ""
+    group: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +90,20 @@ Event = NewTokens | Finished
 class Answer:
     """The events that answer one request, in the order in which they happen."""
 
-    def __init__(self, request: Request, texts: int = 1):
+    def __init__(
+        self,
+        request: Request,
+        texts: int = 1,
+        on_cancel: Callable[[Answer], None] | None = None,
+    ):
         """Makes an answer without events.
 
         Args:
           request: what is answered.
           texts: the number of texts that are decoded by themselves.
+          on_cancel: ends the texts that wait.
         """
+        self._on_cancel = on_cancel
         self.request = request
         self._texts: list[Sequence[Hypothesis] | None] = [None] * texts
         self._lock = threading.Lock()
@@ -133,6 +144,8 @@ class Answer:
     def cancel(self) -> None:
         """Asks the engine to stop; the request then finishes with what there is."""
         self._canceled.set()
+        if self._on_cancel:
+            self._on_cancel(self)
 
     @property
     def is_canceled(self) -> bool:

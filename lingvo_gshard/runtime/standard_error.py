@@ -1,4 +1,9 @@
-"""Captures standard error, which libraries in C++ write to directly."""
+"""Redirects standard error, which libraries in C++ write to directly.
+
+Descriptor 2 belongs to the whole process, and several threads may want to redirect it at once.
+`_Descriptor` is its one owner: it goes to where the last of them wants it, and back to the screen
+with the end of all.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 
 # Copies everything to a file, and shows lines without the hidden words. A separate process still
@@ -29,33 +35,84 @@ class Captured:
     text = ""
 
 
+class _Descriptor:
+    """Descriptor 2. Threads may redirect it at the same time."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        # A copy of the descriptor as it was before all redirections; None without any.
+        self._screen: int | None = None
+        # Copies of the descriptors that it was redirected to, the latest last.
+        self._targets: list[int] = []
+
+    def redirect(self, target: int) -> int:
+        """Redirects to where a descriptor goes. Returns what `restore` takes."""
+        with self._lock:
+            _flush()
+            if self._screen is None:
+                self._screen = os.dup(2)
+            try:
+                kept = os.dup(target)
+            except OSError:
+                self._close_unused_screen()
+                raise
+            self._targets.append(kept)
+            os.dup2(kept, 2)
+            return kept
+
+    def restore(self, kept: int) -> None:
+        """Ends one redirection; the others stay."""
+        with self._lock:
+            _flush()
+            self._targets.remove(kept)
+            assert self._screen is not None
+            os.dup2(self._targets[-1] if self._targets else self._screen, 2)
+            os.close(kept)
+            self._close_unused_screen()
+
+    def show(self, text: bytes) -> None:
+        """Writes to the screen, whatever is redirected."""
+        with self._lock:
+            os.write(2 if self._screen is None else self._screen, text)
+
+    def screen(self) -> int:
+        """Returns a new descriptor of the screen."""
+        with self._lock:
+            return os.dup(2 if self._screen is None else self._screen)
+
+    def _close_unused_screen(self) -> None:
+        if self._screen is not None and not self._targets:
+            os.close(self._screen)
+            self._screen = None
+
+
+_descriptor = _Descriptor()
+
+
 @contextlib.contextmanager
 def hide() -> Iterator[None]:
     """Hides what libraries write to standard error inside the context; shows it if that fails.
 
     It is kept in `hidden`. Nothing is hidden where TF_CPP_MIN_LOG_LEVEL asks for all messages.
+    What several threads hide at the same time is kept with one of them.
     """
     if shows_everything():
         yield
         return
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    screen = os.dup(2)
     with tempfile.TemporaryFile() as messages:
-        os.dup2(messages.fileno(), 2)
+        kept = _descriptor.redirect(messages.fileno())
+        has_failed = True
         try:
             yield
-        except BaseException:
-            messages.seek(0)
-            os.write(screen, messages.read())
-            raise
+            has_failed = False
         finally:
-            os.dup2(screen, 2)
-            os.close(screen)
-        messages.seek(0)
-        text = messages.read().decode(errors="replace").strip()
-        if text:
-            hidden.append(text)
+            _descriptor.restore(kept)
+            messages.seek(0)
+            text = messages.read()
+            if has_failed:
+                _descriptor.show(text)
+            elif text.strip():
+                hidden.append(text.decode(errors="replace").strip())
 
 
 def shows_everything() -> bool:
@@ -72,25 +129,31 @@ def capture(hidden: Sequence[str]) -> Iterator[Captured]:
     """
     result = Captured()
     words = [argument for word in hidden for argument in ("-e", word)]
-    sys.stderr.flush()
-    screen = os.dup(2)
+    screen = _descriptor.screen()
     with tempfile.NamedTemporaryFile() as file:
-        # A session of its own protects it from Ctrl-C, so that it outlives this process.
-        copier = subprocess.Popen(
-            ["sh", "-c", _COPY, "sh", file.name, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.dup2(copier.stdin.fileno(), 2)
+        try:
+            # A session of its own protects it from Ctrl-C, so that it outlives this process.
+            copier = subprocess.Popen(
+                ["sh", "-c", _COPY, "sh", file.name, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=screen,
+                start_new_session=True,
+            )
+        finally:
+            os.close(screen)
+        kept = _descriptor.redirect(copier.stdin.fileno())
         copier.stdin.close()
         try:
             yield result
         finally:
-            sys.stderr.flush()
-            os.dup2(screen, 2)
-            os.close(screen)
+            _descriptor.restore(kept)
             # A process that was started inside the context may hold the pipe open.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 copier.wait(_WAIT_SECONDS)
             result.text = file.read().decode(errors="replace")
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()

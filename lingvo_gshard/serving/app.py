@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Send
 
 from lingvo_gshard.serving import page
 from lingvo_gshard.serving.endpoints import completions, generate, state, translate
 from lingvo_gshard.serving.errors import CLIENT_GONE, ClientGoneError, RequestError
+from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
 
 Respond: TypeAlias = "Callable[[Service, Request], Awaitable[Response]]"
@@ -28,16 +30,24 @@ _PROTECTED: dict[str, tuple[str, Respond]] = {
     "/v1/models": ("GET", state.models),
     "/metrics": ("GET", state.metrics),
 }
-_HEALTH = "/healthz"
+_OPEN: dict[str, Respond] = {"/healthz": state.health, "/healthz/live": state.live}
 
 
-def make_app(service: Service) -> ASGIApp:
-    """Returns the application that serves a model."""
+def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
+    """Returns the application that serves a model.
+
+    Args:
+      service: the model being served.
+      origins: who may use it from a browser; None if only this process uses it.
+    """
     routes = [
         Route(path, _answering(service, respond, is_protected=True), methods=[method])
         for path, (method, respond) in _PROTECTED.items()
     ]
-    routes.append(Route(_HEALTH, _answering(service, state.health), methods=["GET"]))
+    routes += [
+        Route(path, _answering(service, respond), methods=["GET"])
+        for path, respond in _OPEN.items()
+    ]
     routes.append(Route("/", _answering(service, _page), methods=["GET"]))
     handlers = {
         RequestError: _on_request_error,
@@ -46,7 +56,12 @@ def make_app(service: Service) -> ASGIApp:
         Exception: _on_bug,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return service.metrics.measured(app, frozenset((*_PROTECTED, _HEALTH, "/")))
+    # To another path one is sent only after the token was checked, and no path needs that.
+    app.router.redirect_slashes = False
+    if origins:
+        app = origins.guarding(app)
+    app = _stopping(service, app)
+    return service.metrics.measured(app, frozenset((*_PROTECTED, *_OPEN, "/")))
 
 
 def _answering(
@@ -60,6 +75,29 @@ def _answering(
         return await respond(service, request)
 
     return endpoint
+
+
+def _stopping(service: Service, app: ASGIApp) -> ASGIApp:
+    """Returns an application whose requests are answered with 503 when the server cuts them off."""
+
+    async def run(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, note)
+        except asyncio.CancelledError:
+            if not service.is_draining:
+                raise
+            if not has_begun:
+                stopping = RequestError(503, "the server has stopped", code="stopped")
+                await stopping.response()(scope, receive, send)
+
+    return run
 
 
 async def _page(service: Service, request: Request) -> Response:

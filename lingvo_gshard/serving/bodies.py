@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
+from lingvo_gshard.serving.errors import UNPROCESSABLE, ClientGoneError, RequestError
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -80,8 +81,30 @@ def listed(texts: Texts) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
-    """Returns the body of a request; RequestError with 413 if it has more than `most` bytes."""
+async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
+    """Returns the body of a request.
+
+    Args:
+      request: the HTTP request.
+      most: the largest number of bytes.
+      seconds: in which the body must arrive.
+
+    Raises:
+      RequestError: 413, it is larger; 408, it is later.
+      ClientGoneError: the client has left meanwhile.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _all_bytes(request, most)
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    except TimeoutError:
+        raise RequestError(
+            408, f"the body took longer than {seconds:g} s", headers={"Connection": "close"}
+        ) from None
+
+
+async def _all_bytes(request: Request, most: int) -> bytes:
     told = request.headers.get("content-length", "")
     if told.isdecimal() and int(told) > most:
         raise _too_large(most)

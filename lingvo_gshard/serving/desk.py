@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import types
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 from starlette.types import Receive
 
+from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.requests import (
     Answer,
     Event,
@@ -41,23 +45,29 @@ class Desk:
         engine has let them go.
     """
 
-    def __init__(self, engine: Engine, capacity: int, metrics: Metrics):
+    def __init__(self, engine: Engine, capacity: int, kinds: int, metrics: Metrics):
         """Prepares to take requests.
 
         Args:
           engine: answers them.
           capacity: the largest number of texts under way.
+          kinds: the largest number of kinds of search whose programs are kept in memory.
           metrics: count tokens.
         """
         self.under_way = 0
+        self._most_kinds = kinds
+        # The texts under way of each kind of search, that used last at the end.
+        self._kinds: OrderedDict[SearchKind, int] = OrderedDict()
+        self._groups = itertools.count()
         self._engine, self._capacity, self._metrics = engine, capacity, metrics
 
-    def submit(self, requests: Sequence[Request], receive: Receive) -> Answers:
+    def submit(self, requests: Sequence[Request], receive: Receive, client: str = "") -> Answers:
         """Returns the answers to the texts of one HTTP request, to be used as a context manager.
 
         Args:
           requests: one for each text.
           receive: gives the next message of the client, after its body.
+          client: who sends them.
 
         Raises:
           RequestError: there is no room now, or not even in an empty queue.
@@ -75,13 +85,20 @@ class Desk:
                 code="queue_full",
                 headers={"Retry-After": str(_RETRY_AFTER)},
             )
-        loop = asyncio.get_running_loop()
-        answers = Answers(self._engine.submit_all(requests), receive)
+        kinds = [request.options.kind for request in requests]
+        self._make_room_for(kinds)
+        loop, group = asyncio.get_running_loop(), next(self._groups)
+        asked = [dataclasses.replace(one, client=client, group=group) for one in requests]
+        answers = Answers(self._engine.submit_all(asked), receive)
         self.under_way += sum(counts)
+        for kind in kinds:
+            self._kinds[kind] = self._kinds.get(kind, 0) + 1
+            self._kinds.move_to_end(kind)
 
         def take(index: int, event: Event | _Failed) -> None:
             if not isinstance(event, NewTokens):
                 self.under_way -= counts[index]
+                self._kinds[kinds[index]] -= 1
             if isinstance(event, Finished):
                 tokens = sum(len(found.log_probabilities) for found in event.hypotheses)
                 self._metrics.tokens.inc(tokens)
@@ -97,6 +114,28 @@ class Desk:
 
             answer.listen(listen)
         return answers
+
+    def _make_room_for(self, kinds: Iterable[SearchKind]) -> None:
+        """Has the engine forget kinds of search that were not used for long.
+
+        Raises:
+          RequestError: too many are in use, and one of these must be compiled.
+        """
+        new = set(kinds) - set(self._kinds)
+        unused = [kind for kind, texts in self._kinds.items() if not texts and kind not in kinds]
+        for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:
+            del self._kinds[kind]
+            self._engine.forget(kind)
+        # Those that need no compiler are never kept out by those that do.
+        rare = [kind for kind in new if not self._engine.knows(kind)]
+        if rare and len(self._kinds) + len(rare) > self._most_kinds:
+            raise RequestError(
+                503,
+                f"{len(self._kinds)} kinds of search are in use, the limit of this server: beam "
+                "sizes, drawing, restricted tokens and penalties. Use a common one, or try later",
+                code="too_many_kinds",
+                headers={"Retry-After": str(_RETRY_AFTER)},
+            )
 
 
 class Answers:
@@ -136,6 +175,7 @@ class Answers:
 
         Raises:
           ClientGoneError: the client has closed its connection.
+          RequestError: the compiler is stuck, and the request needs it.
           RuntimeError: the engine failed.
         """
         index, event = await self._events.get()
@@ -143,6 +183,8 @@ class Answers:
             return index, event
         if isinstance(event.error, ClientGoneError):
             raise event.error
+        if isinstance(event.error, CompilerStuckError):
+            raise RequestError(503, f"{event.error}; try later", code="compiler_stuck")
         raise RuntimeError("the engine failed") from event.error
 
     async def results(self) -> list[tuple[Hypothesis, ...]]:

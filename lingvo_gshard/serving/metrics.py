@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Send
 
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.serving.errors import CLIENT_GONE
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OTHER = "other"
@@ -22,7 +23,9 @@ class Metrics:
     Attributes:
       registry: all metrics of one server.
       tokens: generated tokens that were returned.
-      errors: requests that failed, by path and HTTP status.
+      errors: requests that failed, by path and HTTP status; not those whose client has left.
+      gone: requests whose client has left before the end of the answer, by path.
+      refused: requests that were refused before their path was known, by HTTP status.
     """
 
     def __init__(self, engine: Engine):
@@ -36,6 +39,18 @@ class Metrics:
             "gshard_errors",
             "Requests that failed, also after their answer had begun, by path and status.",
             ("path", "status"),
+            **made,
+        )
+        self.gone = Counter(
+            "gshard_clients_gone",
+            "Requests whose client left before it had the answer, also during the upload, by path.",
+            ("path",),
+            **made,
+        )
+        self.refused = Counter(
+            "gshard_refused",
+            "Requests refused before their path was known: too large, too slow, not HTTP.",
+            ("status",),
             **made,
         )
         self.tokens = Counter("gshard_tokens", "Generated tokens that were returned.", **made)
@@ -84,7 +99,9 @@ class Metrics:
                     await app(scope, receive, note)
             finally:
                 self._requests.labels(path, status).inc()
-                if int(status) >= 400:
+                if int(status) == CLIENT_GONE:
+                    self.gone.labels(path).inc()
+                elif int(status) >= 400:
                     self.errors.labels(path, status).inc()
                 self._seconds.labels(path).observe(time.monotonic() - started)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import socket
 import threading
@@ -11,14 +12,19 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from lingvo_gshard.serving.acceptor import Acceptor, most_connections
 from lingvo_gshard.serving.app import make_app
+from lingvo_gshard.serving.connection import Connection, ConnectionLimits
+from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between looks at the directory of the model.
 _WATCH_SECONDS = 30.0
-# Connections that wait to be accepted.
-_BACKLOG = 2048
+# Seconds that requests which are cut off have to say so.
+_CUT_OFF_SECONDS = 1.0
+# Seconds between looks at whether all requests are answered.
+_POLL_SECONDS = 0.05
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -40,45 +46,77 @@ def bind(host: str, port: int) -> socket.socket:
     return opened
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """How a server takes connections.
+
+    Attributes:
+      drain_seconds: how long requests under way may take after a signal to stop.
+      origins: who may use it from a browser; None for all.
+      limits: what a connection may do.
+      most_connections: the largest number of them; None for as many as the process may have.
+    """
+
+    drain_seconds: float = 30.0
+    origins: Origins | None = None
+    limits: ConnectionLimits = ConnectionLimits()
+    most_connections: int | None = None
+
+
 def run(
-    service: Service, listening: socket.socket, drain_seconds: float, say: Callable[[str], None]
+    service: Service,
+    listening: socket.socket,
+    options: ServerOptions,
+    say: Callable[[str], None],
+    on_ready: Callable[[], None],
 ) -> int:
     """Serves until a signal arrives, and then until all requests are answered.
 
     Args:
       service: what to serve.
       listening: the socket.
-      drain_seconds: how long requests under way may take after the signal.
+      options: how it takes connections.
       say: shows a line to the person who runs the server.
+      on_ready: called when the server listens.
 
     Returns:
       The number of requests that were cut off.
     """
-    server = Server(service, drain_seconds, say)
+    server = Server(service, options, say, on_ready)
     asyncio.run(server.serve(sockets=[listening]))
     return server.cut_off
 
 
 class Server(uvicorn.Server):
-    """A server that a signal stops without ending the process by that signal."""
+    """A server that a signal stops without ending the process by that signal.
 
-    def __init__(self, service: Service, drain_seconds: float, say: Callable[[str], None]):
-        # uvicorn takes whole seconds.
+    Attributes:
+      cut_off: the number of requests that had no answer at the end.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        options: ServerOptions,
+        say: Callable[[str], None],
+        on_ready: Callable[[], None] = lambda: None,
+    ):
+        """Prepares to serve; see `run`."""
         super().__init__(
             uvicorn.Config(
-                make_app(service),
+                make_app(service, options.origins),
                 log_level="error",
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 loop="asyncio",
                 ws="none",
-                backlog=_BACKLOG,
-                timeout_graceful_shutdown=max(1, round(drain_seconds)),
             )
         )
         self.cut_off = 0
-        self._service, self._say = service, say
+        self._service, self._options, self._say = service, options, say
+        self._on_ready = on_ready
+        self._acceptors: list[Acceptor] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -94,10 +132,51 @@ class Server(uvicorn.Server):
         finally:
             watching.cancel()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, and then says so."""
+        most = self._options.most_connections or most_connections()
+        for one in sockets or []:
+            self._acceptors.append(Acceptor(one, self._connection, most, self._say))
+            self._acceptors[-1].start()
+        self.started = True
+        self._on_ready()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops accepting, waits for requests under way, and counts those that it cuts off."""
-        await super().shutdown(sockets)
-        self.cut_off = len(self.server_state.tasks)
+        """Stops accepting, waits for requests under way, and cuts off the others."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for one in sockets or []:
+            one.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        tasks, loop = self.server_state.tasks, asyncio.get_running_loop()
+        end = loop.time() + self._options.drain_seconds
+        while tasks and not self.force_exit and loop.time() < end:
+            await asyncio.sleep(_POLL_SECONDS)
+        self.cut_off = len(tasks)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.cut_off()
+        # Connections learn of their end in the next turn of the loop.
+        await asyncio.sleep(0)
+        left = set(tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_CUT_OFF_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.close()
+        await asyncio.sleep(0)
+
+    def _connection(self, on_change: Callable[[Connection], None]) -> Connection:
+        refused = self._service.metrics.refused
+        return Connection(
+            self._options.limits,
+            self.config,
+            self.server_state,
+            on_change,
+            lambda status: refused.labels(str(status)).inc(),
+        )
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from lingvo_gshard.inference import requests as inference
-from lingvo_gshard.serving.bodies import SearchFields
+from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.serving import visits
+from lingvo_gshard.serving.bodies import SearchFields, listed, read_bytes
 from lingvo_gshard.serving.desk import Answers, Desk
 from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
@@ -21,6 +24,11 @@ from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.model import ServedModel
 
 _Result = TypeVar("_Result")
+
+# Bodies with more bytes are tokenized on a thread, so that others do not wait.
+_FEW_BYTES = 4096
+# Between looks at whether a program is there.
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +41,21 @@ class Limits:
       seconds: after which a request is given up; a request may ask for less.
       beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
         programs of its own, which are compiled at its first use.
+      kinds: kinds of search whose programs are kept in memory; beyond it, those not used for
+        longest are dropped.
+      stuck_seconds: after which a call of a program, or its compilation, is stuck.
+      stops: texts that end a text, each of at most `stop_characters`. All are looked for after
+        every token.
     """
 
     queue_size: int = 1024
     body_bytes: int = 2**20
     seconds: float = 60.0
     beam_size: int = 8
+    kinds: int = 16
+    stuck_seconds: float = 600.0
+    stops: int = 16
+    stop_characters: int = 256
 
 
 class Service:
@@ -70,7 +87,7 @@ class Service:
         """
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(model.engine)
-        self.desk = Desk(model.engine, self.limits.queue_size, self.metrics)
+        self.desk = Desk(model.engine, self.limits.queue_size, self.limits.kinds, self.metrics)
         self.is_draining = False
         self._token = token.encode()
         self._visiting = asyncio.Lock()
@@ -110,6 +127,7 @@ class Service:
                     "limit of this server, was expected",
                     name,
                 )
+        self._check_stops(listed(fields.stop))
         size = self.model.engine.facts.vocabulary_size
         for name in ("allowed_tokens", "forbidden_tokens"):
             for index, token in enumerate(getattr(fields, name)):
@@ -118,6 +136,22 @@ class Service:
                     raise RequestError(
                         UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
                     )
+
+    def _check_stops(self, stops: Sequence[str]) -> None:
+        if len(stops) > self.limits.stops:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has {len(stops):,} texts; at most {self.limits.stops} were expected",
+                "stop",
+            )
+        longest = max(map(len, stops), default=0)
+        if longest > self.limits.stop_characters:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has a text of {longest:,} characters; at most "
+                f"{self.limits.stop_characters} were expected",
+                "stop",
+            )
 
     def deadline(self, seconds: float | None) -> float:
         """Returns when a request that began now must be answered, in the event loop's time.
@@ -161,11 +195,38 @@ class Service:
           RequestError: there is no room, or a text does not fit.
         """
         try:
-            return self.desk.submit(requests, request.receive)
+            client = request.client.host if request.client else ""
+            return self.desk.submit(requests, request.receive, client)
         except ValueError as error:
             raise RequestError(status, str(error)) from None
 
-    async def visit(self, compute: Callable[[], _Result]) -> _Result:
-        """Returns what a function computes on a thread, one at a time."""
+    async def read(self, request: Request) -> bytes:
+        """Returns the body of a request; see `bodies.read_bytes`."""
+        return await read_bytes(request, self.limits.body_bytes, self.limits.seconds)
+
+    async def prepare(self, prepare: Callable[[], _Result], size: int) -> _Result:
+        """Returns what a function makes of a body, on a thread if that takes a while.
+
+        Args:
+          prepare: reads the body's texts as tokens.
+          size: the body's bytes.
+        """
+        return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
+
+    async def visit(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
+        """Returns which experts the tokens of a text visited; see `visits.describe`.
+
+        Its program is compiled beside the event loop, which goes on meanwhile.
+        """
+        await self._program(visits.program(self.model, asked, found))
         async with self._visiting:
-            return await run_in_threadpool(compute)
+            return await run_in_threadpool(visits.describe, self.model, asked, found)
+
+    async def _program(self, key: ProgramKey) -> None:
+        """Waits until a program is loaded. Raises what compiling it failed with."""
+        executables, began = self.model.engine.executables, time.monotonic()
+        while not executables.is_loaded(key):
+            if error := executables.failure([key], began):
+                raise error
+            executables.want([key])
+            await asyncio.sleep(_POLL_SECONDS)

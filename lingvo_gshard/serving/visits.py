@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.inference.expert_visits import LayerVisits, expert_visits
+from lingvo_gshard.inference.expert_visits import LayerVisits, expert_visits, visits_program
+from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.inference.requests import Hypothesis, Request
 from lingvo_gshard.serving.model import ServedModel
+
+
+def program(model: ServedModel, request: Request, hypothesis: Hypothesis) -> ProgramKey:
+    """Returns the program that `describe` runs."""
+    count = len(request.given) + len(hypothesis.tokens)
+    return visits_program(model.engine.facts, count, len(request.source))
 
 
 def describe(model: ServedModel, request: Request, hypothesis: Hypothesis) -> dict:

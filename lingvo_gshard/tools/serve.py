@@ -27,6 +27,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.harmless_text import harmless
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import (
@@ -45,37 +46,19 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     define_checkpoint_flag(values)
 
-    def integer(name: str, default: int, help: str, least: int = 1, most: int | None = None):
-        flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
-
     def string(name: str, default: str | None, help: str):
         flags.DEFINE_string(name, default, help, flag_values=values)
 
     string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 for all networks of this machine.")
-    integer("port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
-    string("port_file", None, "File for the port, written when the server is ready.")
+    _integer(values, "port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
+    string("port_file", None, "File for the port, written when the server listens.")
     string(
         "token_file",
         None,
         "File with a bearer token that requests must bring; the page asks for it.",
     )
-    integer("queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503.")
-    integer("most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413.")
-    integer("most_beam_size", 8, "Largest beam, and most texts drawn, that a request may ask for.")
-    flags.DEFINE_float(
-        "timeout",
-        60.0,
-        "Seconds after which a request is given up with status 504. It may ask for less.",
-        0.001,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "drain_seconds",
-        30.0,
-        "Seconds that requests under way have after a signal to stop.",
-        1.0,
-        flag_values=values,
-    )
+    _define_web_flags(values)
+    _define_limits(values)
     flags.DEFINE_bool(
         "warm_up",
         True,
@@ -87,16 +70,91 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
+def _define_web_flags(values: flags.FlagValues) -> None:
+    """Defines flags that say by which names, and from which web pages, the server is used."""
+    flags.DEFINE_list(
+        "allow_host",
+        None,
+        "Further names by which browsers and programs reach the server, besides --host; * for any.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "allow_origin",
+        None,
+        "Origins of web pages that may use the server besides its own, such as "
+        "https://app.example.com; * for any.",
+        flag_values=values,
+    )
+
+
+def _define_limits(values: flags.FlagValues) -> None:
+    """Defines flags of sizes and times."""
+    _integer(
+        values, "queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503."
+    )
+    _integer(
+        values, "most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413."
+    )
+    _integer(
+        values,
+        "most_beam_size",
+        8,
+        "Largest beam, and most texts drawn, that a request may ask for.",
+    )
+    flags.DEFINE_float(
+        "timeout",
+        60.0,
+        "Seconds after which a request is given up with status 504. It may ask for less.",
+        0.001,
+        flag_values=values,
+    )
+    _integer(
+        values,
+        "most_kinds",
+        16,
+        "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in memory.",
+    )
+    flags.DEFINE_float(
+        "stuck_seconds",
+        600.0,
+        "Seconds after which decoding or compiling is stuck: /healthz fails, and the compiler's "
+        "process is started anew.",
+        1.0,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "drain_seconds",
+        30.0,
+        "Seconds that requests under way have after a signal to stop.",
+        1.0,
+        flag_values=values,
+    )
+
+
+def _integer(
+    values: flags.FlagValues,
+    name: str,
+    default: int,
+    help: str,
+    least: int = 1,
+    most: int | None = None,
+) -> None:
+    flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
+
+
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     logdir = required_logdir(values)
     output.check_writable(values, "port_file")
+    hosts, sites = values.allow_host or [], values.allow_origin or []
     token = _token(values.token_file)
     # Whether the extra is installed, and the port is free, is known before the model is loaded.
     from lingvo_gshard.serving import server
+    from lingvo_gshard.serving.origins import Origins
 
+    origins = Origins.of(values.host, hosts, sites)
     bound = server.bind(values.host, values.port)
     with bound:
         with stages_on_terminal() as stages:
@@ -107,14 +165,18 @@ def main(argv: list[str]) -> int:
                 checkpoint=values.checkpoint,
             )
             run.observer, run.compiles_elsewhere = stages, True
+            run.compiler_seconds = values.stuck_seconds
             service = _service(values, run, token)
-        port = bound.getsockname()[1]
-        if values.port_file:
-            output.write_text(values.port_file, f"{port}\n", "port_file")
+        port, model = bound.getsockname()[1], service.model
         host = f"[{values.host}]" if ":" in values.host else values.host
-        model = service.model
-        _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
-        cut_off = server.run(service, bound, values.drain_seconds, _say)
+
+        def on_ready() -> None:
+            if values.port_file:
+                output.write_text(values.port_file, f"{port}\n", "port_file")
+            _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
+
+        options = server.ServerOptions(values.drain_seconds, origins)
+        cut_off = server.run(service, bound, options, _say, on_ready)
     if cut_off:
         _say(f"{cut_off} requests were cut off after {values.drain_seconds:g} s")
     return int(cut_off > 0)
@@ -136,6 +198,8 @@ def _service(values: flags.FlagValues, run, token: str):
         body_bytes=values.most_body_bytes,
         seconds=values.timeout,
         beam_size=values.most_beam_size,
+        kinds=values.most_kinds,
+        stuck_seconds=values.stuck_seconds,
     )
     return Service(model, limits, token, DirectoryWatch(run.logdir, model.step, run.checkpoint))
 
@@ -158,4 +222,4 @@ def _token(path: str | None) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)

@@ -66,6 +66,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.harmless_text import harmless
 from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
@@ -155,7 +156,7 @@ def main(argv: list[str]) -> int:
         )
     except TrainingFailedError as error:
         if processes.is_main():
-            print(f"{NAME}: error: {error}", file=sys.stderr)
+            print(f"{NAME}: error: {harmless(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         output.say(

@@ -34,3 +34,15 @@ def test_shorter_texts_use_the_programs_of_longer_ones(model):
         compiled = engine.executables.count
         engine.submit(Request([5, 6, 2], (BOS,), GREEDY)).result()
         assert engine.executables.count == compiled
+
+
+@pytest.mark.slow
+def test_programs_that_fit_best_are_compiled_beside_and_waited_for(model):
+    """The engine of a long job: texts wait for the programs of their own sizes."""
+    with model.engine(workers=2, exact=True) as engine:
+        requests = [Request((4 + n % 5, 2), (BOS,), GREEDY) for n in range(20)]
+        found = [answer.result()[0].tokens for answer in engine.submit_all(requests)]
+    for index in range(5):
+        tokens, _ = tiny_engine.plain_greedy(model, (4 + index, 2), [BOS], 6)
+        assert list(found[index]) == [token for token in tokens if token != tiny_engine.EOS]
+        assert found[index::5] == [found[index]] * 4

@@ -32,7 +32,7 @@ class Model:
     task: TokenTask
     theta: NestedMap
 
-    def engine(self, **options: int) -> Engine:
+    def engine(self, **options: int | bool) -> Engine:
         """Returns an engine of the model."""
         facts = dataclasses.replace(self.task.model_facts(64, BOS, (EOS,)), most_steps=5)
         return make_engine(self.task, self.theta, facts, options=EngineOptions(**options))

@@ -15,6 +15,7 @@ from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.bodies import OPTION_NAMES
 from lingvo_gshard.serving.directory import DirectoryWatch
+from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
 from lingvo_gshard.training.logdir import Logdir
@@ -33,6 +34,12 @@ class SlowEngine:
         self.facts, self.waiting = real.facts, 0
         self.answers: list[Answer] = []
         self.submitted = threading.Event()
+
+    def knows(self, kind):
+        return True
+
+    def stuck(self, seconds):
+        return []
 
     def submit_all(self, requests):
         new = [Answer(request) for request in requests]
@@ -178,6 +185,47 @@ def test_bodies_beyond_the_limit_are_413_also_without_a_length(translating):
     for content in (b"x" * 101, iter([b"x" * 60, b"x" * 60])):
         response = client.post("/v1/translate", content=content)
         assert response.status_code == 413 and "more than 100 bytes" in response.text
+
+
+@pytest.mark.parametrize(
+    "stop, said",
+    [
+        (["x"] * 17, "stop has 17 texts; at most 16 were expected"),
+        ("x" * 257, "stop has a text of 257 characters; at most 256 were expected"),
+    ],
+)
+def test_texts_that_end_a_text_are_few_and_short(writer_client, client, stop, said):
+    for one, path, field in (
+        (writer_client, "/v1/generate", "prompt"),
+        (client, "/v1/translate", "text"),
+    ):
+        body = {field: "a b", "stop": stop, "beam_size": 1}
+        response = one.post(path, json=body)
+        assert response.status_code == 422
+        assert response.json()["error"]["message"] == said
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/v1/generate", "/v1/completions"])
+def test_large_texts_are_tokenized_beside_the_event_loop(path, translating, writing, monkeypatch):
+    model = translating if path == "/v1/translate" else writing
+    threads = []
+
+    def encode(*_):
+        threads.append(threading.current_thread())
+        raise RequestError(422, "seen")
+
+    monkeypatch.setattr(type(model.vocabulary), "encode", encode)
+    monkeypatch.setattr(type(model.vocabulary), "encode_batch", encode)
+    field = "text" if path == "/v1/translate" else "prompt"
+
+    async def run():
+        transport = httpx.ASGITransport(make_app(Service(model)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            response = await client.post(path, json={field: "a " * 2**15})
+            assert response.json()["error"]["message"] == "seen"
+
+    asyncio.run(run())
+    assert threads and threading.current_thread() not in threads
 
 
 def test_a_bearer_token_guards_the_interface_but_not_page_and_health(translating):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lingvo_gshard.serving import page
-from lingvo_gshard.serving.server import Server, bind
+from lingvo_gshard.serving.server import Server, ServerOptions, bind
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
 from tests.pages import browser
@@ -27,7 +27,7 @@ def serve():
 
     def start(service):
         bound = bind("127.0.0.1", 0)
-        server = Server(service, 5.0, lambda text: None)
+        server = Server(service, ServerOptions(drain_seconds=5.0), lambda text: None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         started.append((server, thread))

@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
+import os
 import pickle
+import select
 import subprocess
 import sys
 import threading
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.runtime.child_process import answer_stream, start_module
 
+_log = logging.getLogger(__name__)
+
 # Seconds without work after which the process ends.
 _IDLE_SECONDS = 20.0
+# Processes that are asked for a program, each after the one before was stuck.
+_TRIES = 2
+# Added to the niceness of the process: what is decoded meanwhile comes first.
+_NICENESS = 10
 _MODULE = "lingvo_gshard.api.decoding.compiler_process"
 
 
 class CompilerProcess:
     """Has programs of one run compiled into the start-up cache. Threads may share it."""
 
-    def __init__(self, logdir: str, options: RuntimeOptions, precision: str, checkpoint: str | int):
+    def __init__(
+        self,
+        logdir: str,
+        options: RuntimeOptions,
+        precision: str,
+        checkpoint: str | int,
+        most_seconds: float,
+    ):
         """Starts nothing before the first program is needed.
 
         Args:
@@ -35,30 +52,66 @@ class CompilerProcess:
           options: where and how the run decodes.
           precision: how its weights are stored and multiplied.
           checkpoint: which of its checkpoints is read.
+          most_seconds: after which a process that has not compiled a program is stuck, and killed.
         """
+        self._most_seconds = most_seconds
         self._run = (logdir, options, precision, checkpoint)
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._timer: threading.Timer | None = None
+        self._is_stopped = False
 
     def __call__(self, key: ProgramKey | None = None) -> None:
         """Waits until the cache has a program; without a key, until it has the model.
 
         A failure is not reported here. The caller then compiles the program itself, and sees the
-        error.
+        error. If a process is stuck, another one is asked.
+
+        Raises:
+          CompilerStuckError: that is stuck, too.
+          RuntimeError: `stop` was called.
         """
         with self._lock:
             if self._timer:
                 self._timer.cancel()
-            try:
-                requests, answers = self._started()
-                _write(requests, key)
-                answers.readline()
-            except OSError:  # It has ended.
-                self._end()
+            for _ in range(_TRIES):
+                if self._is_stopped:
+                    raise RuntimeError("the compiler was stopped")
+                if self._ask(key):
+                    break
+            else:
+                raise CompilerStuckError(
+                    f"compiling {key or 'the model'} took longer than {self._most_seconds:g} s"
+                )
             self._timer = threading.Timer(_IDLE_SECONDS, self.close)
             self._timer.daemon = True
             self._timer.start()
+
+    def stop(self) -> None:
+        """Ends the process at once, also while it compiles. No other one is started."""
+        self._is_stopped = True
+        process = self._process
+        if process:
+            process.kill()
+
+    def _ask(self, key: ProgramKey | None) -> bool:
+        """Returns whether the process answered or ended, and was not stuck."""
+        try:
+            requests, answers = self._started()
+            _write(requests, key)
+            if not select.select([answers], [], [], self._most_seconds)[0]:
+                _log.warning(
+                    f"The compiler was stuck for {self._most_seconds:g} s at "
+                    f"{key or 'the model'}, and is started anew"
+                )
+                self._end(kills=True)
+                return False
+            answers.readline()
+        except OSError:  # It has ended.
+            self._end()
+        if self._is_stopped:
+            raise RuntimeError("the compiler was stopped")
+        return True
 
     def close(self) -> None:
         """Ends the process, if there is one and no program is under way."""
@@ -72,9 +125,11 @@ class CompilerProcess:
             _write(_streams(self._process)[0], self._run)
         return _streams(self._process)
 
-    def _end(self) -> None:
+    def _end(self, kills: bool = False) -> None:
         process, self._process = self._process, None
         if process:
+            if kills:
+                process.kill()
             for stream in _streams(process):
                 with contextlib.suppress(OSError):
                     stream.close()
@@ -88,6 +143,7 @@ def _streams(process: subprocess.Popen) -> tuple[IO[bytes], IO[bytes]]:
 
 def main() -> None:
     """Compiles the programs whose keys come on standard input, until that ends."""
+    os.nice(_NICENESS)
     # Libraries may print.
     answers = answer_stream()
     from lingvo_gshard.api.run import Run

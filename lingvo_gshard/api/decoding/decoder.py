@@ -146,7 +146,13 @@ def _compiler(run: Run) -> CompilerProcess | None:
     """
     if not run.compiles_elsewhere or run.backend.devices[0].platform != "cpu":
         return None
-    return CompilerProcess(os.fspath(run.logdir.place), run.options, run.precision, run.checkpoint)
+    return CompilerProcess(
+        os.fspath(run.logdir.place),
+        run.options,
+        run.precision,
+        run.checkpoint,
+        run.compiler_seconds,
+    )
 
 
 class _LateMaker:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import StateShape
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.engine_options import EngineOptions
@@ -56,6 +57,7 @@ class Engine:
         self.facts, self.executables = facts, executables
         self.weights, self._options = list(weights), options or EngineOptions()
         self._waiting = WaitingRows()
+        executables.listen(self._waiting.wake)
         self._workers: list[Worker] = []
 
     def __enter__(self) -> Engine:
@@ -77,7 +79,7 @@ class Engine:
         """Returns the answers to requests, which are taken up in order."""
         answers, rows = [], []
         for request in requests:
-            answer = Answer(request, request.options.texts)
+            answer = Answer(request, request.options.texts, self._waiting.cancel)
             answers.append(answer)
             rows += self._rows(answer)
         self._start_workers()
@@ -105,11 +107,37 @@ class Engine:
         """The number of texts that wait for a place in a batch."""
         return self._waiting.total
 
+    def knows(self, kind: SearchKind) -> bool:
+        """Returns whether texts of a kind of search need no compiler, but for rare lengths."""
+        return self.executables.knows(kind)
+
+    def forget(self, kind: SearchKind) -> None:
+        """Frees the memory that a kind of search takes while no texts are decoded with it."""
+        self.executables.forget(kind)
+
+    def stuck(self, seconds: float) -> list[str]:
+        """Returns what has not come to an end for longer than a time, or has ended, in words.
+
+        Args:
+          seconds: the longest time that a call of a program, and its compilation, may take.
+        """
+        now, found = time.monotonic(), []
+        for number, worker in enumerate(self._workers, start=1):
+            if worker.has_died:
+                found.append(f"worker {number} has ended")
+            elif worker.busy_since and now - worker.busy_since > seconds:
+                found.append(f"worker {number} has decoded for {now - worker.busy_since:.0f} s")
+        for key, since in self.executables.making().items():
+            if now - since > seconds:
+                found.append(f"{key} has been compiled for {now - since:.0f} s")
+        return found
+
     def close(self) -> None:
         """Stops when all requests are answered; then releases the threads."""
         self._waiting.close()
         for worker in self._workers:
             worker.join()
+        self.executables.stop()
 
     def most_tokens(self, request: Request) -> int:
         """Returns the largest number of new tokens that a text of a request may have.
@@ -188,11 +216,12 @@ class Engine:
         ]
         # A thread must not be inside XLA when Python ends, and threads outlive an engine that
         # nobody holds. Functions run in reverse order: this one before jax's own, there by now.
-        atexit.register(_stop, self._waiting, self._workers)
+        atexit.register(_stop, self._waiting, self._workers, self.executables)
 
 
-def _stop(waiting: WaitingRows, workers: Sequence[Worker]) -> None:
+def _stop(waiting: WaitingRows, workers: Sequence[Worker], executables: Executables) -> None:
     """Stops after the current step of each thread. Requests under way get no answer."""
     waiting.stop()
     for worker in workers:
         worker.join()
+    executables.stop()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind, StateShape, record_names
 from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.moving import moved
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.program_key import STEPS, ProgramKey
 from lingvo_gshard.runtime.program.array import Array
 
 LOCAL_LETTERS = {
@@ -23,6 +23,19 @@ LOCAL_LETTERS = {
     "p": "positions of given tokens",
     "w": "the two words of a random key",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Texts that enter together.
+
+    Attributes:
+      rows: the texts.
+      key: the program that lets them in.
+    """
+
+    rows: tuple[Row, ...]
+    key: ProgramKey
 
 
 class Lane:
@@ -49,9 +62,14 @@ class Lane:
         self._state: list[jax.Array] | list[np.ndarray] = []
 
     @property
+    def texts(self) -> list[Row]:
+        """The texts in rows."""
+        return [row for row in self.rows if row is not None]
+
+    @property
     def active(self) -> int:
         """The number of rows with a text."""
-        return sum(row is not None for row in self.rows)
+        return len(self.texts)
 
     @property
     def free(self) -> int:
@@ -79,32 +97,12 @@ class Lane:
         self.rows += [None] * (shape.rows - len(self.rows))
         self._arrays, self.shape = arrays, shape
 
-    def admit(self, rows: Sequence[Row], exact: bool) -> None:
-        """Lets texts into free rows. There must be enough of them.
-
-        Args:
-          rows: the texts.
-          exact: whether the program that fits best is taken, even if it is not compiled; see
-            `EngineOptions`.
-        """
-        assert self.shape is not None
-        few = buckets.entering(self.shape.rows, self._executables.batches)
-        # Most of a lane in one call, whose products are larger: its padding costs less than calls.
-        fills_lane = exact and 2 * len(rows) > self.shape.rows
-        texts = self.shape.rows if fills_lane else few
-        for first in range(0, len(rows), texts):
-            self._admit(rows[first : first + texts], texts, exact)
-
-    def _admit(self, rows: Sequence[Row], texts: int, exact: bool) -> None:
-        assert self.shape is not None
-        given = max(len(row.answer.request.given) - 1 for row in rows)
-        most = min(self.shape.length, self._facts.most_positions)
-        sizes = buckets.FINE_LENGTHS if exact else buckets.LENGTHS
-        given = buckets.fitting(sizes, given, most) if given else 0
-        source = max(len(row.answer.request.source) for row in rows)
-        program = self._executables.get(self._admission(texts, given, source, exact))
+    def admit(self, admission: Admission) -> None:
+        """Lets texts into free rows. There must be enough of them."""
+        program = self._executables.get(admission.key)
         if not self.active:
             self._rewind()
+        rows = admission.rows
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
         new = _NewTexts(program, self._facts, rows)
         new.arrays["new.text_of_row_B"][:] = -1
@@ -114,24 +112,25 @@ class Lane:
         extra = [new.arrays[array.path] for array in program.inputs_of("new")]
         self._state = list(program.call(*self._weights, *self._state, *extra))
 
-    def _admission(self, texts: int, given: int, source: int, exact: bool) -> ProgramKey:
-        """Returns the key of the program that lets texts enter.
+    def split(self, rows: Collection[Row]) -> Lane:
+        """Returns a new lane that has some of the texts, which leave this one.
 
-        Args:
-          texts: the largest number of texts.
-          given: the number of positions for given tokens.
-          source: the length of the longest source.
-          exact: whether to take the shortest that holds the sources; else the shortest one that is
-            compiled, or one for sources of any length.
+        The new lane must take up another shape before it decodes.
         """
-        assert self.shape is not None
-        most = self.shape.memory_length
-        needed = buckets.fitting(buckets.FINE_LENGTHS, source, most)
-        sizes = sorted({n for n in buckets.FINE_LENGTHS if needed <= n < most} | {most})
-        keys = [ProgramKey(ADMIT, self.kind, self.shape, texts, given, size) for size in sizes]
-        if exact:
-            return keys[0]
-        return next(filter(self._executables.is_ready, keys), keys[-1])
+        lane = Lane(self.kind, self._facts, self._executables, self._weights)
+        lane.shape, lane._arrays = self.shape, self._arrays
+        lane._state = [np.asarray(values) for values in self._state]
+        lane.rows = [row if row in rows else None for row in self.rows]
+        self.rows = [None if row in rows else row for row in self.rows]
+        return lane
+
+    def drop_canceled(self) -> list[Row]:
+        """Frees the rows of texts that nobody waits for any more, and returns the texts."""
+        canceled = [row for row in self.texts if row.answer.is_canceled]
+        for row in canceled:
+            row.cancel()
+            self.rows[self.rows.index(row)] = None
+        return canceled
 
     def _rewind(self) -> None:
         """Begins the ring anew in a state without texts: steps read its first positions only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,11 +32,13 @@ class Row:
       generated: the number of new tokens so far.
       is_done: whether the text is complete.
       passes: how often other texts got a place that this one waited for.
+      created: when it began to wait, in the time of time.monotonic.
     """
 
     def __init__(self, answer: Answer, text: int, limit: int):
         self.answer, self.text, self.limit = answer, text, limit
         self.generated, self.is_done, self.passes = 0, False, 0
+        self.created = time.monotonic()
 
     @property
     def position(self) -> int:
@@ -50,6 +53,10 @@ class Row:
           is_active: whether the text goes on.
         """
         raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Ends the text where it is."""
+        self.is_done = True
 
     def hypotheses(self) -> list[Hypothesis]:
         """Returns the texts, the best first."""
@@ -85,7 +92,11 @@ class TokenRow(Row):
             new = tuple(self._tokens[before:]), tuple(self._log_probabilities[before:])
             self.answer.put(NewTokens(self.text, *new))
         if self.answer.is_canceled and not self.is_done:
-            self._reason, self.is_done = CANCELED, True
+            self.cancel()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._reason = CANCELED
 
     def hypotheses(self) -> list[Hypothesis]:
         has_end = self._reason == END
@@ -112,6 +123,8 @@ class BeamRow(Row):
         self.is_done = not is_active or self.answer.is_canceled
 
     def hypotheses(self) -> list[Hypothesis]:
+        if not self.generated:
+            return []
         found = {name: np.concatenate(parts) for name, parts in self._records.items()}
         ranked = [
             (float(ranks[tuple(place)]), kind, *map(int, place))

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import collections
-import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.engine.row import Row
+from lingvo_gshard.inference.engine.turns import Turns
+from lingvo_gshard.inference.requests import Answer
 
-# Texts that have waited longest, among which those that suit are looked for.
+# The next texts, among which those that suit are looked for.
 _WINDOW = 512
-_MOST_PASSES = 16
 
 
 class WaitingRows:
-    """Queues of texts, one for each kind of search.
+    """The waiting texts of each kind of search.
 
     Attributes:
       workers: the number of workers that share it.
       is_stopped: whether workers stop after their current call, whatever waits.
+      version: changes when there may be something to do for a worker that found nothing.
     """
 
     def __init__(self):
-        self.workers = 1
-        self._queues: dict[SearchKind, deque[Row]] = {}
+        self.workers, self.version = 1, 0
+        self._turns: dict[SearchKind, Turns] = {}
+        self._of_answer: dict[Answer, list[Row]] = {}
         self._under_way: collections.Counter[SearchKind] = collections.Counter()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -38,26 +39,53 @@ class WaitingRows:
             if self._is_closed:
                 raise ValueError("the engine is closed")
             for row in rows:
-                kind = row.answer.request.options.kind
-                self._queues.setdefault(kind, deque()).append(row)
-            self._changed.notify_all()
+                self._turns.setdefault(_kind(row), Turns()).add(row)
+                self._of_answer.setdefault(row.answer, []).append(row)
+            self.wake()
 
     def close(self) -> None:
         """Takes no more texts; workers stop when none waits."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify_all()
+            self.wake()
 
     def stop(self) -> None:
         """Takes no more texts and gives up those that wait."""
         with self._changed:
             self._is_closed = self.is_stopped = True
-            self._queues.clear()
+            self._turns.clear()
+            self._of_answer.clear()
+            self.wake()
+
+    def cancel(self, answer: Answer) -> None:
+        """Ends the waiting texts of an answer; those that are decoded are not here."""
+        with self._changed:
+            rows = self._of_answer.pop(answer, [])
+            for row in rows:
+                self._turns[_kind(row)].remove(row)
+            self.wake()
+        for row in rows:
+            answer.complete(row.text, ())
+
+    def wake(self) -> None:
+        """Has idle workers look for something to do."""
+        with self._changed:
+            self.version += 1
             self._changed.notify_all()
+
+    def wait(self, version: int, seconds: float | None) -> None:
+        """Waits until there may be something to do.
+
+        Args:
+          version: the version when there was nothing.
+          seconds: how long to wait at most; None for no limit.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != version, seconds)
 
     def count(self, kind: SearchKind) -> int:
         """Returns the number of texts of a kind that wait."""
-        return len(self._queues.get(kind, ()))
+        return len(self._turns.get(kind, ()))
 
     def share(self, kind: SearchKind) -> int:
         """Returns the number of texts of a kind that each worker has if all are divided evenly."""
@@ -74,54 +102,45 @@ class WaitingRows:
     def total(self) -> int:
         """The number of texts of all kinds that wait."""
         with self._changed:
-            return sum(map(len, self._queues.values()))
+            return sum(map(len, self._turns.values()))
 
-    def peek(self, kind: SearchKind, most: int) -> list[Row]:
-        """Returns the next texts of a kind, which go on waiting."""
-        with self._changed:
-            queue = self._queues.get(kind, ())
-            return [queue[index] for index in range(min(most, len(queue)))]
+    @property
+    def is_over(self) -> bool:
+        """Whether no texts wait, and none will come."""
+        return self._is_closed and not self.total
 
-    def take(
-        self, kind: SearchKind, most: int, size_of: Callable[[Row], int], wanted: int
-    ) -> list[Row]:
-        """Returns texts of a kind that suit each other, which wait no longer.
-
-        They are those of the nearest sizes: a batch costs what its longest text costs. No text is
-        passed over more than _MOST_PASSES times.
+    def take(self, kind: SearchKind, choose: Callable[[list[Row], bool], list[Row]]) -> list[Row]:
+        """Returns texts of a kind, which wait no longer.
 
         Args:
           kind: how tokens are chosen.
-          most: the largest number of texts.
-          size_of: returns the size of a text.
-          wanted: the size that suits; 0: that of the text that has waited longest.
+          choose: returns those to take of the next texts. Its second argument says whether they are
+            of several clients, or groups of one. Other threads wait for it.
         """
         with self._changed:
-            queue = self._queues.get(kind, deque())
-            window = [queue.popleft() for _ in range(min(_WINDOW, len(queue)))]
-            if window and (not wanted or window[0].passes >= _MOST_PASSES):
-                wanted = size_of(window[0])
-            # Sorting is stable: of the same size, those that have waited longest.
-            nearest = sorted(window, key=lambda row: abs(math.log2(size_of(row) / wanted)))[:most]
-            taken = set(map(id, nearest))
-            left = [row for row in window if id(row) not in taken]
-            for row in left:
-                row.passes += 1
-            queue.extendleft(reversed(left))
-            self._under_way[kind] += len(nearest)
-            return nearest
+            turns = self._turns.get(kind)
+            if not turns:
+                return []
+            window = turns.first(_WINDOW)
+            taken = choose(window, turns.is_shared)
+            chosen = set(map(id, taken))
+            for row in window:
+                if id(row) not in chosen:
+                    row.passes += bool(taken)
+                    continue
+                turns.remove(row, is_served=True)
+                rows = self._of_answer[row.answer]
+                rows.remove(row)
+                if not rows:
+                    del self._of_answer[row.answer]
+            self._under_way[kind] += len(taken)
+            return taken
 
-    def kinds(self, is_idle: bool) -> list[SearchKind] | None:
-        """Returns the kinds with waiting texts; None if there is nothing more to do.
-
-        Args:
-          is_idle: whether to wait until there is one.
-        """
+    def kinds(self) -> list[SearchKind]:
+        """Returns the kinds with waiting texts."""
         with self._changed:
-            while True:
-                found = [kind for kind, queue in self._queues.items() if queue]
-                if found or not is_idle:
-                    return found
-                if self._is_closed:
-                    return None
-                self._changed.wait()
+            return [kind for kind, turns in self._turns.items() if turns]
+
+
+def _kind(row: Row) -> SearchKind:
+    return row.answer.request.options.kind

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.engine.lane import Lane
+from lingvo_gshard.inference.engine.placement import Placement, Plan
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.engine.waiting import WaitingRows
 from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.program_key import STEPS, ProgramKey
 
 # Steps of a call while someone reads the tokens as they come.
 _STREAMED_STEPS = 4
-# With this many waiting texts a smaller shape pays for compiling its programs.
-_MANY = 4096
+# Seconds after which a worker whose texts wait for programs asks for these again.
+_ASK_SECONDS = 1.0
 
 
 class Worker:
-    """A thread with lanes of its own."""
+    """A thread with lanes of its own.
+
+    It never compiles: texts whose programs are not there wait, and the others are decoded.
+
+    Attributes:
+      busy_since: when the current call of a program began, in the time of time.monotonic; None
+        between calls.
+      has_died: whether the thread has ended although it should not.
+    """
 
     def __init__(
         self,
@@ -33,17 +44,19 @@ class Worker:
         options: EngineOptions,
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
-        self._waiting, self._options = waiting, options
-        # In ascending order.
-        self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
-        self._shapes = [
-            StateShape(rows, length, min(length, facts.most_source))
-            for rows in self._row_counts
-            for length in buckets.LENGTHS
-        ]
+        self._waiting = waiting
+        self._placement = Placement(facts, executables, waiting, options)
         self._lanes: dict[SearchKind, Lane] = {}
+        # Lanes of texts that have outgrown their shape before a larger one was compiled.
+        self._outgrown: list[Lane] = []
+        self.busy_since: float | None = None
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
         self._thread.start()
+
+    @property
+    def has_died(self) -> bool:
+        return not (self._thread.is_alive() or self._has_ended)
 
     def join(self) -> None:
         """Waits until the worker has stopped."""
@@ -51,91 +64,153 @@ class Worker:
 
     def _run(self) -> None:
         while not self._waiting.is_stopped:
-            active = [kind for kind, lane in self._lanes.items() if lane.active]
-            waiting = self._waiting.kinds(is_idle=not active)
-            if waiting is None:
-                return
-            for kind in dict.fromkeys([*active, *waiting]):
-                lane = self._lanes.setdefault(
-                    kind, Lane(kind, self._facts, self._executables, self._weights)
-                )
-                entering = self._entering(lane)
-                try:
-                    self._advance(lane, entering)
-                except BaseException as error:  # Those who wait for the answers learn of it.
-                    self._fail(lane, entering, error)
+            version = self._waiting.version
+            self._free_lanes()
+            # All of them, without stopping at the first that has something to do.
+            if any([self._try(lane) for lane in self._lanes_with_texts()]):
+                continue
+            waits_for_programs = bool(self._waiting.total or self._active())
+            if self._waiting.is_over and not self._active():
+                break
+            self._waiting.wait(version, _ASK_SECONDS if waits_for_programs else None)
+        self._has_ended = True
 
-    def _advance(self, lane: Lane, entering: Sequence[Row]) -> None:
+    def _active(self) -> int:
+        """Returns the number of texts in lanes."""
+        return sum(lane.active for lane in (*self._lanes.values(), *self._outgrown))
+
+    def _lanes_with_texts(self) -> list[Lane]:
+        """Returns the lanes that have texts, or for which texts wait."""
+        for kind in self._waiting.kinds():
+            if kind not in self._lanes:
+                self._lanes[kind] = Lane(kind, self._facts, self._executables, self._weights)
+        waiting = set(self._waiting.kinds())
+        lanes = [lane for kind, lane in self._lanes.items() if lane.active or kind in waiting]
+        return [*lanes, *self._outgrown]
+
+    def _free_lanes(self) -> None:
+        """Frees the memory of lanes without texts, if they are outgrown or their kind forgotten."""
+        self._outgrown = [lane for lane in self._outgrown if lane.active]
+        for kind, lane in list(self._lanes.items()):
+            program = ProgramKey(STEPS, kind, lane.shape)
+            if not lane.active and lane.shape and not self._executables.is_loaded(program):
+                del self._lanes[kind]
+
+    def _try(self, lane: Lane) -> bool:
+        """Advances a lane if it can be; returns whether it did."""
+        self._complete(lane, lane.drop_canceled())
+        entering: list[Row] = []
+        try:
+            plan = None if lane in self._outgrown else self._enter(lane, entering)
+            plan = plan or self._stay(lane)
+            if plan is None:
+                return bool(entering)
+            self.busy_since = time.monotonic()
+            self._advance(lane, plan)
+        except BaseException as error:  # Those who wait for the answers learn of it.
+            self._fail(lane, entering, error)
+        finally:
+            self.busy_since = None
+        return True
+
+    def _advance(self, lane: Lane, plan: Plan) -> None:
         """Lets texts into a lane and decodes a few tokens."""
-        shape = self._shape(lane, entering)
-        if shape is None:
-            return
-        lane.resize(shape)
-        if entering:
-            lane.admit(entering, self._is_exact(lane.kind))
-        done = lane.step(self._steps(lane), self._enough(lane))
-        self._waiting.finish(lane.kind, len(done))
-        for row in done:
+        lane.resize(plan.shape)
+        for admission in plan.admissions:
+            lane.admit(admission)
+        self._complete(lane, lane.step(self._steps(lane), self._enough(lane)))
+
+    def _complete(self, lane: Lane, rows: Sequence[Row]) -> None:
+        self._waiting.finish(lane.kind, len(rows))
+        for row in rows:
             row.answer.complete(row.text, row.hypotheses())
 
-    def _entering(self, lane: Lane) -> list[Row]:
-        """Takes the texts that enter now."""
+    def _enter(self, lane: Lane, entering: list[Row]) -> Plan | None:
+        """Takes the texts that enter now. Returns how they do; None if none can.
+
+        Args:
+          lane: the lane that they enter.
+          entering: gets the texts.
+        """
         kind = lane.kind
-        most = self._largest(kind)
+        most = self._placement.largest(kind)
         waiting, free = self._waiting.count(kind), most - lane.active
         if not waiting or (waiting > free and free < max(most // buckets.FREE_SHARE, 1)):
-            return []
+            return None
         # While few wait, the other workers take their share.
         share = max(self._waiting.share(kind) - lane.active, 1)
-        wanted = max((self._size(row) for row in lane.rows if row), default=0)
-        return self._waiting.take(kind, min(free, share), self._size, wanted)
+        wanted = max(map(self._placement.size, lane.texts), default=0)
+        found: Plan | None = None
+        failed: list[tuple[Row, BaseException]] = []
 
-    def _largest(self, kind: SearchKind) -> int:
-        """Returns the largest number of rows of a lane."""
-        most = self._options.most_texts(kind.beam) * self._executables.batches
-        fitting = (n for n in self._row_counts if n <= most)
-        return max(fitting, default=self._row_counts[0])
+        def choose(rows: list[Row], is_shared: bool) -> list[Row]:
+            nonlocal found
+            chosen = self._placement.suiting(rows, min(free, share), wanted, is_shared)
+            found = self._placement.usable(lane, chosen)
+            if not found:
+                able = self._able(lane, rows, failed)
+                chosen = self._placement.suiting(able, min(free, share), wanted, is_shared)
+                chosen, found = self._fewer(lane, chosen)
+            return [*chosen, *(row for row, _ in failed)]
 
-    def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:
-        """Returns the shape that a lane has next; None if it has nothing to do.
+        taken = self._waiting.take(kind, choose)
+        self._waiting.finish(kind, len(failed))
+        for row, error in failed:
+            row.answer.put(error)
+        if found:
+            entering += [row for row in taken if all(row is not one for one, _ in failed)]
+        return found
 
-        A shape whose programs are compiled is preferred to a smaller one whose are not.
+    def _fewer(self, lane: Lane, rows: Sequence[Row]) -> tuple[Sequence[Row], Plan | None]:
+        """Returns the first texts of some that can enter together, and how."""
+        for count in (len(rows), *(n for n in buckets.ROWS[::-1] if n < len(rows))):
+            plan = self._placement.usable(lane, rows[:count], wants=False) if count else None
+            if plan:
+                return rows[:count], plan
+        return (), None
+
+    def _able(
+        self, lane: Lane, rows: Sequence[Row], failed: list[tuple[Row, BaseException]]
+    ) -> list[Row]:
+        """Returns the texts whose programs are there; `failed` gets those whose never will be."""
+        plans: dict[tuple[int, int], Plan | None] = {}
+        able = []
+        for row in rows:
+            like = self._placement.like(row)
+            if like not in plans:
+                wants = not self._placement.is_exact(lane.kind)
+                plans[like] = self._placement.usable(lane, [row], wants)
+            if plans[like]:
+                able.append(row)
+                continue
+            keys = self._placement.best(lane, [row]).keys(lane.kind)
+            error = self._executables.failure(keys, row.created)
+            if error:
+                failed.append((row, error))
+        return able
+
+    def _stay(self, lane: Lane) -> Plan | None:
+        """Returns how a lane goes on without new texts; None if it cannot.
+
+        Texts that need a larger shape, which is not compiled, leave the lane, so that others go on.
         """
-        texts = [*(row for row in lane.rows if row), *entering]
-        if not texts:
+        if not lane.active:
             return None
-        rows = min(max(len(texts), self._waiting.share(lane.kind)), self._largest(lane.kind))
-        length = max(map(self._size, texts))
-        needed = StateShape(
-            buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
-        )
-        if self._is_exact(lane.kind):
-            return needed
-        larger = (shape for shape in self._shapes if shape.holds(needed))
-        return next((s for s in larger if self._is_ready(lane.kind, s)), needed)
-
-    def _is_exact(self, kind: SearchKind) -> bool:
-        """Returns whether to compile the programs that fit best where larger ones are ready."""
-        return self._options.exact or self._waiting.count(kind) >= _MANY
-
-    def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
-        """Returns whether decoding in a shape needs no program that is not compiled."""
-        keys = buckets.keys(kind, shape, self._executables.batches)
-        return all(map(self._executables.is_ready, keys))
-
-    def _size(self, row: Row) -> int:
-        """Returns the length of a state that holds a text.
-
-        Source and target share a size, so that there are few shapes.
-        """
-        wanted = max(self._positions(row), len(row.answer.request.source))
-        return buckets.fitting(buckets.LENGTHS, wanted)
-
-    def _positions(self, row: Row) -> int:
-        """Returns the positions that a text probably needs: those so far and some more."""
-        given, source = len(row.answer.request.given), len(row.answer.request.source)
-        likely = source + source // 4 + 4 if source else row.limit
-        return max(given + min(row.limit, likely), row.position + 1)
+        plan = self._placement.usable(lane)
+        if plan is not None:
+            return plan
+        keys = self._placement.best(lane).keys(lane.kind)
+        error = self._executables.failure(keys, min(row.created for row in lane.texts))
+        if error:
+            raise error
+        if lane in self._outgrown:
+            return None
+        assert lane.shape is not None
+        length = lane.shape.length
+        outgrown = [row for row in lane.texts if self._placement.size(row) > length]
+        if outgrown:
+            self._outgrown.append(lane.split(outgrown))
+        return Plan(lane.shape) if lane.active else None
 
     def _steps(self, lane: Lane) -> int:
         """Returns the largest number of steps of the next call."""
@@ -154,7 +229,10 @@ class Worker:
 
     def _fail(self, lane: Lane, entering: Sequence[Row], error: BaseException) -> None:
         """Reports an error to all who wait for a lane, and gives the lane up."""
-        del self._lanes[lane.kind]
+        if lane in self._outgrown:
+            self._outgrown.remove(lane)
+        else:
+            del self._lanes[lane.kind]
         lost = {id(row): row for row in (*lane.rows, *entering) if row}.values()
         self._waiting.finish(lane.kind, len(lost))
         for answer in {id(row.answer): row.answer for row in lost}.values():

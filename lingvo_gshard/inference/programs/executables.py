@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.decoding.kinds import SearchKind
+from lingvo_gshard.inference.programs.background import Background
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
-from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.inference.programs.program_key import PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.program.compilation_cache import without_cache
 from lingvo_gshard.runtime.program.program import Program
 
@@ -37,6 +40,28 @@ class ProgramStore(Protocol):
         ...
 
 
+class CompilerStuckError(RuntimeError):
+    """The compiler did not come to an end with a program."""
+
+
+class Compiler(Protocol):
+    """Has programs compiled by another process."""
+
+    def __call__(self, key: ProgramKey) -> None:
+        """Waits until the store has a program.
+
+        If the other process fails, this returns: compiling in this one tells why.
+
+        Raises:
+          CompilerStuckError: the other process takes too long.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ends the process at once, also while it compiles."""
+        ...
+
+
 class Executables:
     """Compiles programs when they are first needed. Threads may share it."""
 
@@ -47,7 +72,7 @@ class Executables:
         store: ProgramStore | None = None,
         batches: int = 1,
         observer: Observer | None = None,
-        elsewhere: Callable[[ProgramKey], None] | None = None,
+        elsewhere: Compiler | None = None,
     ):
         """Prepares to compile.
 
@@ -67,8 +92,12 @@ class Executables:
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, CompiledProgram] = {}
         self._under_way: dict[ProgramKey, threading.Lock] = {}
-        self._stored = store.program_names() if store else frozenset()
+        self._stored = set(store.program_names()) if store else set()
         self.seconds = 0.0
+        # Loading takes a tenth of a second, and does not wait for compiling, which takes seconds.
+        self._loading = Background(self.get, 2, "loader")
+        self._compiling = Background(self.get, 1 if elsewhere else 2, "compiler")
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def count(self) -> int:
@@ -85,9 +114,72 @@ class Executables:
         """The number of devices."""
         return len(self._devices)
 
+    def is_loaded(self, key: ProgramKey) -> bool:
+        """Returns whether a program can be called at once."""
+        return key in self._compiled
+
     def is_ready(self, key: ProgramKey) -> bool:
         """Returns whether a program need not be compiled."""
         return key in self._compiled or str(key) in self._stored
+
+    def knows(self, kind: SearchKind) -> bool:
+        """Returns whether a kind of search has been compiled before, in some shape."""
+        if any(key.name == STEPS and key.kind == kind for key in list(self._compiled)):
+            return True
+        named = re.compile(re.escape(str(ProgramKey(STEPS, kind))) + r"-\d")
+        return any(named.match(name) for name in list(self._stored))
+
+    def want(self, keys: Iterable[ProgramKey]) -> None:
+        """Has programs loaded or compiled in the background.
+
+        To be called again and again while they are wanted.
+        """
+        for key in keys:
+            if key not in self._compiled:
+                makers = self._loading if self.is_ready(key) else self._compiling
+                makers.want(key, self._notify)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Has a function called after each program that was made in the background, or failed."""
+        self._listeners.append(listener)
+
+    def failure(self, keys: Iterable[ProgramKey], since: float) -> BaseException | None:
+        """Returns the error with which making one of some programs failed.
+
+        Args:
+          keys: the programs.
+          since: failures before this are passed over; in the time of time.monotonic.
+        """
+        for key in keys:
+            for makers in (self._loading, self._compiling):
+                found = makers.failure(key)
+                if found and found[0] >= since and key not in self._compiled:
+                    return found[1]
+        return None
+
+    def making(self) -> dict[ProgramKey, float]:
+        """Returns since when programs are being made, in the time of time.monotonic."""
+        return self._loading.busy() | self._compiling.busy()
+
+    def forget(self, kind: SearchKind) -> None:
+        """Frees the memory of the programs for a kind of search; they are loaded again if needed.
+
+        Calls under way go on.
+        """
+        for key in [key for key in list(self._compiled) if key.kind == kind]:
+            del self._compiled[key]
+        self._notify()
+
+    def stop(self) -> None:
+        """Ends the threads that make programs in the background, until another one is wanted."""
+        if self._elsewhere:
+            self._elsewhere.stop()
+        for makers in (self._loading, self._compiling):
+            makers.stop()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def get(self, key: ProgramKey) -> CompiledProgram:
         """Returns a program, compiled now if it was not needed before."""
@@ -97,11 +189,14 @@ class Executables:
         with self._lock:
             lock = self._under_way.setdefault(key, threading.Lock())
         with lock:
-            if key not in self._compiled:
+            found = self._compiled.get(key)
+            if not found:
                 started = time.monotonic()
-                self._compiled[key] = self._compile(key)
+                found = self._compiled[key] = self._compile(key)
                 self.seconds += time.monotonic() - started
-        return self._compiled[key]
+                if self._store and key.name != PREPARE:
+                    self._stored.add(str(key))
+        return found
 
     def _stored_program(self, key: ProgramKey) -> CompiledProgram | None:
         """Returns a program from the store; None if it is not there.

@@ -5,6 +5,7 @@ https://platform.openai.com/docs/api-reference/completions
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import END, STOP, Finished, Hypothesis, NewTokens
 from lingvo_gshard.inference.text import GrowingText, echo
-from lingvo_gshard.serving.bodies import parse, read_bytes
+from lingvo_gshard.serving.bodies import parse
 from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.completions_body import BAD_REQUEST, CompletionsBody
 from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS
@@ -30,11 +31,12 @@ PATH = "/v1/completions"
 async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("language_model", PATH)
-    data = await read_bytes(request, service.limits.body_bytes)
+    data = await service.read(request)
     body = parse(data, CompletionsBody, BAD_REQUEST)
     deadline = service.deadline(body.timeout)
     body.check(service.model, service.limits)
-    completion = _Completion(service.model, body)
+    prepare = functools.partial(_Completion, service.model, body)
+    completion = await service.prepare(prepare, len(data))
     answers = service.submit(completion.requests, request, BAD_REQUEST)
     if body.stream:
         events = _events(service, completion, answers, deadline)

@@ -11,8 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import Finished
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
-from lingvo_gshard.serving import visits
-from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse, read_bytes
+from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse
 from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.tokens import server_sent, tokens_json
 from lingvo_gshard.serving.errors import (
@@ -46,11 +45,12 @@ class GenerateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
 async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("language_model", PATH)
-    data = await read_bytes(request, service.limits.body_bytes)
+    data = await service.read(request)
     body = parse(data, GenerateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
     service.check_search(body)
-    asked = _request(service.model, body)
+    prepare = functools.partial(_request, service.model, body)
+    asked = await service.prepare(prepare, len(data))
     answers = service.submit([asked], request)
     if body.stream:
         events = _events(service, asked, answers, deadline)
@@ -102,8 +102,7 @@ async def _texts(
             "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
         }
         if routing:
-            compute = functools.partial(visits.describe, model, request, found)
-            text["routing"] = await service.visit(compute)
+            text["routing"] = await service.visit(request, found)
         texts.append(text)
     return texts
 

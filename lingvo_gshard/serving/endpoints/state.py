@@ -11,10 +11,18 @@ from lingvo_gshard.serving.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Answers with 200 while the server takes requests, and with 503 when it is about to stop."""
+    """Answers with 200 while the server takes requests.
+
+    With 503 when it is about to stop, or stuck.
+    """
     del request
+    stuck = _stuck(service)
+    is_ready = not (service.is_draining or stuck)
     state = {
-        "status": "draining" if service.is_draining else "ok",
+        "status": "draining" if service.is_draining else "stuck" if stuck else "ok",
+        "live": not stuck,
+        "ready": is_ready,
+        "stuck": stuck,
         "model": service.model.name,
         "step": service.model.step,
         "texts_under_way": service.desk.under_way,
@@ -22,7 +30,18 @@ async def health(service: Service, request: Request) -> Response:
     }
     if service.directory:
         state["directory"] = await run_in_threadpool(service.directory.state)
-    return json_response(state, 503 if service.is_draining else 200)
+    return json_response(state, 200 if is_ready else 503)
+
+
+async def live(service: Service, request: Request) -> Response:
+    """Answers with 200 unless the server is stuck, and only a new process would help."""
+    del request
+    stuck = _stuck(service)
+    return json_response({"live": not stuck, "stuck": stuck}, 503 if stuck else 200)
+
+
+def _stuck(service: Service) -> list[str]:
+    return service.model.engine.stuck(service.limits.stuck_seconds)
 
 
 async def metrics(service: Service, request: Request) -> Response:

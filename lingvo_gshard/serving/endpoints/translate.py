@@ -5,23 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.translator import Translation, Translator
-from lingvo_gshard.serving import visits
-from lingvo_gshard.serving.bodies import SearchFields, Texts, listed, parse, read_bytes
+from lingvo_gshard.serving.bodies import SearchFields, Texts, listed, parse
 from lingvo_gshard.serving.endpoints.tokens import tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.serving.service import Service
 
 PATH = "/v1/translate"
-
-# Bodies with more bytes are tokenized on a thread, so that others do not wait.
-_FEW_BYTES = 4096
 
 
 class TranslateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
@@ -42,12 +37,12 @@ class TranslateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
 async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("translation", PATH)
-    data = await read_bytes(request, service.limits.body_bytes)
+    data = await service.read(request)
     body = parse(data, TranslateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
     service.check_search(body)
     prepare = functools.partial(_requests, service, body)
-    asked = await run_in_threadpool(prepare) if len(data) > _FEW_BYTES else prepare()
+    asked = await service.prepare(prepare, len(data))
     async with service.until(deadline):
         async with service.submit([one for one in asked if one], request) as answers:
             found = iter(await answers.results())
@@ -113,8 +108,7 @@ async def _result(
     alternatives = list(map(_alternative, translations))
     if routing:
         for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
-            compute = functools.partial(visits.describe, service.model, request, hypothesis)
-            alternative["routing"] = await service.visit(compute)
+            alternative["routing"] = await service.visit(request, hypothesis)
     return {"source": text, "text": translations[0].text, "alternatives": alternatives}
 
 

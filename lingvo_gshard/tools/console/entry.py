@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from typing import TextIO, cast
+from typing import IO, TextIO, cast
 
 from lingvo_gshard.tools.console.signal_watch import SignalWatch
 from lingvo_gshard.training.monitoring.closed_output import GuardedStream
@@ -42,5 +42,19 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if not isinstance(sys.stderr, GuardedStream):
         # A message that nobody reads any more is no reason to fail.
-        stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)
-        sys.stderr = cast(TextIO, GuardedStream(stderr, lambda: None))
+        sys.stderr = cast(TextIO, GuardedStream(_own_standard_error(), lambda: None))
+
+
+def _own_standard_error() -> IO[str]:
+    """Returns a stream on a copy of descriptor 2, so that redirecting libraries spares our lines.
+
+    A stream that something else has put in the place of standard error stays.
+    """
+    if sys.stderr is not None:
+        try:
+            if sys.stderr.fileno() != 2:
+                return sys.stderr
+        except (OSError, ValueError):
+            return sys.stderr
+    encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+    return os.fdopen(os.dup(2), "w", encoding=encoding, errors="backslashreplace", buffering=1)

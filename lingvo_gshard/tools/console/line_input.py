@@ -12,6 +12,7 @@ from typing import BinaryIO
 from absl import flags
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console.harmless_text import harmless
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 
 STANDARD_INPUT = "standard input"
@@ -144,14 +145,16 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def write(text: str) -> None:
-    """Writes a text to standard output and flushes it."""
+    """Writes a text to standard output and flushes it; to a terminal without its commands."""
+    if sys.stdout.isatty():
+        text = harmless(text)
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
 def warn(text: str) -> None:
     """Writes a line to standard error and flushes it."""
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)
 
 
 def _decode(

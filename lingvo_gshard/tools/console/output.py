@@ -15,6 +15,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.files import atomic
+from lingvo_gshard.tools.console.harmless_text import harmless
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -58,7 +59,12 @@ def copy_of_standard_error() -> tuple[TextIO, bool]:
 
 
 def say(console: rich.console.Console, text: str) -> None:
-    """Prints text unchanged: rich adds no markup, colors or line breaks."""
+    """Prints text unchanged: rich adds no markup, colors or line breaks.
+
+    Characters that command a terminal are escaped on one.
+    """
+    if console.is_terminal:
+        text = harmless(text)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -10,6 +10,11 @@ _WRITER = (trained("run", "language model"),)
 
 CASES = (
     Case(
+        "a name with commands to the terminal",
+        "gshard-evaluate --logdir=\x1b]0;mine\x07run",
+        error="--logdir=\\x1b]0;mine\\x07run: there is no such directory. ...",
+    ),
+    Case(
         "an unknown command",
         "python -m lingvo_gshard trian",
         says="lingvo_gshard: error: unknown command 'trian'. Did you mean 'train'?\n",

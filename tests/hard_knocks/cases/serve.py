@@ -68,6 +68,20 @@ CASES = (
         error="--host=no.such.host.invalid --port=0: cannot listen there: ...",
     ),
     Case(
+        "a further name with a port",
+        _SERVE + "--allow_host=models.example.com:443",
+        given=_RUN,
+        error="--allow_host=models.example.com:443: a name without a port was expected, such as "
+        "models.example.com",
+    ),
+    Case(
+        "a site without a scheme",
+        _SERVE + "--allow_origin=https://a.example,app.example.com",
+        given=_RUN,
+        error="--allow_origin=app.example.com: a scheme and a host without a path were expected, "
+        "such as https://app.example.com",
+    ),
+    Case(
         "a file of a token that is missing",
         _SERVE + "--token_file=token.txt",
         given=_RUN,

@@ -1,0 +1,209 @@
+"""Placement: which shape of a lane holds some texts, and which programs that takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
+from lingvo_gshard.inference.engine.lane import Admission, Lane
+from lingvo_gshard.inference.engine.row import Row
+from lingvo_gshard.inference.engine.waiting import WaitingRows
+from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
+
+# With this many waiting texts a smaller shape pays for compiling its programs.
+_MANY = 4096
+# How often other texts may get a place that a text waits for.
+_MOST_PASSES = 16
+
+_IsUsable = Callable[[ProgramKey], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a lane does next.
+
+    Attributes:
+      shape: the shape that it has then.
+      admissions: the texts that enter.
+    """
+
+    shape: StateShape
+    admissions: tuple[Admission, ...] = ()
+
+    def keys(self, kind: SearchKind) -> list[ProgramKey]:
+        """Returns the keys of the programs that this takes."""
+        return [ProgramKey(STEPS, kind, self.shape), *(one.key for one in self.admissions)]
+
+
+class Placement:
+    """Chooses shapes for texts.
+
+    A program that is not loaded is wanted from the threads that load and compile. Meanwhile texts
+    do with larger shapes, or wait.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        executables: Executables,
+        waiting: WaitingRows,
+        options: EngineOptions,
+    ):
+        self._facts, self._executables = facts, executables
+        self._waiting, self._options = waiting, options
+        # In ascending order.
+        self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
+        self._shapes = [
+            StateShape(rows, length, min(length, facts.most_source))
+            for rows in self._row_counts
+            for length in buckets.LENGTHS
+        ]
+
+    def usable(self, lane: Lane, entering: Sequence[Row] = (), wants: bool = True) -> Plan | None:
+        """Returns how texts can enter a lane now; None if that takes programs that are not loaded.
+
+        Args:
+          lane: the lane; its own texts stay.
+          entering: the texts that enter.
+          wants: whether to have programs made that would suit better.
+        """
+        best = self.best(lane, entering)
+        keys = best.keys(lane.kind)
+        if all(map(self._executables.is_loaded, keys)):
+            return best
+        if wants:
+            self._executables.want(keys)
+        if self.is_exact(lane.kind):
+            return None
+        texts = [*lane.texts, *entering]
+        needed = self._needed(texts, len(texts))
+        is_loaded = self._executables.is_loaded
+        for shape in self._shapes:
+            if shape.holds(needed) and is_loaded(ProgramKey(STEPS, lane.kind, shape)):
+                plan = self._plan(lane, shape, entering, is_loaded)
+                if all(map(is_loaded, plan.keys(lane.kind))):
+                    return plan
+        return None
+
+    def best(self, lane: Lane, entering: Sequence[Row] = ()) -> Plan:
+        """Returns how texts enter a lane if no time matters but that of compiling.
+
+        A shape whose programs are compiled is preferred to a smaller one whose are not.
+        """
+        texts = [*lane.texts, *entering]
+        rows = min(max(len(texts), self._waiting.share(lane.kind)), self.largest(lane.kind))
+        shape, is_ready = self._needed(texts, rows), self._executables.is_ready
+        if not self.is_exact(lane.kind):
+            larger = (one for one in self._shapes if one.holds(shape))
+            ready = (one for one in larger if self._is_ready(lane.kind, one))
+            shape = next(ready, shape)
+        return self._plan(lane, shape, entering, is_ready)
+
+    def suiting(self, rows: Sequence[Row], most: int, wanted: int, is_shared: bool) -> list[Row]:
+        """Returns the texts that suit each other best: a batch costs what its longest text costs.
+
+        Args:
+          rows: the texts; it is the turn of the first.
+          most: the largest number of texts.
+          wanted: the size that suits; 0: that of the first text.
+          is_shared: whether the texts are of several clients. The first text then is among those
+            returned; else any text, once others were preferred to it often enough.
+        """
+        if not rows:
+            return []
+        late = max(rows, key=lambda row: row.passes)
+        first = late if late.passes >= _MOST_PASSES else rows[0]
+        if not wanted or first is late and late.passes >= _MOST_PASSES:
+            wanted = self.size(first)
+        must = is_shared or first.passes >= _MOST_PASSES
+
+        def distance(row: Row) -> tuple[bool, float]:
+            return not (must and row is first), abs(math.log2(self.size(row) / wanted))
+
+        # Sorting is stable: of the same size, those whose turn is first.
+        return sorted(rows, key=distance)[:most]
+
+    def like(self, row: Row) -> tuple[int, int]:
+        """Returns what texts have in common that need the same programs to enter alone."""
+        given = len(row.answer.request.given) - 1
+        return self.size(row), buckets.fitting(buckets.LENGTHS, given) if given else 0
+
+    def largest(self, kind: SearchKind) -> int:
+        """Returns the largest number of rows of a lane."""
+        most = self._options.most_texts(kind.beam) * self._executables.batches
+        fitting = (n for n in self._row_counts if n <= most)
+        return max(fitting, default=self._row_counts[0])
+
+    def size(self, row: Row) -> int:
+        """Returns the length of a state that holds a text.
+
+        Source and target share a size, so that there are few shapes.
+        """
+        wanted = max(self._positions(row), len(row.answer.request.source))
+        return buckets.fitting(buckets.LENGTHS, wanted)
+
+    def _positions(self, row: Row) -> int:
+        """Returns the positions that a text probably needs: those so far and some more."""
+        given, source = len(row.answer.request.given), len(row.answer.request.source)
+        likely = source + source // 4 + 4 if source else row.limit
+        return max(given + min(row.limit, likely), row.position + 1)
+
+    def _needed(self, texts: Sequence[Row], rows: int) -> StateShape:
+        """Returns the smallest shape that holds texts and a number of rows."""
+        length = max(map(self.size, texts))
+        rows = buckets.fitting(self._row_counts, rows)
+        return StateShape(rows, length, min(length, self._facts.most_source))
+
+    def is_exact(self, kind: SearchKind) -> bool:
+        """Returns whether to compile the programs that fit best where larger ones are ready."""
+        return self._options.exact or self._waiting.count(kind) >= _MANY
+
+    def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
+        """Returns whether decoding in a shape needs no program that is not compiled."""
+        keys = buckets.keys(kind, shape, self._executables.batches)
+        return all(map(self._executables.is_ready, keys))
+
+    def _plan(
+        self, lane: Lane, shape: StateShape, entering: Sequence[Row], is_usable: _IsUsable
+    ) -> Plan:
+        """Returns the plan for a shape; of programs for longer sources, a usable one is taken."""
+        exact = self.is_exact(lane.kind)
+        few = buckets.entering(shape.rows, self._executables.batches)
+        # Most of a lane in one call, whose products are larger: its padding costs less than calls.
+        fills_lane = exact and 2 * len(entering) > shape.rows
+        texts = shape.rows if fills_lane else few
+        admissions = []
+        for first in range(0, len(entering), texts):
+            rows = tuple(entering[first : first + texts])
+            keys = self._admission_keys(lane.kind, shape, rows, texts, exact)
+            key = keys[0] if exact else next(filter(is_usable, keys), keys[-1])
+            admissions.append(Admission(rows, key))
+        return Plan(shape, tuple(admissions))
+
+    def _admission_keys(
+        self, kind: SearchKind, shape: StateShape, rows: Sequence[Row], texts: int, exact: bool
+    ) -> list[ProgramKey]:
+        """Returns the programs that let texts enter: for short sources first, for all last.
+
+        Args:
+          kind: how tokens are chosen.
+          shape: the shape of the lane.
+          rows: the texts.
+          texts: the largest number of texts.
+          exact: whether given tokens have the size that fits best.
+        """
+        given = max(len(row.answer.request.given) - 1 for row in rows)
+        sizes = buckets.FINE_LENGTHS if exact else buckets.LENGTHS
+        most = min(shape.length, self._facts.most_positions)
+        given = buckets.fitting(sizes, given, most) if given else 0
+        source = max(len(row.answer.request.source) for row in rows)
+        most = shape.memory_length
+        needed = buckets.fitting(buckets.FINE_LENGTHS, source, most)
+        lengths = sorted({n for n in buckets.FINE_LENGTHS if needed <= n < most} | {most})
+        return [ProgramKey(ADMIT, kind, shape, texts, given, length) for length in lengths]
