@@ -94,8 +94,9 @@ def _index(shape: Sequence[int], order: tf.Tensor | None, ordered: int) -> tf.Te
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        is_ordered = order is not None and dimension == ordered
-        indices = order if is_ordered else tf.range(shape[dimension])
+        indices = tf.range(shape[dimension])
+        if order is not None and dimension == ordered:
+            indices = order
         steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32

@@ -42,8 +42,13 @@ class Reports:
         metrics = list(collected.metrics.values())
         values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
         values += collected.sums.values()
-        names = (list(part) for part in (collected.losses, collected.metrics, collected.sums))
-        return cls(*names, values, frozenset(collected.summed_losses))
+        return cls(
+            list(collected.losses),
+            list(collected.metrics),
+            list(collected.sums),
+            values,
+            frozenset(collected.summed_losses),
+        )
 
     def stacked(self, repetition: Repetition) -> Reports:
         """Returns the same reports under names for the stacked values of all iterations."""
