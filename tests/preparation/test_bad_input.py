@@ -3,6 +3,8 @@
 import gzip
 import lzma
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -160,3 +162,22 @@ def test_damaged_work_is_not_read(tmp_path):
     record.write_text('{"path": "x"')
     with pytest.raises(ValueError, match=f"^{record}: damaged: .* Remove .*work"):
         raw.run(tmp_path, [str(path)])
+
+
+def test_a_small_parquet_file_of_one_long_text_takes_little_memory(tmp_path):
+    """A page states the text once, and 20,000 rows refer to it: together 80 GB."""
+    path, count = tmp_path / "rows.parquet", 20_000
+    sources = ["x" * 2**22, *(row[1] for row in GOOD)]
+    targets = ["long", *(row[2] for row in GOOD)]
+    numbers = pyarrow.array([0] * count + list(range(1, len(sources))), pyarrow.int32())
+    columns = {
+        name: pyarrow.DictionaryArray.from_arrays(numbers, values)
+        for name, values in (("source", sources), ("target", targets))
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
+    assert path.stat().st_size < 2**20
+    pool = pyarrow.default_memory_pool()
+    before = pool.max_memory()
+    _, prepared = raw.run(tmp_path, [f"{path},language=de"], on_bad_row="skip")
+    assert pool.max_memory() - before < 2**28
+    assert _counts(prepared) == {readers.LONG_LINE: count}
