@@ -114,7 +114,9 @@ def test_groups_are_numbered_without_a_table():
 
 def set_stack(stack: Params, execution: Params) -> None:
     """Sets all dropouts of a stack, and random routing."""
-    stack.set(num_layers=2, num_heads=2, hidden_dim=16, execution=execution)
+    # A stage of a pipeline needs a layer without experts and one with them.
+    num_layers = 2 * execution.stages if "stages" in execution else 2
+    stack.set(num_layers=num_layers, num_heads=2, hidden_dim=16, execution=execution)
     stack.set(token_dropout_rate=0.1, input_dropout_rate=0.1)
     stack.set(residual_dropout_rate=0.1, attention_dropout_rate=0.1)
     stack.moe.set(num_experts=4, group_size=LENGTH // 2)
