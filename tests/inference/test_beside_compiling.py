@@ -111,12 +111,12 @@ def test_an_error_of_the_compiler_reaches_those_who_wait_and_is_tried_again(engi
 
 
 def test_what_takes_too_long_is_told(engine):
-    assert engine.stuck(600.0) == []
+    assert engine.stuck(600.0) == engine.stuck_programs(600.0) == []
     with gate(engine.executables, is_beam) as held:
         rare = ask(engine, BEAM)
         assert held.asked.wait(60)
-        assert engine.stuck(600.0) == []
-        said = min(engine.stuck(0.0))
+        assert engine.stuck_programs(600.0) == []
+        said = min(engine.stuck_programs(0.0))
         assert "-beam3-" in said and " has been compiled for " in said
         rare.cancel()
     ask(engine, GREEDY).result()

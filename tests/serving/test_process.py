@@ -24,7 +24,7 @@ def server(trained_logdir, tmp_path):
     """Returns a running server and its port."""
     port_file = tmp_path / "port.txt"
     command = [sys.executable, "-m", "lingvo_gshard", "serve", f"--logdir={trained_logdir}"]
-    command += ["--port=0", f"--port_file={port_file}", "--nowarm_up"]
+    command += ["--port=0", f"--port_file={port_file}", "--nowarm_up", "--drain_seconds=300"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     while not port_file.exists() or not port_file.read_text():

@@ -25,7 +25,7 @@ class Engine:
     def __init__(self, real):
         self.facts, self.waiting = real.facts, 0
         self.asked, self.forgotten, self.said = [], [], []
-        self.answers, self.known = [], set()
+        self.answers, self.known, self.compiled = [], set(), []
 
     def submit_all(self, requests):
         self.asked += requests
@@ -40,6 +40,9 @@ class Engine:
 
     def stuck(self, seconds):
         return self.said
+
+    def stuck_programs(self, seconds):
+        return self.compiled
 
 
 @pytest.fixture
@@ -198,7 +201,10 @@ def test_health_tells_live_from_ready(serving, engine):
     engine.said = ["worker 1 has decoded for 700 s"]
     assert state() == ("stuck", 503, 503)
     assert client.get("/healthz").json()["stuck"] == engine.said
-    engine.said = []
+    engine.said, engine.compiled = [], ["steps has been compiled for 700 s"]
+    assert state() == ("stuck", 503, 200)
+    assert client.get("/healthz").json()["stuck"] == engine.compiled
+    engine.compiled = []
     assert state() == ("ok", 200, 200)
     service.is_draining = True
     assert state() == ("draining", 503, 200)

@@ -116,10 +116,10 @@ class Engine:
         self.executables.forget(kind)
 
     def stuck(self, seconds: float) -> list[str]:
-        """Returns what has not come to an end for longer than a time, or has ended, in words.
+        """Returns which threads decode for longer than a time, or have ended, in words.
 
         Args:
-          seconds: the longest time that a call of a program, and its compilation, may take.
+          seconds: the longest time that a call of a program may take.
         """
         now, found = time.monotonic(), []
         for number, worker in enumerate(self._workers, start=1):
@@ -127,10 +127,16 @@ class Engine:
                 found.append(f"worker {number} has ended")
             elif worker.busy_since and now - worker.busy_since > seconds:
                 found.append(f"worker {number} has decoded for {now - worker.busy_since:.0f} s")
-        for key, since in self.executables.making().items():
-            if now - since > seconds:
-                found.append(f"{key} has been compiled for {now - since:.0f} s")
         return found
+
+    def stuck_programs(self, seconds: float) -> list[str]:
+        """Returns which programs have been compiled for longer than a time, in words."""
+        now = time.monotonic()
+        return [
+            f"{key} has been compiled for {now - since:.0f} s"
+            for key, since in self.executables.making().items()
+            if now - since > seconds
+        ]
 
     def close(self) -> None:
         """Stops when all requests are answered; then releases the threads."""

@@ -16,11 +16,13 @@ async def health(service: Service, request: Request) -> Response:
     With 503 when it is about to stop, or stuck.
     """
     del request
-    stuck = _stuck(service)
+    engine, seconds = service.model.engine, service.limits.stuck_seconds
+    dead = engine.stuck(seconds)
+    stuck = [*dead, *engine.stuck_programs(seconds)]
     is_ready = not (service.is_draining or stuck)
     state = {
         "status": "draining" if service.is_draining else "stuck" if stuck else "ok",
-        "live": not stuck,
+        "live": not dead,
         "ready": is_ready,
         "stuck": stuck,
         "model": service.model.name,
@@ -34,14 +36,13 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def live(service: Service, request: Request) -> Response:
-    """Answers with 200 unless the server is stuck, and only a new process would help."""
+    """Answers with 200 unless threads that decode are stuck: only a new process would help.
+
+    A compiler that is stuck is replaced, or keeps only those waiting who need it.
+    """
     del request
-    stuck = _stuck(service)
+    stuck = service.model.engine.stuck(service.limits.stuck_seconds)
     return json_response({"live": not stuck, "stuck": stuck}, 503 if stuck else 200)
-
-
-def _stuck(service: Service) -> list[str]:
-    return service.model.engine.stuck(service.limits.stuck_seconds)
 
 
 async def metrics(service: Service, request: Request) -> Response:

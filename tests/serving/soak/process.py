@@ -58,9 +58,12 @@ class ServerProcess:
             self._process.wait()
 
     def bytes(self) -> int:
-        """Returns the resident memory of the server, without that of the compiler."""
+        """Returns the resident memory of the server, without the compiler's; 0 if it has ended."""
         assert self._process is not None
-        status = pathlib.Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        try:
+            status = pathlib.Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        except OSError:
+            return 0
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         return int(found[1]) * 1024 if found else 0
 
