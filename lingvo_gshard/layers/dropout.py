@@ -46,5 +46,5 @@ class Dropout(Layer):
         kept = words >= tf.constant(round(self.p.rate * 2**32), tf.uint32)
         scale = tf.constant(1 / (1 - self.p.rate), x.dtype)
         # A product with a mask would make NaN of an infinite gradient of a dropped element.
-        y = tf.where(kept, x * scale, tf.zeros([], x.dtype))
+        y = tf.where(kept, x * scale, tf.zeros_like(x))
         return y if exempt is None else tf.where(exempt, x, y)

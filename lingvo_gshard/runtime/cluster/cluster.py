@@ -139,10 +139,10 @@ class Cluster:
         timer.start()
 
     def _connect(self, place: Place, timeout: float, shared: dict[str, str]) -> None:
-        if place.index == 0 and is_open_to_strangers(place):
-            print(_OPEN.format(address=place.address), file=sys.stderr)
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
         connections = meet(place, versions | shared, timeout)
+        if place.index == 0 and is_open_to_strangers(place):
+            print(_OPEN.format(address=place.address), file=sys.stderr)
         _delay_aborts()
         self._monitor = PeerMonitor(
             place.index, connections, self._on_departure, _end, self.roll_call.on_message

@@ -19,6 +19,7 @@ from lingvo_gshard.runtime.lowering.partial_sums import add_before_reducing
 from lingvo_gshard.runtime.lowering.sharding_text import shorten_shardings
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.lowering.unfolded import remove_barriers, unfolded_constants
+from lingvo_gshard.runtime.lowering.whole_tables import keep_tables_whole
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
 from lingvo_gshard.runtime.program.program import Program, writers_versions
@@ -167,6 +168,8 @@ def _portable(
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         add_before_reducing(parsed, mesh)
+        if mesh.size > 1:
+            keep_tables_whole(parsed)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

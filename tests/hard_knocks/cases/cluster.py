@@ -65,11 +65,12 @@ CASES = (
         error="--coordinator_timeout=0: 0 is not a positive integer",
     ),
     Case(
-        "a port that may not be opened",
+        "a coordinator that is another machine",
         _TRAIN
         + "--coordinator=192.0.2.1:80 --num_processes=2 --process_id=0 --coordinator_timeout=2",
-        error="--num_processes=2 processes were expected at --coordinator=192.0.2.1:80, but"
-        " within 2 s none came with --process_id 1",
+        error="--coordinator=192.0.2.1:80: process 0 cannot open port 80 here at 192.0.2.1 (Cannot "
+        "assign requested address); choose a free port of process 0's machine, or another "
+        "--coordinator_bind_address",
     ),
     Case(
         "a coordinator that does not answer",

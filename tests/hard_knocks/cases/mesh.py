@@ -79,7 +79,7 @@ CASES = (
         "a table with an unknown letter",
         _TRAIN + "--mesh=data=2 --strategy='Q->data'",
         error="--strategy=Q->data: 'Q' is not the letter of a dimension. Valid: B, C, D, E,"
-        " G, H, K, L, M, N, P, R, S, T, V, W.",
+        " G, H, K, L, M, N, P, R, S, T, U, V, W.",
     ),
     Case(
         "a table with an unknown axis",

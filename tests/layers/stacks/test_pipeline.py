@@ -61,6 +61,7 @@ def one_pass(layer: TransformerStack, batch: dict, theta, seed=SEED, share=1.0) 
         "output": output,
         "losses": tf.add_n([tf.zeros([]), *scope.losses.values()]),
         "metrics": {name: value for name, (value, _) in scope.metrics.items()},
+        "weights": {name: weight for name, (_, weight) in scope.metrics.items()},
         "gradients": tape.gradient(total, sources, unconnected_gradients="zero"),
     }
 
@@ -72,8 +73,11 @@ def by_name(layer: TransformerStack, found: dict) -> dict:
     for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
         slices = tf.reshape(gradient, [-1, *spec.shape[spec.stacked :]])
         named.update(zip(spec.slices or [spec.path], slices, strict=True))
-    metrics = dict(zip(*metric_vector(found["metrics"].items()), strict=True))
-    return {**found, "gradients": named, "metrics": metrics}
+    metrics, weights = (
+        dict(zip(*metric_vector(found[part].items()), strict=True))
+        for part in ("metrics", "weights")
+    )
+    return {**found, "gradients": named, "metrics": metrics, "weights": weights}
 
 
 def of_micro_batches(count: int, **values: object) -> dict:
@@ -86,9 +90,10 @@ def of_micro_batches(count: int, **values: object) -> dict:
         parts.append(by_name(layer, one_pass(layer, rows, theta, seed, share=1 / count)))
     together = {"output": interleaved([part["output"] for part in parts])}
     together["losses"] = np.mean([part["losses"] for part in parts])
-    together["metrics"] = {
-        name: np.mean([part["metrics"][name] for part in parts]) for name in parts[0]["metrics"]
-    }
+    together["metrics"] = {}
+    for name in parts[0]["metrics"]:
+        values, weights = ([part[kind][name] for part in parts] for kind in ("metrics", "weights"))
+        together["metrics"][name] = np.average(values, weights=weights)
     together["gradients"] = {
         name: interleaved([part["gradients"][name] for part in parts])
         if name in ("x", "memory")

@@ -103,7 +103,7 @@ def test_the_setting_is_restored_when_the_last_thread_leaves():
 
 def test_groups_are_numbered_without_a_table():
     groups = Groups(4, 12, 2, 3)
-    with groups.stable_random_numbers():
+    with groups.ordered():
         pass
     numbers_G = groups._numbers()
     expected = np.arange(24).reshape(4, 3, 2).transpose(1, 0, 2).reshape(-1)

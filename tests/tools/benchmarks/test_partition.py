@@ -39,8 +39,10 @@ def test_unpartitioned_reference_computes_the_trainers_steps():
     for index in range(3):
         batch = tiny.make_batch(1, index)
         expected = local.train_step(batch).read()
-        found = unannotated.train_step(batch)()
-        np.testing.assert_allclose(found, list(expected.values()), rtol=1e-5)
+        found = dict(zip(expected, unannotated.train_step(batch)(), strict=True))
+        # One of the 16 rows may be a tie that rounding decides.
+        assert found.pop("accuracy") == pytest.approx(expected.pop("accuracy"), abs=1 / 16)
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
 
 def test_annotations_in_the_reference_step_are_detected():

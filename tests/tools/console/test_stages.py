@@ -2,6 +2,7 @@
 
 import os
 import pty
+import time
 
 import pytest
 
@@ -28,6 +29,8 @@ def test_long_stage_stays_above_the_spinner(terminal):
     with Stages() as stages:
         stages.begin("compiling")
         stages.begin(LONG)
+        # The spinner is drawn ten times a second.
+        time.sleep(0.5)
     written = terminal()
     assert LONG.strip() in " ".join(written.replace("\r\n", "").split())
     assert "compiling " in written

@@ -32,7 +32,7 @@ class _OneHotBuffers(Buffers):
         y_GSM = einsum(f"GSEC,GEC{row}->GS{row}", self._combine_weights(), y_GECM)
         # Selected, and not only multiplied by weights of 0: a norm of the zero row of a dropped
         # token has a gradient that overflows float16, and 0 times infinity would reach all slots.
-        return tf.where(self._is_kept()[..., None], y_GSM, tf.zeros([], y_GSM.dtype))
+        return tf.where(self._is_kept()[..., None], y_GSM, tf.zeros_like(y_GSM))
 
     def _dispatch_mask(self) -> tf.Tensor:
         """Returns [G,S,E,C]: 1 where a token fills a slot, 0 elsewhere."""

@@ -70,7 +70,7 @@ def activation_of(config: PublishedConfig, name: str, published: str) -> str:
     if published not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ValueError(
-            f"{config.where}: {name} is {config.get(name)!r}, which is not supported; one of "
+            f"{config.where}: {name} is {config.get(name, None)!r}, which is not supported; one of "
             f"{known} was expected"
         )
     return _ACTIVATIONS[published]

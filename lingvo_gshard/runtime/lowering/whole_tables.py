@@ -1,0 +1,68 @@
+"""Has each device compute small tables that depend on no input: counters, causal masks.
+
+A table such as [1,L,M] is broadcast to [B,L,M]. XLA's partitioner may cut its first dimension as it
+cuts B: one device then computes the table, and the others receive it. An annotation keeps it whole.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lingvo_gshard.core.lazy import ir
+
+# Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer
+# computes constants up to this size when it folds them.
+_LARGEST_BYTES = 10 * 2**20
+_BROADCAST = "stablehlo.broadcast_in_dim"
+# They have no operands, but a device has them whatever their split.
+_SOURCES = ("stablehlo.constant", "stablehlo.iota")
+_ANNOTATION = "stablehlo.custom_call"
+_ENTERS_REGION = "SPMDFullToShardShape"
+
+
+def keep_tables_whole(module: ir.Module) -> None:
+    """Annotates the small operands of broadcasts that depend on no input as replicated.
+
+    A program with manual regions stays as it is: what a region computes is split by hand.
+    """
+    closed: set[ir.Value] = set()
+    tables: list[ir.Operation] = []
+    has_regions = False
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal has_regions
+        if operation.name == _ANNOTATION:
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            has_regions |= target == _ENTERS_REGION
+        is_plain = not operation.regions and operation.name != _ANNOTATION
+        if is_plain and len(operation.results) == 1 and closed.issuperset(operation.operands):
+            if operation.operands or operation.name in _SOURCES:
+                closed.add(operation.results[0])
+                if _broadcasts_table(operation):
+                    tables.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in () if has_regions else tables:
+        operation.operands[0] = _replicated(operation)
+
+
+def _broadcasts_table(operation: ir.Operation) -> bool:
+    """Returns whether an operation repeats a table that is computed, and not large."""
+    if operation.name != _BROADCAST:
+        return False
+    table, result = (ir.RankedTensorType(v.type) for v in (operation.operands[0], operation.result))
+    is_computed = operation.operands[0].owner.name not in _SOURCES
+    size = math.prod(table.shape)
+    return is_computed and 1 < size < math.prod(result.shape) and 4 * size <= _LARGEST_BYTES
+
+
+def _replicated(operation: ir.Operation) -> ir.Value:
+    table = operation.operands[0]
+    with ir.InsertionPoint(operation), operation.location:
+        attributes = {
+            "call_target_name": ir.StringAttr.get("Sharding"),
+            "mhlo.sharding": ir.StringAttr.get("{replicated}"),
+        }
+        created = ir.Operation.create(_ANNOTATION, [table.type], [table], attributes)
+    return created.results[0]
