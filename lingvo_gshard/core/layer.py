@@ -99,7 +99,7 @@ class VariableSpec:
 
 
 def is_vector(layout: str) -> bool:
-    """Returns whether a weight's layout is that of a scalar, a vector, or a stack of them."""
+    """Returns whether a layout is for a scalar or a vector, or for a stack of such weights."""
     return len(layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 

@@ -36,7 +36,7 @@ class Captured:
 
 
 class _Descriptor:
-    """Descriptor 2. Threads may redirect it at the same time."""
+    """The owner of descriptor 2, which threads may redirect at the same time."""
 
     def __init__(self):
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ _IsUsable = Callable[[ProgramKey], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a lane does next.
+    """The next shape of a lane, and the texts that enter it.
 
     Attributes:
       shape: the shape that it has then.
@@ -92,9 +92,9 @@ class Placement:
         return None
 
     def best(self, lane: Lane, entering: Sequence[Row] = ()) -> Plan:
-        """Returns how texts enter a lane if no time matters but that of compiling.
+        """Returns how texts enter a lane if only the time of compiling counts.
 
-        A shape whose programs are compiled is preferred to a smaller one whose are not.
+        A shape with compiled programs is preferred to a smaller one without.
         """
         texts = [*lane.texts, *entering]
         rows = min(max(len(texts), self._waiting.share(lane.kind)), self.largest(lane.kind))

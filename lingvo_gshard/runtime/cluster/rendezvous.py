@@ -42,7 +42,7 @@ _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Challenge(msgspec.Struct):
-    """What process 0 sends to a new connection.
+    """The first message of process 0 to a new connection.
 
     Attributes:
       protocol: version of this protocol.
@@ -54,7 +54,7 @@ class Challenge(msgspec.Struct):
 
 
 class Hello(msgspec.Struct):
-    """What a process tells process 0.
+    """The message by which a process joins.
 
     Attributes:
       process: number of the process.
@@ -70,7 +70,7 @@ class Hello(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """What process 0 answers once all have come or something is wrong.
+    """The message of process 0 once all have come or something is wrong.
 
     Attributes:
       error: what is wrong; None if the cluster is complete.

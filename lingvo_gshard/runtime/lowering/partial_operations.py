@@ -29,7 +29,7 @@ _MOVES = ("stablehlo.transpose", "stablehlo.reshape")
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """How the result of an operation is computed as partial sums.
+    """A way to compute the result of an operation as partial sums.
 
     Attributes:
       axes: the mesh axes that split the first dimension, major first.
@@ -385,7 +385,7 @@ def _flat(agreed: Sequence[Axes]) -> Axes:
 
 
 def _with_first(axes: Axes, split: Split) -> Split:
-    """Returns the split of partial sums, given that of the sum."""
+    """Returns the split of partial sums from the split of their sum."""
     rest = (tuple(axis for axis in each if axis not in axes) for each in split)
     return (axes, *rest)
 
