@@ -237,7 +237,8 @@ class RingPass:
 
     def _bias(self, index: tf.Tensor, first: int | tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
         """Returns the bias [B,1,L,s,K] of the keys from `first` on in step `index`."""
-        part_L = tf.range(self.parts)[:, None, None]
+        # Each device counts its own parts. Otherwise all would hold the positions of every part.
+        part_L = annotate(tf.range(self.parts), "L", reserved="BN")[:, None, None]
         owner_L = tf.math.floormod(part_L - index, self.parts)
         query_L = part_L * self.segments.shape[2] + tf.range(self.segments.shape[2])[:, None]
         key_L = owner_L * self.keys_per_part + first + tf.range(segments.shape[2])
