@@ -9,6 +9,7 @@ of different functions, and inlines functions only right before it partitions.
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import func, ir
+from lingvo_gshard.runtime.lowering.annotations import ENTERS_REGION, call_target
 
 _CONSTANT = ("stablehlo.constant", "stablehlo.iota")
 # Operations whose bodies hold constants that can become calls. A reduction's body cannot.
@@ -17,18 +18,18 @@ _AROUND = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
 def separate_constants(module: ir.Module) -> None:
     """Moves every constant into a function of its own, in a module with manual regions."""
-    constants, enters_region = [], []
+    constants: list[ir.Operation] = []
+    has_regions = False
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal has_regions
+        has_regions |= call_target(operation) == ENTERS_REGION
         if operation.name in _CONSTANT and operation.parent.name in _AROUND:
             constants.append(operation)
-        if operation.name == "stablehlo.custom_call":
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            enters_region.append(target == "SPMDFullToShardShape")
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    if any(enters_region):
+    if has_regions:
         for index, constant in enumerate(constants):
             _make_call(constant, f"constant_{index}", module)
 

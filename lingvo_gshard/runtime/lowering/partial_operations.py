@@ -11,14 +11,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
+from lingvo_gshard.runtime.lowering.annotations import annotated, annotation_of
 from lingvo_gshard.runtime.lowering.iotas import is_all
 from lingvo_gshard.runtime.lowering.sharding_text import text_of_split
-from lingvo_gshard.runtime.lowering.value_splits import (
-    ValueSplits,
-    annotation_of,
-    maker_of,
-    shape_of,
-)
+from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
@@ -103,7 +99,7 @@ def moved(
             if split:
                 value = _annotated(value, _with_first(axes, split), mesh)
             elif not axes:
-                value = _create_annotation(value, text)
+                value = annotated(value, text)
         elif mover.name == "stablehlo.reshape":
             value = _reshaped(value, [*lead, *shape_of(mover.results[0])])
         elif mover.name == "stablehlo.transpose":
@@ -221,7 +217,7 @@ class _Source:
         return value if split is None else _annotated(value, _with_first(axes, split), self.mesh)
 
     def other_attributes(self, *names: str) -> dict[str, ir.Attribute]:
-        """Returns the operation's attributes, except those of these names."""
+        """Returns the operation's attributes without some of them."""
         attributes = self.operation.attributes
         return {name: attributes[name] for name in attributes if name not in names}
 
@@ -395,15 +391,7 @@ def _known_split(annotation: ir.Operation, mesh: Mesh) -> Split | None:
 
 
 def _annotated(value: ir.Value, split: Split, mesh: Mesh) -> ir.Value:
-    return _create_annotation(value, text_of_split(split, mesh))
-
-
-def _create_annotation(value: ir.Value, text: str) -> ir.Value:
-    attributes = {
-        "call_target_name": ir.StringAttr.get("Sharding"),
-        "mhlo.sharding": ir.StringAttr.get(text),
-    }
-    return _create("stablehlo.custom_call", [value], value.type, attributes)
+    return annotated(value, text_of_split(split, mesh))
 
 
 def _reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:

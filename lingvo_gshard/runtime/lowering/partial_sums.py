@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering import partial_operations as ops
-from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, annotation_of, maker_of
+from lingvo_gshard.runtime.lowering.annotations import annotation_of
+from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 _ADD = "stablehlo.add"

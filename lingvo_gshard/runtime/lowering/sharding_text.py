@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.annotations import CUSTOM_CALL, SHARDING
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.sharding.tilings import split_of_tiling
@@ -24,7 +25,6 @@ _TILED = re.compile(
 )
 
 _LIST = re.compile(r"(?<=\])\d[\d,]*")
-_ATTRIBUTE = "mhlo.sharding"
 
 
 def shorten_shardings(module: ir.Module, mesh: Mesh) -> None:
@@ -35,11 +35,11 @@ def shorten_shardings(module: ir.Module, mesh: Mesh) -> None:
     short: dict[str, str] = {}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call" and _ATTRIBUTE in operation.attributes:
-            text = ir.StringAttr(operation.attributes[_ATTRIBUTE]).value
+        if operation.name == CUSTOM_CALL and SHARDING in operation.attributes:
+            text = ir.StringAttr(operation.attributes[SHARDING]).value
             if text not in short:
                 short[text] = shortened(text, mesh)
-            operation.attributes[_ATTRIBUTE] = ir.StringAttr.get(short[text])
+            operation.attributes[SHARDING] = ir.StringAttr.get(short[text])
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.annotations import (
+    ENTERS_REGION,
+    LEAVES_REGION,
+    annotation_of,
+    call_target,
+)
 from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
-_MANUAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")
 _REFUSAL = (
     "--partitioner=shardy cannot partition manual regions: TensorFlow has no operations for "
     "Shardy's. Use --partitioner=gspmd"
@@ -47,12 +52,10 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
     annotations, regions = [], []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call":
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            if target in _MANUAL:
-                regions.append(operation)
-            if target == "Sharding":
-                annotations.append(operation)
+        if call_target(operation) in (ENTERS_REGION, LEAVES_REGION):
+            regions.append(operation)
+        if annotation_of(operation):
+            annotations.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
@@ -65,7 +68,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
 def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
     operand = annotation.operands[0]
     rank = ir.RankedTensorType(operand.type).rank
-    text = ir.StringAttr(annotation.attributes["mhlo.sharding"]).value
+    text = annotation_of(annotation)
     split = split_of_text(text, rank, mesh)
     if split is None:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.lazy import ir, op_callbacks, tf
+from lingvo_gshard.runtime.lowering.value_splits import maker_of
 
 _BARRIER, _CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
@@ -76,9 +77,9 @@ def remove_barriers(module: ir.Module) -> None:
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name == _BARRIER and len(operation.operands) == 1:
-            owner = operation.operands[0].owner
-            if not isinstance(owner, ir.Block) and owner.operation.name == _CONSTANT:
-                barriers.append((operation, owner.operation))
+            maker = maker_of(operation.operands[0])
+            if maker is not None and maker.name == _CONSTANT:
+                barriers.append((operation, maker))
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

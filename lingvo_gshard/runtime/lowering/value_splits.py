@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
+from lingvo_gshard.runtime.lowering.annotations import annotation_of
 from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
@@ -81,15 +82,6 @@ class ValueSplits:
 def maker_of(value: ir.Value) -> ir.Operation | None:
     """Returns the operation that a value is a result of; None for an argument of a block."""
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
-
-
-def annotation_of(operation: ir.Operation) -> str:
-    """Returns the text of a sharding annotation; "" if the operation is none."""
-    if operation.name != "stablehlo.custom_call":
-        return ""
-    if ir.StringAttr(operation.attributes["call_target_name"]).value != "Sharding":
-        return ""
-    return ir.StringAttr(operation.attributes["mhlo.sharding"]).value
 
 
 def shape_of(value: ir.Value) -> list[int]:

@@ -9,6 +9,12 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.annotations import (
+    CUSTOM_CALL,
+    ENTERS_REGION,
+    annotated,
+    call_target,
+)
 
 # Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer
 # computes constants up to this size when it folds them.
@@ -16,8 +22,6 @@ _LARGEST_BYTES = 10 * 2**20
 _BROADCAST = "stablehlo.broadcast_in_dim"
 # They have no operands, but a device has them whatever their split.
 _SOURCES = ("stablehlo.constant", "stablehlo.iota")
-_ANNOTATION = "stablehlo.custom_call"
-_ENTERS_REGION = "SPMDFullToShardShape"
 
 
 def keep_tables_whole(module: ir.Module) -> None:
@@ -31,10 +35,8 @@ def keep_tables_whole(module: ir.Module) -> None:
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         nonlocal has_regions
-        if operation.name == _ANNOTATION:
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            has_regions |= target == _ENTERS_REGION
-        is_plain = not operation.regions and operation.name != _ANNOTATION
+        has_regions |= call_target(operation) == ENTERS_REGION
+        is_plain = not operation.regions and operation.name != CUSTOM_CALL
         if is_plain and len(operation.results) == 1 and closed.issuperset(operation.operands):
             if operation.operands or operation.name in _SOURCES:
                 closed.add(operation.results[0])
@@ -44,7 +46,8 @@ def keep_tables_whole(module: ir.Module) -> None:
 
     module.operation.walk(visit)
     for operation in () if has_regions else tables:
-        operation.operands[0] = _replicated(operation)
+        with ir.InsertionPoint(operation), operation.location:
+            operation.operands[0] = annotated(operation.operands[0], "{replicated}")
 
 
 def _broadcasts_table(operation: ir.Operation) -> bool:
@@ -55,14 +58,3 @@ def _broadcasts_table(operation: ir.Operation) -> bool:
     is_computed = operation.operands[0].owner.name not in _SOURCES
     size = math.prod(table.shape)
     return is_computed and 1 < size < math.prod(result.shape) and 4 * size <= _LARGEST_BYTES
-
-
-def _replicated(operation: ir.Operation) -> ir.Value:
-    table = operation.operands[0]
-    with ir.InsertionPoint(operation), operation.location:
-        attributes = {
-            "call_target_name": ir.StringAttr.get("Sharding"),
-            "mhlo.sharding": ir.StringAttr.get("{replicated}"),
-        }
-        created = ir.Operation.create(_ANNOTATION, [table.type], [table], attributes)
-    return created.results[0]
