@@ -95,10 +95,7 @@ def describe(
     random = nearest_random_operation(tensor, equal) if tensor is not None else None
     source = nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else ""
     difference = first.difference
-    likely = likely_cause(difference, annotation, near, mesh, random)
-    candidates = axes_of_factor(difference.factor, mesh)
-    if not candidates or likely != cause_of_factor(difference.factor, candidates, mesh):
-        candidates = []
+    likely, axes = _likely_cause(difference, annotation, near, mesh, random)
     return Finding(
         kind=first.kind,
         name=first.name,
@@ -108,18 +105,18 @@ def describe(
         annotation=annotation,
         collectives=near,
         source=source,
-        axes=tuple(candidates),
+        axes=axes,
     )
 
 
-def likely_cause(
+def _likely_cause(
     difference: Difference,
     annotation: Annotation | None,
     collectives: Sequence[NearCollective],
     mesh: Mesh,
-    random: RandomOperation | None = None,
-) -> str:
-    """Returns a sentence on what such a difference usually comes from; empty if nothing is known.
+    random: RandomOperation | None,
+) -> tuple[str, tuple[tuple[str, ...], ...]]:
+    """Returns what such a difference usually comes from.
 
     Args:
       difference: how the tensor differs.
@@ -127,7 +124,23 @@ def likely_cause(
       collectives: collectives of its layer.
       mesh: the mesh.
       random: the nearest random operation that ignores the keys of the step.
+
+    Returns:
+      a sentence on the cause, empty if nothing is known; and the groups of mesh axes that it can
+      come from, if the difference is a factor of their number of devices.
     """
+    evident = _evident_cause(difference, random)
+    if evident:
+        return evident, ()
+    factor = difference.factor
+    candidates = _axes_of_factor(factor, mesh)
+    if factor and candidates:
+        return _cause_of_factor(factor, candidates, mesh), tuple(candidates)
+    return _other_cause(difference, annotation, collectives, random), ()
+
+
+def _evident_cause(difference: Difference, random: RandomOperation | None) -> str:
+    """Returns the cause of a difference whatever its factor; empty if that does not tell."""
     if difference.shapes:
         return (
             "its shape depends on the number of devices: a manual region returns one part for each "
@@ -141,10 +154,17 @@ def likely_cause(
             f"devices along {axes} hold different copies of it: a sum over {axes} (psum) is "
             "missing, or each device drew its own random numbers"
         )
+    return ""
+
+
+def _other_cause(
+    difference: Difference,
+    annotation: Annotation | None,
+    collectives: Sequence[NearCollective],
+    random: RandomOperation | None,
+) -> str:
+    """Returns the cause of a difference that no number of devices explains; empty if unknown."""
     factor = difference.factor
-    candidates = axes_of_factor(factor, mesh)
-    if factor and candidates:
-        return cause_of_factor(factor, candidates, mesh)
     if factor and math.isclose(factor, 2, rel_tol=_SAME_FACTOR):
         return "it is twice the whole one: it is added twice"
     if random:
@@ -162,14 +182,14 @@ def likely_cause(
     return ""
 
 
-def axes_of_factor(factor: float | None, mesh: Mesh) -> list[tuple[str, ...]]:
+def _axes_of_factor(factor: float | None, mesh: Mesh) -> list[tuple[str, ...]]:
     """Returns the groups of mesh axes whose number of devices a factor is, or its inverse."""
     names = [name for name, size in mesh.axes if size > 1]
     groups = [g for count in range(len(names)) for g in itertools.combinations(names, count + 1)]
     return [axes for axes in groups if factor and _is_of_devices(factor, mesh.parts(axes))]
 
 
-def cause_of_factor(factor: float, candidates: Sequence[tuple[str, ...]], mesh: Mesh) -> str:
+def _cause_of_factor(factor: float, candidates: Sequence[tuple[str, ...]], mesh: Mesh) -> str:
     """Returns a sentence on the cause of a result that is a multiple of the whole one.
 
     Args:
@@ -204,10 +224,10 @@ def narrowed(
     if len(first.axes) < 2 or first.difference.factor is None:
         return first
     found = tuple(
-        axes for axes in first.axes if axes_of_factor(factor_along(axes), mesh.along(axes))
+        axes for axes in first.axes if _axes_of_factor(factor_along(axes), mesh.along(axes))
     )
     axes = found or first.axes
-    likely = cause_of_factor(first.difference.factor, axes, mesh)
+    likely = _cause_of_factor(first.difference.factor, axes, mesh)
     return msgspec.structs.replace(first, likely=likely, axes=axes)
 
 

@@ -137,11 +137,11 @@ def _describe(
     observed = {each.name: each for each in partitioned.observed}
     equal = {observed[r.name].tensor.op for r in compared if r.is_equal and r.name in observed}
     layers = [each.layer for each in partitioned.observed]
-    seen = observed.get(wrong.name) if wrong.kind == "output" else None
-    if seen is not None:
-        tensor, layer = seen.tensor, seen.layer
+    if wrong.kind == "output":
+        tensor, layer = observed[wrong.name].tensor, observed[wrong.name].layer
     else:
-        tensor, layer = partitioned.tensors[int(wrong.name[len("result[") : -1])], ""
+        results = [row for row in compared if row.kind == "result"]
+        tensor, layer = partitioned.tensors[results.index(wrong)], ""
     return describe(wrong, tensor, layer, partitioned.executable, layers, mesh, equal)
 
 
