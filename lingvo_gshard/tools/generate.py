@@ -37,8 +37,9 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.writer import Text, Writer
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run
-from lingvo_gshard.tools.console.line_input import define_line_flags, warn, write, write_lines
+from lingvo_gshard.tools.console.line_input import define_line_flags, write, write_lines
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import define_decoding_flags, define_precision_flag
 from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag

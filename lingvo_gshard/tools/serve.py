@@ -21,13 +21,12 @@ Exit code: 0 if all requests were answered before the end, else 1.
 from __future__ import annotations
 
 import pathlib
-import sys
 
 from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import (
@@ -173,12 +172,12 @@ def main(argv: list[str]) -> int:
         def on_ready() -> None:
             if values.port_file:
                 output.write_text(values.port_file, f"{port}\n", "port_file")
-            _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
+            warn(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
 
         options = server.ServerOptions(values.drain_seconds, origins)
-        cut_off = server.run(service, bound, options, _say, on_ready)
+        cut_off = server.run(service, bound, options, warn, on_ready)
     if cut_off:
-        _say(f"{cut_off} requests were cut off after {values.drain_seconds:g} s")
+        warn(f"{cut_off} requests were cut off after {values.drain_seconds:g} s")
     return int(cut_off > 0)
 
 
@@ -192,7 +191,7 @@ def _service(values: flags.FlagValues, run, token: str):
     model = ServedModel.of_run(run)
     if values.warm_up:
         run.observer.begin("Compiling what most requests need")
-        warm_up(model, min(4, values.most_beam_size), _say)
+        warm_up(model, min(4, values.most_beam_size), warn)
     limits = Limits(
         queue_size=values.queue_size,
         body_bytes=values.most_body_bytes,
@@ -219,7 +218,3 @@ def _token(path: str | None) -> str:
             "expected"
         )
     return token
-
-
-def _say(text: str) -> None:
-    print(harmless(text), file=sys.stderr, flush=True)

@@ -54,7 +54,6 @@ replayed step differs. If training ended early and was saved, 130 after Ctrl-C, 
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import rich.console
 from absl import flags
@@ -66,7 +65,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
@@ -156,7 +155,7 @@ def main(argv: list[str]) -> int:
         )
     except TrainingFailedError as error:
         if processes.is_main():
-            print(f"{NAME}: error: {harmless(str(error))}", file=sys.stderr)
+            warn(f"{NAME}: error: {error}")
         return 1
     except KeyboardInterrupt:
         output.say(
@@ -171,7 +170,7 @@ def main(argv: list[str]) -> int:
         return 0 if outcome.finished else EXIT_CODES[outcome.signal or "Ctrl-C"]
     if processes.is_main():
         message = f"the loss diverged at step {outcome.diverged_since:,}; see the warning above"
-        print(f"{NAME}: error: {message}", file=sys.stderr)
+        warn(f"{NAME}: error: {message}")
     return 1
 
 

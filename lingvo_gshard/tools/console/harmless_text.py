@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 # Control characters (ISO/IEC 6429: C0, DEL and C1), but for the tab and the line break.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -14,3 +15,8 @@ def harmless(text: str) -> str:
     Line breaks and tabs stay. The others are written as Python writes them: \\x1b for Escape.
     """
     return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def warn(text: str) -> None:
+    """Writes a line to standard error, without commands to the terminal, and flushes it."""
+    print(harmless(text), file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console import entry, libraries
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.training.monitoring.closed_output import discard
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
 
@@ -118,7 +118,7 @@ def _print(command: str, text: str) -> int:
 
 def _fail(command: str, message: str) -> int:
     """Prints a mistake and returns the exit code for it."""
-    print(f"{command}: error: {harmless(message)}", file=sys.stderr)
+    warn(f"{command}: error: {message}")
     return 1
 
 

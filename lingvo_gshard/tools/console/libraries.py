@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import lingvo_gshard
 from lingvo_gshard.core import lazy
 from lingvo_gshard.runtime import devices, standard_error
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import warn
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Messages(logging.Handler):
             standard_error.hidden.append(f"{file}: {text}")
         elif text not in self._shown:
             self._shown.add(text)
-            print(f"{kind}: {harmless(text)}", file=sys.stderr, flush=True)
+            warn(f"{kind}: {text}")
 
 
 def prepare() -> None:

@@ -11,13 +11,13 @@ from absl import flags
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.line_input import (
     STANDARD_INPUT,
     LineReader,
     answer_lines,
     open_input,
     skips_bad_lines,
-    warn,
 )
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import decoding_options

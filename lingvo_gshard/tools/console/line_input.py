@@ -12,7 +12,7 @@ from typing import BinaryIO
 from absl import flags
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import harmless, warn
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 
 STANDARD_INPUT = "standard input"
@@ -150,11 +150,6 @@ def write(text: str) -> None:
         text = harmless(text)
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
-
-
-def warn(text: str) -> None:
-    """Writes a line to standard error and flushes it."""
-    print(harmless(text), file=sys.stderr, flush=True)
 
 
 def _decode(

@@ -16,7 +16,7 @@ from absl import flags
 
 import lingvo_gshard
 from lingvo_gshard.core.config import user_modules
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.training.monitoring.closed_output import discard
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
@@ -117,7 +117,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             sys.stdout.flush()
             return code
         except StoppedError as stopped:
-            print(f"{name}: stopped by {stopped}", file=sys.stderr)
+            warn(f"{name}: stopped by {stopped}")
             return EXIT_CODES[str(stopped)]
         except BrokenPipeError:
             # The reader of standard output is gone, such as head. Python would write at exit.
@@ -126,7 +126,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
         except (ValueError, OSError) as error:
             if not _is_mistake(error):
                 raise
-            print(f"{name}: error: {harmless(_message_of(error))}", file=sys.stderr)
+            warn(f"{name}: error: {_message_of(error)}")
             return 1
 
     return run

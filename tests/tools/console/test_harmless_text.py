@@ -11,7 +11,7 @@ from lingvo_gshard.tools.console.harmless_text import harmless
 ATTACK = "a\x1b]0;mine\x07b\x1b[2Jc\x1b[6nd\x9be\tf"
 SHOWN = "a\\x1b]0;mine\\x07b\\x1b[2Jc\\x1b[6nd\\x9be\tf"
 WRITE = f"from lingvo_gshard.tools.console import line_input; line_input.write({ATTACK!r})"
-WARN = f"from lingvo_gshard.tools.console import line_input; line_input.warn({ATTACK!r})"
+WARN = f"from lingvo_gshard.tools.console import harmless_text; harmless_text.warn({ATTACK!r})"
 
 
 def on_a_terminal(code):
