@@ -139,6 +139,9 @@ class Cluster:
         timer.start()
 
     def _connect(self, place: Place, timeout: float, shared: dict[str, str]) -> None:
+        if place.index == 0:
+            # Its name is resolved once, so that all that listens does so at the same address.
+            place = dataclasses.replace(place, bind_address=bind_address(place))
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
         connections = meet(place, versions | shared, timeout)
         if place.index == 0 and is_open_to_strangers(place):
