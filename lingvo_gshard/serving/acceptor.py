@@ -77,9 +77,6 @@ class Acceptor:
         self._pause()
         self._is_closed = True
 
-    async def wait_closed(self) -> None:
-        """Returns at once: connections end by themselves."""
-
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             if len(self._connections) >= self._most and not self._make_room():

@@ -42,7 +42,7 @@ class ConnectionLimits:
 
 
 class Phase(enum.IntEnum):
-    """What a connection is doing; the first are given up first when there are too many."""
+    """The states of a connection, in the order in which connections are closed to make room."""
 
     IDLE = 0
     HEAD = 1
@@ -90,7 +90,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
 
     @property
     def phase(self) -> Phase:
-        """What the connection is doing."""
+        """The state of the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
             return Phase.BODY if self._is_receiving and not self.pipeline else Phase.ANSWER
         return Phase.HEAD if self._is_in_head or self._timer else Phase.IDLE

@@ -106,25 +106,26 @@ class Placement:
         return self._plan(lane, shape, entering, is_ready)
 
     def suiting(self, rows: Sequence[Row], most: int, wanted: int, is_shared: bool) -> list[Row]:
-        """Returns the texts that suit each other best: a batch costs what its longest text costs.
+        """Returns the texts whose sizes suit best: a batch costs what its longest text costs.
+
+        A text to which others were preferred too often is taken for the first one, and is returned.
 
         Args:
-          rows: the texts; it is the turn of the first.
+          rows: the texts, in the order of their turns.
           most: the largest number of texts.
-          wanted: the size that suits; 0: that of the first text.
-          is_shared: whether the texts are of several clients. The first text then is among those
-            returned; else any text, once others were preferred to it often enough.
+          wanted: the size that suits; 0 for the size of the first text.
+          is_shared: whether the texts are of several clients. The first one is then returned, too.
         """
         if not rows:
             return []
-        late = max(rows, key=lambda row: row.passes)
-        first = late if late.passes >= _MOST_PASSES else rows[0]
-        if not wanted or first is late and late.passes >= _MOST_PASSES:
-            wanted = self.size(first)
-        must = is_shared or first.passes >= _MOST_PASSES
+        latest = max(rows, key=lambda row: row.passes)
+        is_late = latest.passes >= _MOST_PASSES
+        first = latest if is_late else rows[0]
+        suitable = self.size(first) if is_late or not wanted else wanted
+        must = is_shared or is_late
 
         def distance(row: Row) -> tuple[bool, float]:
-            return not (must and row is first), abs(math.log2(self.size(row) / wanted))
+            return not (must and row is first), abs(math.log2(self.size(row) / suitable))
 
         # Sorting is stable: of the same size, those whose turn is first.
         return sorted(rows, key=distance)[:most]

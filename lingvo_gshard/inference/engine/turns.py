@@ -51,7 +51,7 @@ class Turns:
 
         Args:
           row: the text.
-          is_served: whether it was its client's turn, which then waits for those of the others.
+          is_served: whether it gets a place. The turn of its client then comes after all others.
         """
         client, number = row.answer.request.client, row.answer.request.group
         groups = self._clients[client]
