@@ -10,6 +10,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
@@ -70,7 +71,7 @@ class Backend:
           decodes: whether the model may decode, which jax does under every runtime.
 
         Raises:
-          ValueError: options do not fit the runtime, the devices or each other.
+          UserError: options do not fit the runtime, the devices or each other.
         """
         self.kind = _runtime_kind(options, params, decodes)
         self.cluster = Cluster()
@@ -173,7 +174,7 @@ def check_choices(partitioner: str, device_order: str) -> None:
         ("device_order", device_order, DEVICE_ORDERS),
     ):
         if value not in valid:
-            raise ValueError(f"--{name}={value} is unknown. {names.nearest(value, valid)}")
+            raise UserError(f"--{name}={value} is unknown. {names.nearest(value, valid)}")
 
 
 def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str:
@@ -182,7 +183,7 @@ def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str
     has_mesh = "mesh" in given or "coordinator" in given or params.sharding.mesh
     kind = options.runtime or ("spmd" if has_mesh else "local")
     if kind not in RUNTIMES:
-        raise ValueError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
+        raise UserError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
     check_choices(options.partitioner, options.device_order)
     if decodes:
         # Decoding programs are cached under every runtime.
@@ -190,7 +191,7 @@ def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str
     for name, value in given.items():
         if kind not in _READ_BY.get(name, RUNTIMES):
             needed = " or ".join(f"--runtime={runtime}" for runtime in _READ_BY[name])
-            raise ValueError(f"--{name}={value} needs {needed}; {_WHY_NOT[kind]}")
+            raise UserError(f"--{name}={value} needs {needed}; {_WHY_NOT[kind]}")
     if kind == "tpu_strategy" and not options.tpu:
-        raise ValueError("--runtime=tpu_strategy needs --tpu, such as --tpu=local on a TPU VM")
+        raise UserError("--runtime=tpu_strategy needs --tpu, such as --tpu=local on a TPU VM")
     return kind

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from lingvo_gshard.core.errors import UserError
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -16,7 +18,7 @@ _FLAG = re.compile(r"gshard-\w+(?: --\S+)*|--([a-z]\w*)")
 _ARGUMENTS = {"gin_param": "settings", "gin_file": "gin_files"}
 
 
-class ArgumentError(ValueError):
+class ArgumentError(UserError):
     """A wrong argument of the public API.
 
     Attributes:

@@ -10,6 +10,7 @@ from lingvo_gshard import params as _experiments  # noqa: F401
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config import gin_binding, gin_text, params_text, registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 
 
 @names_arguments
@@ -28,14 +29,14 @@ def experiment(
         applied before all gin files.
 
     Raises:
-      ValueError: a name, path or value is wrong. The message has the nearest valid name.
+      UserError: a name, path or value is wrong. The message has the nearest valid name.
     """
     saved = [path for path in gin_files if params_text.is_params_text(path)]
     if not name and not saved:
-        raise ValueError("--experiment is missing; gshard-train --list shows the experiments")
+        raise UserError("--experiment is missing; gshard-train --list shows the experiments")
     params = params_text.read(saved[-1]) if saved else registry.get(name)
     if name and params.name != name:
-        raise ValueError(
+        raise UserError(
             f"--gin_file={os.fspath(saved[-1])} is of the experiment {params.name}, not {name}; "
             "leave out --experiment"
         )
@@ -52,7 +53,7 @@ def describe(params: Params, pattern: str = "") -> str:
         "trainer.*"; empty describes all.
 
     Raises:
-      ValueError: no path matches. The message has the nearest name.
+      UserError: no path matches. The message has the nearest name.
     """
     return gin_text.to_gin(params, pattern)
 

@@ -78,7 +78,7 @@ def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> 
       What was compared, the first tensor that differs, and what could not be compared.
 
     Raises:
-      ValueError: the mesh is missing or unknown, or a hyperparameter or an argument is wrong.
+      UserError: the mesh is missing or unknown, or a hyperparameter or an argument is wrong.
     """
     if not isinstance(subject, Params):
         return verify_function(subject, *args, **options)

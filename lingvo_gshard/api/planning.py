@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import GenerationOptions
@@ -105,7 +106,7 @@ def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: 
       Memory, communication, arithmetic and time of the program on one device.
 
     Raises:
-      ValueError: the topology is unknown, the mesh does not fit it, or its compiler refuses the
+      UserError: the topology is unknown, the mesh does not fit it, or its compiler refuses the
         program.
     """
     if isinstance(subject, Params):
@@ -169,10 +170,10 @@ def plan_generation(
       strategy: name or table of a strategy. None: the experiment's, else "expert".
 
     Raises:
-      ValueError: the batch or the prompt does not fit, or `plan` would refuse the experiment.
+      UserError: the batch or the prompt does not fit, or `plan` would refuse the experiment.
     """
     if isinstance(batch, str) and batch != _LARGEST:
-        raise ValueError(f"--batch={batch}: expected a number of texts, or {_LARGEST!r}")
+        raise UserError(f"--batch={batch}: expected a number of texts, or {_LARGEST!r}")
     machine, options = topologies.get(topology), PlanOptions(mesh=mesh, strategy=strategy)
     asked = GenerationOptions(prompt=prompt, every_layer=every_layer)
     if isinstance(batch, str):
@@ -218,7 +219,7 @@ def _facts(
     **others: Any,
 ) -> ProgramFacts:
     for name, value in others.items():
-        raise ValueError(
+        raise UserError(
             f"--{name}={value} does not apply to a jax program or a file, which has its own "
             "shardings; expected mesh, weights, moments, step_tokens or tokens"
         )

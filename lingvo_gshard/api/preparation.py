@@ -24,7 +24,7 @@ def preparation_params(
       gin_files: paths of gin files.
 
     Raises:
-      ValueError: a name or value is wrong. The message has the nearest valid name.
+      UserError: a name or value is wrong. The message has the nearest valid name.
     """
     files = [os.fspath(path) for path in gin_files]
     return gin_binding.apply_gin(Preparation.params(), files, settings)

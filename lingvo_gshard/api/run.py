@@ -24,6 +24,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.records.evaluations import evaluate
 from lingvo_gshard.api.records.report import Report, report
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED, check_precision
@@ -68,7 +69,7 @@ def load(
       checkpoint: "best", which is the newest if the run keeps no best one; "newest"; or a step.
 
     Raises:
-      ValueError: the directory holds no trained model, or an option is wrong.
+      UserError: the directory holds no trained model, or an option is wrong.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     run = Run(logdir, options, precision, checkpoint)
@@ -113,7 +114,7 @@ class Run:
           checkpoint: as in `load`.
 
         Raises:
-          ValueError: the directory holds no trained model, or the precision is unknown; the message
+          UserError: the directory holds no trained model, or the precision is unknown; the message
             says what to do.
         """
         check_precision(precision)
@@ -125,12 +126,12 @@ class Run:
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.exists():
-            raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
+            raise UserError(f"--logdir={logdir}: there is no such directory. {advice}")
         if not self.logdir.has_params() and not self.logdir.has_checkpoints():
-            raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+            raise UserError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
         self.params: Params = self.logdir.read_params()
         if not self.logdir.has_checkpoints():
-            raise ValueError(
+            raise UserError(
                 f"--logdir={logdir}: the run of {self.params.name} has no checkpoint yet. One is "
                 "saved every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
             )
@@ -202,10 +203,10 @@ class Run:
           **fields: fields of `DecodingOptions` that override `options`, such as beam_size=1.
 
         Raises:
-          ValueError: the run's task is not translation.
+          UserError: the run's task is not translation.
         """
         if isinstance(sentences, str):
-            raise ValueError("sentences is one string; a list of strings was expected")
+            raise UserError("sentences is one string; a list of strings was expected")
         options = self._options(DecodingOptions(), options, fields)
         translations = self.translator(options).translate(sentences)
         for index in translations.cut:
@@ -227,10 +228,10 @@ class Run:
           **fields: fields of `DecodingOptions` that override `options`, such as temperature=0.8.
 
         Raises:
-          ValueError: the run's task is not language modeling.
+          UserError: the run's task is not language modeling.
         """
         if isinstance(beginnings, str):
-            raise ValueError("beginnings is one string; a list of strings was expected")
+            raise UserError("beginnings is one string; a list of strings was expected")
         options = self._options(DRAWING, options, fields)
         texts = list(self.writer(options).write(beginnings))
         for index, text in enumerate(texts):
@@ -259,7 +260,7 @@ class Run:
             and fields of `DecodingOptions`, such as beam_size=1, for a task that translates.
 
         Raises:
-          ValueError: the split is empty, or an option is wrong.
+          UserError: the split is empty, or an option is wrong.
         """
         return evaluate(self, split, show_progress, options)
 
@@ -281,7 +282,7 @@ class Run:
         """What translators and writers of this run share.
 
         Raises:
-          ValueError: the run's task decodes nothing.
+          UserError: the run's task decodes nothing.
         """
         return open_decoder(self)
 
@@ -302,7 +303,7 @@ class Run:
           show_progress: opens progress bars.
 
         Raises:
-          ValueError: the directory exists and is not empty, or cannot be written; the format is
+          UserError: the directory exists and is not empty, or cannot be written; the format is
             unknown, or not one for the run's task; or its packages are missing.
         """
         return export(self, output, format, settings, show_progress)
@@ -326,7 +327,7 @@ class Run:
           show_progress: opens progress bars.
 
         Raises:
-          ValueError: the run's task is not translation, or the split is empty.
+          UserError: the run's task is not translation, or the split is empty.
         """
         return compare_precisions(self, precisions, split, limit, options, show_progress)
 
@@ -338,7 +339,7 @@ class Run:
           options: how to search.
 
         Raises:
-          ValueError: the run's task is not translation.
+          UserError: the run's task is not translation.
         """
         self.check_decoder(Translator)
         input_: Any = self.decoder.input
@@ -353,7 +354,7 @@ class Run:
           options: how to choose tokens; by default they are drawn, with temperature 1.
 
         Raises:
-          ValueError: the run's task is not language modeling.
+          UserError: the run's task is not language modeling.
         """
         self.check_decoder(Writer)
         input_: Any = self.decoder.input
@@ -363,7 +364,7 @@ class Run:
         """Raises ValueError naming the run's task if it does not decode with a `decoder`."""
         task: type[Task] = self.params.task.cls
         if task.DECODER != decoder.__name__:
-            raise ValueError(
+            raise UserError(
                 f"--logdir={self._given}: the run of {self.params.name} has the task "
                 f"{task.__name__}, which has no {decoder.__name__}"
             )
@@ -383,7 +384,7 @@ class Run:
         The store reports damaged checkpoints on standard error and changes nothing.
 
         Raises:
-          ValueError: there is no readable checkpoint.
+          UserError: there is no readable checkpoint.
         """
         store = CheckpointStore(
             self.logdir.checkpoints,

@@ -76,7 +76,7 @@ def train(
       How training ended.
 
     Raises:
-      ValueError: an argument or hyperparameter is wrong, or another run uses `logdir`.
+      UserError: an argument or hyperparameter is wrong, or another run uses `logdir`.
       TrainingFailedError: the run cannot go on, as with a loss that is not finite.
       OSError: a checkpoint cannot be saved, or another run took `logdir` over.
     """

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +104,15 @@ def check_layout(layout: str, rank: int | None, may_be_unnamed: bool = True) -> 
       may_be_unnamed: Whether dimensions may be "_".
 
     Raises:
-      ValueError: A letter is unknown or repeated, or the layout has another rank.
+      UserError: A letter is unknown or repeated, or the layout has another rank.
     """
     if UNNAMED in layout and not may_be_unnamed:
-        raise ValueError(f"Layout {layout!r}: every dimension needs a letter here, not '_'")
+        raise UserError(f"Layout {layout!r}: every dimension needs a letter here, not '_'")
     for letter in layout.replace(UNNAMED, ""):
         if letter not in LETTERS and not is_local(letter):
             hint = names.nearest(letter, LETTERS)
-            raise ValueError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
+            raise UserError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
         if layout.count(letter) > 1:
-            raise ValueError(f"Layout {layout!r} repeats the letter {letter!r}")
+            raise UserError(f"Layout {layout!r} repeats the letter {letter!r}")
     if rank is not None and rank != len(layout):
-        raise ValueError(f"Layout {layout!r} has {len(layout)} letters for a tensor of rank {rank}")
+        raise UserError(f"Layout {layout!r} has {len(layout)} letters for a tensor of rank {rank}")

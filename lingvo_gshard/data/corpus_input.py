@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import batches, mixing, packing, prefetch
 from lingvo_gshard.data.batching.packing import Batch, Tokens
@@ -119,7 +120,7 @@ class CorpusInput(Input):
         """Returns the cleaned rows of "train", "dev" or "test" in the order of the corpus.
 
         Raises:
-          ValueError: the corpus lacks the split or a language, or rows cannot be read.
+          UserError: the corpus lacks the split or a language, or rows cannot be read.
         """
         return self._load(split)[0]
 
@@ -137,7 +138,7 @@ class CorpusInput(Input):
         """Reads and cleans a split.
 
         Raises:
-          ValueError: rows cannot be read, or none is left.
+          UserError: rows cannot be read, or none is left.
         """
         _, report = self._load(split)
         self._check_held_out(split)
@@ -190,7 +191,7 @@ class CorpusInput(Input):
     def _check_held_out(self, split: str) -> None:
         """Raises ValueError if rows of train should have been held out for a split and none is."""
         if split not in self.splits and self._reader.notes:
-            raise ValueError(" ".join(self._reader.notes))
+            raise UserError(" ".join(self._reader.notes))
 
     @_without_collection()
     def _load(self, split: str) -> tuple[list[Row], CleaningReport]:
@@ -274,9 +275,9 @@ def _check_any_left(report: CleaningReport, split: str) -> None:
     if report.kept:
         return
     if not report.read:
-        raise ValueError(f"input.corpus.{split} has no rows: its files are empty")
+        raise UserError(f"input.corpus.{split} has no rows: its files are empty")
     advice = " ".join(report.advice())
     kind = "training" if split == "train" else split
-    raise ValueError(
+    raise UserError(
         f"No {kind} row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()
     )

@@ -132,7 +132,7 @@ class Input(Configurable, abc.ABC):
         """Reads a split in full so that bad data is reported before training starts.
 
         Raises:
-          ValueError: the split cannot be read.
+          UserError: the split cannot be read.
         """
 
     @abc.abstractmethod

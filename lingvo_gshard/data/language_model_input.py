@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching.windows import Windows
@@ -61,9 +62,9 @@ class LanguageModelInput(CorpusInput):
         super().__init__(params)
         vocabulary = self.p.vocabulary
         if not vocabulary.joint:
-            raise ValueError("input.vocabulary.joint is False: a language model has one side only")
+            raise UserError("input.vocabulary.joint is False: a language model has one side only")
         if not vocabulary.byte_fallback and not vocabulary.files:
-            raise ValueError(
+            raise UserError(
                 "input.vocabulary.byte_fallback is False, but bits per byte need a vocabulary that "
                 "spells every text: True was expected"
             )

@@ -24,7 +24,7 @@ class PublishedTextInput(LanguageModelInput):
         """The tokenizer of the published model.
 
         Raises:
-          ValueError: no checkpoint was loaded that has it.
+          UserError: no checkpoint was loaded that has it.
         """
         return loaded(self.__dict__.get("_published"))
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import sentencepiece
 
+from lingvo_gshard.core.errors import UserError
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -78,7 +80,7 @@ class JsonTokenizer:
         try:
             self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # The package raises plain Exceptions.
-            raise ValueError(f"{path} is no tokenizer: {error}") from None
+            raise UserError(f"{path} is no tokenizer: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
         self.size = self._found.get_vocab_size(with_added_tokens=True)
@@ -135,7 +137,7 @@ class SentencePieceTokenizer:
             of a text does (`legacy` of transformers). Else it is encoded as it stands.
 
         Raises:
-          ValueError: the file is no SentencePiece model.
+          UserError: the file is no SentencePiece model.
         """
         self._found = _processor(path)
         self._inside, self._keeps_spaces = _without_first_space(self._found)
@@ -200,7 +202,7 @@ class PiecesTokenizer:
           special: token that is no piece of a text -> id.
 
         Raises:
-          ValueError: the file is no SentencePiece model.
+          UserError: the file is no SentencePiece model.
         """
         self._found = _processor(path)
         self._ids, self._unknown = ids, ids[unknown]
@@ -244,7 +246,7 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
       side: "source" or "target": Marian has a tokenizer for each.
 
     Raises:
-      ValueError: a file is missing or damaged.
+      UserError: a file is missing or damaged.
     """
     if (directory / TOKENIZER_JSON).is_file():
         return JsonTokenizer(directory / TOKENIZER_JSON)
@@ -265,7 +267,7 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
                 added |= {f"<extra_id_{i}>": first + count - 1 - i for i in range(count)}
             begins_anew = bool(settings.get("legacy", True))
             return SentencePieceTokenizer(directory / name, adds_bos, added, begins_anew)
-    raise ValueError(
+    raise UserError(
         f"{directory} has no tokenizer: {TOKENIZER_JSON} or {SENTENCEPIECE_MODELS[0]} was "
         "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
         f"have {SENTENCEPIECE_MODELS[1]}, {FAIRSEQ_MODEL} or source.spm instead"
@@ -298,11 +300,11 @@ def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int
     """Returns the ids of the tokens of M2M-100's languages, which follow those of the pieces.
 
     Raises:
-      ValueError: it is not known which languages the model has.
+      UserError: it is not known which languages the model has.
     """
     name = settings.get("language_codes", "m2m100")
     if name not in _M2M_LANGUAGES:
-        raise ValueError(
+        raise UserError(
             f"{directory / SETTINGS}: language_codes is {name!r}; one of "
             f"{', '.join(_M2M_LANGUAGES)} was expected"
         )
@@ -316,7 +318,7 @@ def _listed_tokens(
     """Returns the ids of the tokens that follow those of the pieces, by a file that lists them.
 
     Raises:
-      ValueError: no file has them.
+      UserError: no file has them.
     """
     added = _added_tokens(directory, settings)
     if any(index >= first for index in added.values()):
@@ -329,7 +331,7 @@ def _listed_tokens(
             if any(map(_LANGUAGE.fullmatch, tokens)):
                 kept = [token for token in tokens if token not in _FAIRSEQ_IDS]
                 return {token: first + place for place, token in enumerate(kept)}
-    raise ValueError(
+    raise UserError(
         f"{directory}: neither {SETTINGS}, {ADDED_TOKENS} nor {SPECIAL_TOKENS} lists the tokens of "
         "the languages; tokenizer.save_pretrained(DIR) of transformers writes them"
     )
@@ -352,13 +354,13 @@ def _vocabulary(path: pathlib.Path) -> dict[str, int]:
     """Returns piece -> id from a JSON file.
 
     Raises:
-      ValueError: there is no such file, or it holds no ids.
+      UserError: there is no such file, or it holds no ids.
     """
     found = read_json(path)
     if not found:
-        raise ValueError(f"{path} is missing, which has the ids of a SentencePiece model's pieces")
+        raise UserError(f"{path} is missing, which has the ids of a SentencePiece model's pieces")
     if "<unk>" not in found or not all(isinstance(index, int) for index in found.values()):
-        raise ValueError(f"{path} is no table of ids: one with <unk> was expected")
+        raise UserError(f"{path} is no table of ids: one with <unk> was expected")
     return found
 
 
@@ -366,7 +368,7 @@ def _processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except RuntimeError as error:
-        raise ValueError(f"{path} is no SentencePiece model: {error}") from None
+        raise UserError(f"{path} is no SentencePiece model: {error}") from None
 
 
 def _without_first_space(
@@ -387,7 +389,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the object in a JSON file without its nulls; empty if there is no such file.
 
     Raises:
-      ValueError: it is no JSON object.
+      UserError: it is no JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -395,4 +397,4 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise UserError(f"{path} is no JSON: {error}") from None

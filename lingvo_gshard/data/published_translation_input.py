@@ -8,6 +8,7 @@ import pathlib
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.published_tokenizers import Tokenizer, tokenizer_of
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, ids_of, loaded
@@ -38,7 +39,7 @@ class PublishedSide(PublishedVocabulary):
           languages: side -> code of its language; empty for that of the published settings.
 
         Raises:
-          ValueError: a file is missing or damaged, no id begins or ends a text, or a language is
+          UserError: a file is missing or damaged, no id begins or ends a text, or a language is
             unknown.
         """
         self._side, self.languages = side, languages
@@ -57,14 +58,14 @@ class PublishedSide(PublishedVocabulary):
         """Returns the id of the token of a side's language; none if the model has no such tokens.
 
         Raises:
-          ValueError: the language is unknown.
+          UserError: the language is unknown.
         """
         known, given = self._tokenizer.languages, self.languages[side]
         if not given:
             return self._published_language(side)
         if given not in known:
             nearest = names.nearest(given, known) if known else "It names none"
-            raise ValueError(f"{side}_language={given}: the model has no such language. {nearest}")
+            raise UserError(f"{side}_language={given}: the model has no such language. {nearest}")
         return (known[given],)
 
     def _published_language(self, side: str) -> tuple[int, ...]:
@@ -83,12 +84,12 @@ class PublishedSide(PublishedVocabulary):
         """Returns the ids that a translation begins with.
 
         Raises:
-          ValueError: no setting says which one is first.
+          UserError: no setting says which one is first.
         """
         settings = self.settings
         first = ids_of(settings.get("decoder_start_token_id", settings.get("bos_token_id")))
         if not first:
-            raise ValueError(
+            raise UserError(
                 f"{self.directory}: neither config.json nor generation_config.json has "
                 "decoder_start_token_id, the id before a translation"
             )
@@ -98,11 +99,11 @@ class PublishedSide(PublishedVocabulary):
         """Returns the ids that the published settings forbid.
 
         Raises:
-          ValueError: they forbid sequences of ids.
+          UserError: they forbid sequences of ids.
         """
         words = self.settings.get("bad_words_ids", [])
         if any(len(word) != 1 for word in words):
-            raise ValueError(
+            raise UserError(
                 f"{self.directory}: bad_words_ids in generation_config.json or config.json is "
                 f"{words}; lists of one id were expected"
             )
@@ -150,7 +151,7 @@ class PublishedTranslationInput(TranslationInput):
         """The tokenizers of both sides.
 
         Raises:
-          ValueError: no checkpoint was loaded that has them.
+          UserError: no checkpoint was loaded that has them.
         """
         return loaded(self.__dict__.get("_published"))
 
@@ -171,7 +172,7 @@ class PublishedTranslationInput(TranslationInput):
           target: code of the language of all translations; empty: as it is.
 
         Raises:
-          ValueError: the model has no such language.
+          UserError: the model has no such language.
         """
         now = self._vocabularies[0]
         assert isinstance(now, PublishedSide)

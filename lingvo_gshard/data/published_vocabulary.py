@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import TypeVar
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_tokenizers import (
     ADDED_TOKENS,
     FAIRSEQ_MODEL,
@@ -68,7 +69,7 @@ class PublishedVocabulary(Vocabulary):
           directory: has tokenizer.json or tokenizer.model, and config.json.
 
         Raises:
-          ValueError: a file is missing or damaged, or no id ends a text.
+          UserError: a file is missing or damaged, or no id ends a text.
         """
         self.directory = directory
         self.settings = read_json(directory / "config.json")
@@ -78,7 +79,7 @@ class PublishedVocabulary(Vocabulary):
         self.before = self._tokenizer.before
         self.end_ids = ids_of(self.settings.get("eos_token_id"))
         if not self.end_ids:
-            raise ValueError(
+            raise UserError(
                 f"{directory}: neither config.json nor generation_config.json has eos_token_id, "
                 "the id that ends a text"
             )
@@ -157,10 +158,10 @@ def loaded(tokenizers: _T | None) -> _T:
     """Returns what was loaded from a checkpoint.
 
     Raises:
-      ValueError: nothing was.
+      UserError: nothing was.
     """
     if tokenizers is None:
-        raise ValueError(
+        raise UserError(
             "the tokenizer of a published model is in the checkpoint of an imported run; "
             "gshard-import makes one"
         )

@@ -12,6 +12,7 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import packing
@@ -186,12 +187,12 @@ class TranslationInput(CorpusInput):
         """Returns the function that encodes texts with a segmentation; see `_encode`.
 
         Raises:
-          ValueError: the segmentation is random, and the vocabulary knows only the likeliest.
+          UserError: the segmentation is random, and the vocabulary knows only the likeliest.
         """
         if not segmentation:
             return vocabulary.encode_batch
         if not vocabulary.can_sample:
-            raise ValueError(
+            raise UserError(
                 f"input.segmentations = {self.p.segmentations}: a vocabulary of SentencePiece "
                 f"was expected, but this one, {type(vocabulary).__name__}, has one segmentation"
             )
@@ -217,7 +218,7 @@ class TranslationInput(CorpusInput):
             # A small language may lack held-out rows, but every language has training rows.
             valid = there if split == "train" else {row.language for row in self.rows("train")}
             if language not in valid:
-                raise ValueError(
+                raise UserError(
                     f"input.languages: the corpus has no {language!r}. "
                     f"{names.nearest(language, valid)}"
                 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import sentencepiece
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -42,11 +43,11 @@ class Vocabulary:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise ValueError(f"This is no SentencePiece model: {error}") from None
+            raise UserError(f"This is no SentencePiece model: {error}") from None
         processor = self._processor
         self.eos_id, self.unk_id = processor.eos_id(), processor.unk_id()
         if self.eos_id < 0:
-            raise ValueError("The SentencePiece model has no id that ends a text (eos_id)")
+            raise UserError("The SentencePiece model has no id that ends a text (eos_id)")
         # SentencePiece's id of a missing token is -1.
         self.bos_id = processor.bos_id() if processor.bos_id() >= 0 else self.eos_id
         self.pad_id = processor.pad_id() if processor.pad_id() >= 0 else self.eos_id
@@ -143,9 +144,9 @@ class Vocabulary:
             with open(path, "rb") as file:
                 return cls(file.read())
         except FileNotFoundError:
-            raise ValueError(f"{path}: there is no vocabulary here") from None
+            raise UserError(f"{path}: there is no vocabulary here") from None
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.model == other.model

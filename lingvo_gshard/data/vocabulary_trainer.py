@@ -13,6 +13,7 @@ import sentencepiece
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
@@ -91,18 +92,18 @@ class VocabularyTrainer(Configurable):
         super().__init__(params)
         p = self.p
         if p.model_type not in _MODEL_TYPES:
-            raise ValueError(
+            raise UserError(
                 f"input.vocabulary.model_type cannot be {p.model_type!r}. "
                 f"{names.nearest(p.model_type, _MODEL_TYPES)}"
             )
         count = len(files.paths_of(p.files))
         if count > (1 if p.joint else 2):
-            raise ValueError(
+            raise UserError(
                 f"input.vocabulary.files names {count} files; one was expected, or two with "
                 "vocabulary.joint = False"
             )
         if p.joint and p.target_size:
-            raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
+            raise UserError("input.vocabulary.target_size needs vocabulary.joint = False")
         self.unicode_form = NFC
         self.observer: Observer = SilentObserver()
         self.notes: list[str] = []
@@ -117,7 +118,7 @@ class VocabularyTrainer(Configurable):
           temperature: of the sampling of languages.
 
         Raises:
-          ValueError: the size is too small, there is no text, or a file of others is no vocabulary.
+          UserError: the size is too small, there is no text, or a file of others is no vocabulary.
         """
         p = self.p
         if p.files:
@@ -151,7 +152,7 @@ class VocabularyTrainer(Configurable):
             options |= {"seed_sentencepiece_size": 10 * size, "num_sub_iterations": 1}
         chosen = _sample(sentences, self.p.max_characters, temperature)
         if not any(line.strip() for line in chosen):
-            raise ValueError(f"input.{path} = {size}: there is no text to train a vocabulary on")
+            raise UserError(f"input.{path} = {size}: there is no text to train a vocabulary on")
         chosen = self._with_room(path, chosen, size)
         longest = max(len(line.encode("utf-8")) for line in chosen)
         if longest > _LONGEST_LINE:
@@ -193,7 +194,7 @@ class VocabularyTrainer(Configurable):
                 sentence_iterator=iter(sentences), model_writer=model, minloglevel=2, **options
             )
         except RuntimeError as error:
-            raise ValueError(
+            raise UserError(
                 f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training "
                 f"text of {len(sentences)} sentences. It says: {error}"
             ) from None
@@ -205,7 +206,7 @@ class VocabularyTrainer(Configurable):
         A rare character is replaced by a space, so that it gets no piece.
 
         Raises:
-          ValueError: the size is too small for any text, or for this text without byte_fallback.
+          UserError: the size is too small for any text, or for this text without byte_fallback.
         """
         counts = collections.Counter("".join(sentences))
         # SentencePiece starts every sentence with a space.
@@ -215,7 +216,7 @@ class VocabularyTrainer(Configurable):
         room = size - _SPECIAL_IDS - (_BYTES if self.p.byte_fallback else 0)
         most = min(int(size * _LARGEST_SHARE_OF_CHARACTERS), room)
         if most < 1 or (wanted > room and not self.p.byte_fallback):
-            raise ValueError(self._too_small(path, size, wanted))
+            raise UserError(self._too_small(path, size, wanted))
         if wanted <= most or not self.p.byte_fallback:
             return sentences
         rare = {ord(character): " " for character, _ in ranked[most:]}
@@ -264,7 +265,7 @@ def configured_sizes(params: Params) -> tuple[int, int]:
     """Returns the sizes of the vocabularies of source and target that Params ask for.
 
     Raises:
-      ValueError: a file of others is no vocabulary.
+      UserError: a file of others is no vocabulary.
     """
     if params.files:
         found = files.of_others(params.files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS
@@ -16,7 +17,7 @@ PRECISIONS = (TRAINED, INT8, INT8_WEIGHTS)
 def check_precision(precision: str) -> None:
     """Raises ValueError with the nearest valid name if a precision is unknown."""
     if precision not in PRECISIONS:
-        raise ValueError(
+        raise UserError(
             f"--precision={precision} is unknown. {names.nearest(precision, PRECISIONS)}"
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core import dynamic_slice
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind, StateShape
@@ -123,7 +124,7 @@ def check_options(options: DecodingOptions) -> None:
     kind = options.kind
     supported = SearchKind(beam=kind.beam, covers=kind.covers)
     if kind != supported or options.stop or options.best > 1:
-        raise ValueError(
+        raise UserError(
             "an exported program finds the best text by beam search or greedily: it draws no "
             "tokens, returns no several texts, and has neither stop nor sets of tokens"
         )

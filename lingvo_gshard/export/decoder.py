@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.precision import TRAINED, check_precision
@@ -46,11 +47,11 @@ class DecoderSettings:
             is_ascending = all(a < b for a, b in itertools.pairwise(sizes))
             if not is_ascending or any(size < 1 for size in sizes):
                 given = ",".join(map(str, sizes))
-                raise ValueError(
+                raise UserError(
                     f"--{flag}={given}: ascending sizes were expected, such as --{flag}=1,8,32"
                 )
         if not self.rows:
-            raise ValueError("--rows is empty: sizes of a batch were expected, such as --rows=1,8")
+            raise UserError("--rows is empty: sizes of a batch were expected, such as --rows=1,8")
 
     @property
     def first_given(self) -> str:
@@ -110,7 +111,7 @@ def check_task(params: Params) -> None:
     """Raises ValueError naming the task of an experiment if it decodes nothing."""
     task: type[Task] = params.task.cls
     if not task.DECODER:
-        raise ValueError(
+        raise UserError(
             f"{params.name} has the task {task.__name__}, which decodes nothing; "
             "--format=safetensors writes its weights"
         )
@@ -120,18 +121,18 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     """Returns the decoder of a translation model or a language model.
 
     Raises:
-      ValueError: the model cannot search so, or takes no text as long as `settings.lengths`.
+      UserError: the model cannot search so, or takes no text as long as `settings.lengths`.
     """
     task, facts = model.task, facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
     most_beam = facts.vocabulary_size - len(facts.end_ids)
     if options.beam_size > most_beam:
-        raise ValueError(
+        raise UserError(
             f"--beam_size={options.beam_size}: 1 to {most_beam:,} was expected, no more than the "
             "vocabulary has tokens besides the end"
         )
     if options.most_tokens > facts.most_positions:
-        raise ValueError(
+        raise UserError(
             f"--most_tokens={options.most_tokens}: at most {facts.most_positions:,} was expected, "
             "the positions of the model"
         )
@@ -154,7 +155,7 @@ def _lengths(wanted: tuple[int, ...], longest: int) -> tuple[int, ...]:
     if not wanted:
         return (*(length for length in LENGTHS if length < longest), longest)
     if wanted[-1] > longest:
-        raise ValueError(
+        raise UserError(
             f"--lengths={','.join(map(str, wanted))}: the model takes texts of {longest:,} tokens "
             "at most"
         )

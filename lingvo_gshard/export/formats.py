@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.export import (
     decoder,
     safetensors_writer,
@@ -50,7 +51,7 @@ class Format:
             decoder.check_task(params)
             self.check_installed()
         elif settings is not None:
-            raise ValueError(
+            raise UserError(
                 f"--format={name} writes weights, which do not depend on a decoder: "
                 f"{settings.first_given} does not apply"
             )
@@ -89,5 +90,5 @@ FORMATS = {
 def format_of(name: str) -> Format:
     """Returns a format. Raises ValueError with the nearest valid name if it is unknown."""
     if name not in FORMATS:
-        raise ValueError(f"--format={name} is unknown. {names.nearest(name, FORMATS)}")
+        raise UserError(f"--format={name} is unknown. {names.nearest(name, FORMATS)}")
     return FORMATS[name]

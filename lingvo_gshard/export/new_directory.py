@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.export import new_folder_in_bucket
@@ -25,7 +26,7 @@ def check_output(path: str | os.PathLike) -> None:
         is most often a typing error.
 
     Raises:
-      ValueError: it cannot be created; names --output.
+      UserError: it cannot be created; names --output.
     """
     if is_bucket(path):
         new_folder_in_bucket.check_output(path)
@@ -33,13 +34,13 @@ def check_output(path: str | os.PathLike) -> None:
     target = _target(path)
     if target.is_dir():
         if any(target.iterdir()):
-            raise ValueError(
+            raise UserError(
                 f"--output={path} exists and is not empty; give the name of a new directory"
             )
     elif os.path.lexists(target):
-        raise ValueError(f"--output={path} is a file; give the name of a new directory")
+        raise UserError(f"--output={path} is a file; give the name of a new directory")
     if not target.parent.is_dir():
-        raise ValueError(
+        raise UserError(
             f"--output={path}: there is no directory {target.parent}; create it first, or name "
             "another one"
         )
@@ -61,7 +62,7 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
       needed: bytes that will be written at least.
 
     Raises:
-      ValueError: there is no room for `needed` bytes, or a file cannot be written; names --output.
+      UserError: there is no room for `needed` bytes, or a file cannot be written; names --output.
     """
     if is_bucket(path):
         with new_folder_in_bucket.new_folder(path, needed) as local:
@@ -71,7 +72,7 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
     target = _target(path)
     free = shutil.disk_usage(target.parent).free
     if needed > free:
-        raise ValueError(
+        raise UserError(
             f"--output={path} cannot be written: no space left: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )

@@ -8,6 +8,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import copies, objects
 from lingvo_gshard.core.files.paths import GivenPath, split
 from lingvo_gshard.core.files.problems import BucketError
@@ -20,21 +21,21 @@ def check_output(path: GivenPath) -> None:
     """Checks that files can be written to a new folder, so that no long work is done in vain.
 
     Raises:
-      ValueError: they cannot, or the folder has files; names --output.
+      UserError: they cannot, or the folder has files; names --output.
     """
     split(path)
     url = os.fspath(path).rstrip("/")
     try:
         if objects.is_file(url):
-            raise ValueError(f"--output={path} is a file; give the name of a new directory")
+            raise UserError(f"--output={path} is a file; give the name of a new directory")
         if objects.names(url):
-            raise ValueError(
+            raise UserError(
                 f"--output={path} exists and is not empty; give the name of a new directory"
             )
         objects.write_bytes(f"{url}/{_PROBE}", b"")
         objects.remove(f"{url}/{_PROBE}")
     except BucketError as error:
-        raise ValueError(f"--output={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"--output={path} cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -48,14 +49,14 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
       needed: bytes that will be written at least.
 
     Raises:
-      ValueError: the local disk has no room for `needed` bytes, or a file cannot be written; names
+      UserError: the local disk has no room for `needed` bytes, or a file cannot be written; names
         --output.
     """
     check_output(path)
     local = copies.new_folder("export")
     free = shutil.disk_usage(local).free
     if needed > free:
-        raise ValueError(
+        raise UserError(
             f"--output={path} cannot be written: files are written to {local.parent.parent} first, "
             f"where no space is left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free. "
             "Set TMPDIR to a larger disk"
@@ -66,6 +67,6 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
     except OSError as error:
         with contextlib.suppress(OSError):
             objects.remove_tree(path)
-        raise ValueError(f"--output={path} cannot be written: {error.strerror}") from error
+        raise UserError(f"--output={path} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(local, ignore_errors=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lingvo_gshard.core.config import params_json
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
@@ -38,7 +39,7 @@ def check_installed() -> None:
     wanted = ".".join(tf.__version__.split(".")[:2])
     advice = f"To install it: pip install 'tensorflow-text~={wanted}.0'"
     if not importlib.util.find_spec("tensorflow_text"):
-        raise ValueError(
+        raise UserError(
             "--format=saved_model needs the package tensorflow-text, for the tokenizer in the "
             f"model. {advice}"
         )
@@ -46,7 +47,7 @@ def check_installed() -> None:
         _ = tf_text.SentencepieceTokenizer
     except tf.errors.NotFoundError:
         found = importlib.metadata.version("tensorflow-text")
-        raise ValueError(
+        raise UserError(
             f"tensorflow-text {found} does not fit TensorFlow {tf.__version__}. {advice}"
         ) from None
 
@@ -62,16 +63,16 @@ def write(
       show_progress: opens a progress bar.
 
     Raises:
-      ValueError: the model has no text tokenizer.
+      UserError: the model has no text tokenizer.
       OSError: a file cannot be written.
     """
     if not decoder.source or not decoder.target:
-        raise ValueError(
+        raise UserError(
             f"{decoder.model.params.name} has no text tokenizer, which a SavedModel from strings "
             "to strings needs; --format=stablehlo writes programs from ids to ids"
         )
     if isinstance(decoder.source, (PublishedVocabulary, JsonVocabulary)):
-        raise ValueError(
+        raise UserError(
             f"{decoder.model.params.name} has a tokenizer of others, which is not computed in a "
             "graph of TensorFlow; --format=stablehlo writes programs from ids to ids"
         )

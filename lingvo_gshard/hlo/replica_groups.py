@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import unknown_fields
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo.protos.hlo_messages import (
     NEWEST_INSTRUCTION_FIELD,
     MeshAxesReplicaGroupListProto,
@@ -29,7 +30,7 @@ def replica_groups(instruction: Any) -> Groups:
       instruction: a collective other than a collective-permute.
 
     Raises:
-      ValueError: if the groups are in a form of a newer XLA.
+      UserError: if the groups are in a form of a newer XLA.
     """
     lists = instruction.collective_device_list
     if instruction.HasField("mesh_axes_replica_group_list"):
@@ -42,7 +43,7 @@ def replica_groups(instruction: Any) -> Groups:
         listed = lists.replica_groups or instruction.replica_groups
         is_given = listed or instruction.HasField("collective_device_list")
         if not is_given and _has_newer_fields(instruction):
-            raise ValueError(
+            raise UserError(
                 f"{instruction.name}: its replica groups are in a form of a newer XLA than this "
                 "version knows; install the jax that constraints.txt names"
             )

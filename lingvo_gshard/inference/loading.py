@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import TextIds
@@ -41,10 +42,10 @@ def facts_of(
       text_ids: the ids around a text; None: those of vocabularies that were trained here.
 
     Raises:
-      ValueError: the task decodes nothing, or the model predicts no id that ends a text.
+      UserError: the task decodes nothing, or the model predicts no id that ends a text.
     """
     if not isinstance(task, TokenTask) or not task.DECODER:
-        raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
+        raise UserError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
         length = task.token_shape(input_params.cls.batch_specs(input_params)).length
     ids = text_ids or TextIds()
@@ -52,7 +53,7 @@ def facts_of(
     # A tokenizer may have more ids than the model predicts.
     ends = tuple(end for end in facts.end_ids if end < facts.vocabulary_size)
     if not ends:
-        raise ValueError(
+        raise UserError(
             f"the ids that end a text are {facts.end_ids}; the model predicts ids from 0 to "
             f"{facts.vocabulary_size - 1:,}"
         )
@@ -80,7 +81,7 @@ def make_engine(
       precision: how weights are stored and multiplied; one of decoding/precision.py.
 
     Raises:
-      ValueError: the precision is unknown.
+      UserError: the precision is unknown.
     """
     check_precision(precision)
     maker = ProgramMaker(task, facts, partitioning, precision=precision)

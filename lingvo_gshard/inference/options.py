@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.decoding.kinds import SearchKind
 
 
@@ -55,18 +56,18 @@ class DecodingOptions:
     def __post_init__(self):
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; {least} or more was expected")
+                raise UserError(f"{name} is {getattr(self, name)}; {least} or more was expected")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
+            raise UserError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
         if self.min_p > 1:
-            raise ValueError(f"min_p is {self.min_p}; at most 1 was expected")
+            raise UserError(f"min_p is {self.min_p}; at most 1 was expected")
         if "" in self.stop:
-            raise ValueError(
+            raise UserError(
                 f"stop[{self.stop.index('')}] is empty, which every text contains; a text of 1 "
                 "character or more was expected"
             )
         if self.repetition_penalty <= 0:
-            raise ValueError(
+            raise UserError(
                 f"repetition_penalty is {self.repetition_penalty}; more than 0 was expected"
             )
         self._check_together()
@@ -75,23 +76,23 @@ class DecodingOptions:
         """Raises ValueError if options do not go together."""
         draws = self.draws
         if draws and self.beam_size > 1:
-            raise ValueError(
+            raise UserError(
                 f"temperature={self.temperature} draws tokens and beam_size={self.beam_size} "
                 "searches; set one of beam_size=1 and temperature=0"
             )
         if not draws and self.best > self.beam_size:
-            raise ValueError(
+            raise UserError(
                 f"best is {self.best}, but a search with beam_size={self.beam_size} finds "
                 f"{self.beam_size} texts at most"
             )
         if not draws and self.repetition_penalty != 1:
-            raise ValueError("repetition_penalty needs a temperature: it applies to drawing")
+            raise UserError("repetition_penalty needs a temperature: it applies to drawing")
         if self.coverage_weight and self.beam_size == 1:
-            raise ValueError("coverage_weight needs beam_size > 1: it ranks hypotheses")
+            raise UserError("coverage_weight needs beam_size > 1: it ranks hypotheses")
         if self.stop and self.beam_size > 1:
-            raise ValueError("stop needs beam_size=1: hypotheses of a beam end by themselves")
+            raise UserError("stop needs beam_size=1: hypotheses of a beam end by themselves")
         if 0 < self.most_tokens < self.least_tokens:
-            raise ValueError(
+            raise UserError(
                 f"least_tokens is {self.least_tokens}, more than most_tokens, {self.most_tokens}"
             )
 

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 
 SETTINGS_FILE = "generation_config.json"
@@ -72,7 +73,7 @@ class PublishedSettings:
         """Returns the settings in a directory; none if it has no such file.
 
         Raises:
-          ValueError: the file is damaged, or a value is wrong.
+          UserError: the file is damaged, or a value is wrong.
         """
         path = directory / SETTINGS_FILE
         try:
@@ -80,20 +81,20 @@ class PublishedSettings:
         except FileNotFoundError:
             return cls()
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from None
+            raise UserError(f"{path} is no JSON: {error}") from None
         if not isinstance(found, dict):
-            raise ValueError(f"{path} is no JSON object")
+            raise UserError(f"{path} is no JSON object")
         try:
             return cls.of({name: value for name, value in found.items() if value is not None})
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PublishedSettings:
         """Returns settings from their published names and values.
 
         Raises:
-          ValueError: a value is wrong.
+          UserError: a value is wrong.
         """
         fields = {ours: _checked(name, found) for name, ours in _FIELDS.items() if name in found}
         left_out = {
@@ -146,7 +147,7 @@ class PublishedSettings:
         """Returns decoding options. Given fields override published ones, which override `base`.
 
         Raises:
-          ValueError: options are wrong or do not go together.
+          UserError: options are wrong or do not go together.
         """
         values = self.values(given)
         for name in ("allowed_tokens", "forbidden_tokens"):
@@ -174,7 +175,7 @@ def _checked(name: str, found: Mapping[str, Any]) -> Any:
         is_right = type(value) is int or (type(value) is float and isinstance(usual, float))
     if not is_right:
         wanted = "a list of ids" if isinstance(usual, tuple) else "a number"
-        raise ValueError(f"{name} is {value!r}; {wanted} was expected")
+        raise UserError(f"{name} is {value!r}; {wanted} was expected")
     return value
 
 

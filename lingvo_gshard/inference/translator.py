@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
@@ -103,7 +104,7 @@ class Translator:
         encoded = self.encode(sentences)
         prefixes = prefixes or [""] * len(encoded)
         if len(prefixes) != len(encoded):
-            raise ValueError(f"{len(prefixes)} prefixes were given for {len(encoded)} sentences")
+            raise UserError(f"{len(prefixes)} prefixes were given for {len(encoded)} sentences")
         cut = tuple(i for i, ids in enumerate(encoded) if len(ids) > self.longest_text)
         # Long sentences first: those that are decoded last, in few rows, then end soon.
         order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
@@ -49,13 +50,13 @@ class Writer:
           options: how to choose tokens; None draws them.
 
         Raises:
-          ValueError: `most_tokens` is more than a row has.
+          UserError: `most_tokens` is more than a row has.
         """
         self._engine, self._vocabulary = engine, vocabulary
         self._options = options or DRAWING
         length, most = engine.facts.most_positions, self._options.most_tokens
         if most > length:
-            raise ValueError(f"most_tokens is {most}; 0 to {length}, a row, was expected")
+            raise UserError(f"most_tokens is {most}; 0 to {length}, a row, was expected")
 
     @property
     def engine(self) -> Engine:
@@ -78,7 +79,7 @@ class Writer:
         """Yields the text that continues a beginning, piece by piece as it is generated.
 
         Raises:
-          ValueError: the options ask for several texts, or for a beam.
+          UserError: the options ask for several texts, or for a beam.
         """
         return self._pieces(self._stream(self._vocabulary.encode(beginning)))
 
@@ -90,7 +91,7 @@ class Writer:
           show: called with each piece, the first of which has the beginning before it.
 
         Raises:
-          ValueError: the options ask for several texts, or for a beam.
+          UserError: the options ask for several texts, or for a beam.
         """
         ids = self._vocabulary.encode(beginning)
         answer = self._stream(ids)
@@ -108,7 +109,7 @@ class Writer:
 
     def _stream(self, ids: list[int]) -> Answer:
         if self._options.best > 1 or self._options.beam_size > 1:
-            raise ValueError("streaming writes one text: set best=1 and beam_size=1")
+            raise UserError("streaming writes one text: set best=1 and beam_size=1")
         return self._engine.submit(dataclasses.replace(self._request(ids), streams=True))
 
     def _pieces(self, answer: Answer) -> Iterator[str]:

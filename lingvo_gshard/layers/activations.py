@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -80,14 +81,14 @@ def of(p: Params, path: str) -> Activation:
       path: path of the layer, for error messages.
 
     Raises:
-      ValueError: the activation is unknown, or does not read an option that is set.
+      UserError: the activation is unknown, or does not read an option that is set.
     """
     name = p.activation
     if name == _CLAMPED:
         return _clamped_swiglu(p.gate_alpha, p.gate_limit)
     for option in ("gate_alpha", "gate_limit"):
         if p.get(option) != p.default(option):
-            raise ValueError(
+            raise UserError(
                 f"{path}.{option}: {p.get(option)} with {path}.activation={name!r}, which does not "
                 f"read it; leave {p.default(option)} or choose {_CLAMPED!r}"
             )
@@ -96,7 +97,7 @@ def of(p: Params, path: str) -> Activation:
     if name in _FUNCTIONS:
         return Activation(_FUNCTIONS[name], False)
     nearest = names.nearest(name, [*_FUNCTIONS, *_GATED, _CLAMPED])
-    raise ValueError(f"{path}.activation: unknown activation {name!r}. {nearest}")
+    raise UserError(f"{path}.activation: unknown activation {name!r}. {nearest}")
 
 
 def _clamped_swiglu(alpha: float, limit: float) -> Activation:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -129,9 +130,9 @@ class SinusoidalPositions(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         if self.p.model_dim % 2:
-            raise ValueError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
+            raise UserError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
         if self.p.reaches_base and self.p.model_dim < 4:
-            raise ValueError(
+            raise UserError(
                 f"{path}.model_dim: {self.p.model_dim} with {path}.reaches_base; 4 or more was "
                 "expected"
             )
@@ -141,7 +142,7 @@ class SinusoidalPositions(Layer):
         """Returns [B,L,M] for integer positions in [0, max_length).
 
         Raises:
-          ValueError: L exceeds max_length.
+          UserError: L exceeds max_length.
         """
         _check_length(self, positions_BL)
         p = self.p
@@ -169,7 +170,7 @@ class LearnedPositions(Layer):
         """Returns [B,L,M] for integer positions in [0, max_length).
 
         Raises:
-          ValueError: L exceeds max_length.
+          UserError: L exceeds max_length.
         """
         _check_length(self, positions_BL)
         return annotate(lookup(annotate(theta.table, "LM"), positions_BL), "BLM")
@@ -179,7 +180,7 @@ def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
     """Raises ValueError if rows are too long. XLA would clip their positions silently."""
     length = positions_BL.shape[1]
     if length > layer.p.max_length:
-        raise ValueError(
+        raise UserError(
             f"{layer.path}.max_length: {layer.p.max_length} is less than the row length, {length}"
         )
 

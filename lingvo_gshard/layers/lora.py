@@ -19,6 +19,7 @@ from typing import Any
 
 from lingvo_gshard.core import context, initializers, letters
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -163,11 +164,11 @@ def adapt(model: Layer, params: Params, where: str) -> None:
       where: path of these Params, for messages.
 
     Raises:
-      ValueError: a pattern matches no weight that can have an adapter.
+      UserError: a pattern matches no weight that can have an adapter.
     """
     patterns = params.weights
     if isinstance(patterns, str) or not patterns:
-        raise ValueError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
+        raise UserError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
     specs = model.variable_specs()
     weight_groups.check(f"{where}.weights", patterns, specs)
     can = [spec for spec in specs.flatten() if spec.inputs]
@@ -175,7 +176,7 @@ def adapt(model: Layer, params: Params, where: str) -> None:
     for pattern in patterns:
         found = [spec.path for spec in can if weight_groups.matches(pattern, spec)]
         if not found:
-            raise ValueError(
+            raise UserError(
                 f"{where}.weights: {pattern!r} matches no weight that activations are multiplied "
                 f"with. {weight_groups.nearest(pattern, [spec.path for spec in can])}"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import matches_path
@@ -33,7 +34,7 @@ def matches(pattern: str, spec: VariableSpec) -> bool:
     """Returns whether a pattern matches a weight.
 
     Raises:
-      ValueError: the pattern matches some of the repeated layers that share the weight's array, but
+      UserError: the pattern matches some of the repeated layers that share the weight's array, but
         not all.
     """
     if matches_path(pattern, spec.path):
@@ -41,7 +42,7 @@ def matches(pattern: str, spec: VariableSpec) -> bool:
     found = [matches_path(pattern, path) for path in spec.slices]
     if any(found) and not all(found):
         path = spec.slices[found.index(False)]
-        raise ValueError(
+        raise UserError(
             f"the pattern {pattern!r} matches some of the repeated layers of {spec.path}, but not "
             f"{path}; a pattern must match all of them or none"
         )
@@ -53,14 +54,14 @@ def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
     weights = specs.flatten()
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ValueError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
+            raise UserError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
         try:
             found = [spec for spec in weights if matches(pattern, spec)]
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {error}") from None
         if not found:
             paths = [spec.path for spec in weights]
-            raise ValueError(
+            raise UserError(
                 f"{where}: no layer or weight is named {pattern!r}. {nearest(pattern, paths)}"
             )
 

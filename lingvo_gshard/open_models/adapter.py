@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.open_models.placement import Piece
@@ -71,16 +72,16 @@ class PublishedAdapter:
           trainer: the run's trainer.
 
         Raises:
-          ValueError: the run has no adapters, other weights were trained as well, or peft has no
+          UserError: the run has no adapters, other weights were trained as well, or peft has no
             adapters for a weight.
         """
         lora = source.params.task.lora
         if not lora.rank:
-            raise ValueError(f"--format=peft writes adapters, and task.lora.rank is 0; {_INSTEAD}")
+            raise UserError(f"--format=peft writes adapters, and task.lora.rank is 0; {_INSTEAD}")
         specs = trainer.theta_specs.flatten()
         others = [s.path for s in specs if trainer.optimizer.moves(s) and not is_factor(s.path)]
         if others:
-            raise ValueError(
+            raise UserError(
                 f"--format=peft writes adapters only, but {others[0]} was trained, too; {_INSTEAD}"
             )
         layers, factors = [], []
@@ -105,7 +106,7 @@ class PublishedAdapter:
 
         Raises:
           OSError: a file cannot be written.
-          ValueError: the checkpoint is damaged.
+          UserError: the checkpoint is damaged.
         """
         text = msgspec.json.format(msgspec.json.encode(self._config()), indent=1)
         (directory / CONFIG_FILE).write_bytes(text)
@@ -157,7 +158,7 @@ def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Fa
     """Returns the factors of the weight that a published tensor holds; none without an adapter.
 
     Raises:
-      ValueError: peft has no adapter for such a tensor.
+      UserError: peft has no adapter for such a tensor.
     """
     specs = dict(source.specs.flatten_items())
     paths = factors_of(piece.weight)
@@ -166,7 +167,7 @@ def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Fa
     spec = specs[piece.weight]
     arrangements = piece.rearrangement.of_factors(spec.inputs, RANK)
     if arrangements is None or len(piece.index) != spec.stacked or not name.endswith(_SUFFIX):
-        raise ValueError(
+        raise UserError(
             f"--format=peft: peft has no adapter for {piece.weight}, a part of the published "
             f"tensor {name}; {_INSTEAD}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 CONFIG_FILE = "config.json"
 
@@ -91,7 +92,7 @@ class PublishedConfig:
         """Reads a `config.json`, or the one in a directory.
 
         Raises:
-          ValueError: there is none, or it holds no JSON object.
+          UserError: there is none, or it holds no JSON object.
         """
         file = pathlib.Path(path)
         if file.is_dir():
@@ -99,15 +100,15 @@ class PublishedConfig:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ValueError(
+            raise UserError(
                 f"{file}: there is no such file; every published model has one"
             ) from None
         except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is no JSON: {error}") from None
+            raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ValueError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
+            raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
         return cls(values, str(file))
 
     def get(
@@ -127,12 +128,12 @@ class PublishedConfig:
           least: the least number; None: any.
 
         Raises:
-          ValueError: the key is missing and has no default, or has a value of another type.
+          UserError: the key is missing and has no default, or has a value of another type.
         """
         self._read.add(name)
         value = self.values.get(name)
         if value is None and default is _REQUIRED:
-            raise ValueError(f"{self.where} lacks {name}, which this family needs")
+            raise UserError(f"{self.where} lacks {name}, which this family needs")
         if value is None:
             return default
         if default is _REQUIRED and kind is None:
@@ -152,18 +153,18 @@ class PublishedConfig:
             return
         limit = "" if least is None else f", {least} or more,"
         expected = f"{_KINDS.get(kind, kind.__name__)}{limit}"
-        raise ValueError(f"{self.where}: {name} is {value!r}; {expected} was expected")
+        raise UserError(f"{self.where}: {name} is {value!r}; {expected} was expected")
 
     def expect(self, name: str, *valid: Any) -> Any:
         """Returns a value, which is the first valid one if the key is missing.
 
         Raises:
-          ValueError: the value is another one.
+          UserError: the value is another one.
         """
         value = self.get(name, valid[0])
         if value not in valid:
             shown = " or ".join(map(repr, valid))
-            raise ValueError(
+            raise UserError(
                 f"{self.where}: {name} is {value!r}, which is not supported; {shown} was expected"
             )
         return value
@@ -189,7 +190,7 @@ class PublishedConfig:
     def check_unpacked(self) -> None:
         """Raises ValueError if the published tensors are packed, so that they cannot be read."""
         if self.values.get(_PACKING):
-            raise ValueError(
+            raise UserError(
                 f"{self.where} has a {_PACKING}: the tensors are packed. Load them with "
                 f"transformers, with dequantize=True in its {_PACKING}, and save_pretrained"
             )
@@ -204,7 +205,7 @@ class PublishedConfig:
         if left:
             known = sorted(self._read)
             first = left[0].partition("=")[0]
-            raise ValueError(
+            raise UserError(
                 f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
                 f"family does not know it. {names.nearest(first, known)}"
             )

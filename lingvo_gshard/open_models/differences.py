@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.tasks.language_model import LanguageModelTask
@@ -43,7 +44,7 @@ def check_same_task(task: Params, family: Family, config: PublishedConfig) -> No
     """Raises ValueError, naming Params, if a config does not describe a task."""
     rows = _differences(task, family.task_of(config))
     if rows:
-        raise ValueError(
+        raise UserError(
             f"{CONFIG_FILE} of {family.architecture} cannot describe this model: {_listed(rows)}"
         )
 

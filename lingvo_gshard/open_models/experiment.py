@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import family_of
 from lingvo_gshard.open_models.families.family import USUAL_LENGTH
@@ -24,7 +25,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
       precision: the value of `trainer.precision`.
 
     Raises:
-      ValueError: the architecture or an option of it is unknown, or the length is too large.
+      UserError: the architecture or an option of it is unknown, or the length is too large.
     """
     family = family_of(config)
     task = family.task_of(config)
@@ -33,7 +34,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     family.left_out(config)
     config.check_all_read()
     if length > positions and not may_exceed:
-        raise ValueError(
+        raise UserError(
             f"--length={length} is more than the {positions:,} positions that the model was made "
             f"for: see max_position_embeddings in {config.where}"
         )

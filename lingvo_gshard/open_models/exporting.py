@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.layers.lora import factors_of, without_factors
@@ -68,12 +69,12 @@ class ExportSource:
           trainer: the run's trainer.
 
         Raises:
-          ValueError: no family computes what the run's model computes; the message says why.
+          UserError: no family computes what the run's model computes; the message says why.
         """
         checkpoint = read_run(directory)
         record = read_record(checkpoint.extras)
         if record is None:
-            raise ValueError(
+            raise UserError(
                 f"the run of {params.name} was not imported, and no published family describes it: "
                 f"{why_none_fits(trainer.task.p)}. --format=safetensors writes its weights"
             )
@@ -96,7 +97,7 @@ class ExportSource:
 
         Raises:
           OSError: a file cannot be written.
-          ValueError: the checkpoint is damaged.
+          UserError: the checkpoint is damaged.
         """
         copy_files(self.checkpoint.extras, directory)
         (directory / RECORD_FILE).unlink()

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, paths
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.layer import VariableSpec
@@ -84,10 +85,10 @@ class PublishedModel:
           params: its experiment, as `experiment_of` returns it, or with other settings.
 
         Raises:
-          ValueError: files are missing, damaged, or do not fit the config.
+          UserError: files are missing, damaged, or do not fit the config.
         """
         if is_bucket(directory):
-            raise ValueError(
+            raise UserError(
                 f"{directory}: a published model is mapped into memory, so it must be on a local "
                 "disk. Copy it there first, as with `gcloud storage cp -r` or `aws s3 cp "
                 "--recursive`"
@@ -110,7 +111,7 @@ class PublishedModel:
         """Adds further copies of a shared table to what is expected.
 
         Raises:
-          ValueError: one is no copy.
+          UserError: one is no copy.
         """
         tensors = self.shards.tensors
         for name, candidates in self.family.copies.items():
@@ -120,7 +121,7 @@ class PublishedModel:
             # Some files have a shared table only under another of its names.
             copy, table = tensors[name], tensors.setdefault(own, tensors[name])
             if copy.shape != table.shape or not np.array_equal(copy.read(), table.read()):
-                raise ValueError(
+                raise UserError(
                     f"{self.directory}: config.json says that tables are shared "
                     f"(tie_word_embeddings), but {name} differs from {own}"
                 )
@@ -183,7 +184,7 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
       params: the experiment, as `experiment_of` returns it, or with other settings.
 
     Raises:
-      ValueError: files are missing, damaged, or do not fit the config; or the directory exists.
+      UserError: files are missing, damaged, or do not fit the config; or the directory exists.
       OSError: the disk is full.
     """
     check_logdir(logdir)
@@ -217,7 +218,7 @@ def check_logdir(logdir: str | os.PathLike) -> None:
     path = paths.path_of(logdir)
     is_folder = is_bucket(path) or path.is_dir()
     if objects.names(path) if is_folder else path.exists():
-        raise ValueError(f"--logdir={logdir} exists already; give the name of a new directory")
+        raise UserError(f"--logdir={logdir} exists already; give the name of a new directory")
 
 
 def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
@@ -247,7 +248,7 @@ def _check_space(logdir: pathlib.Path, needed: int) -> None:
     parent = next(path for path in logdir.parents if path.exists())
     free = shutil.disk_usage(parent).free
     if free < needed:
-        raise ValueError(
+        raise UserError(
             f"--logdir={logdir} cannot be written: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.open_models.rearrangement import Rearrangement
@@ -59,7 +60,7 @@ class Placement:
           specs: the tree of the model's VariableSpec.
 
         Raises:
-          ValueError: the table lacks a weight of the model.
+          UserError: the table lacks a weight of the model.
         """
         by_path = dict(specs.flatten_items())
         names = {
@@ -90,7 +91,7 @@ class Placement:
             shape = self.specs[path].shape
             depth = len(parts[0][0].index) if parts else 0
             if len(parts) != math.prod(shape[:depth]):
-                raise ValueError(f"the family's table places no tensor in all of the weight {path}")
+                raise UserError(f"the family's table places no tensor in all of the weight {path}")
 
 
 def _names(path: str, spec: VariableSpec) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

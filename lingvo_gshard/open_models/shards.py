@@ -21,6 +21,7 @@ import numpy as np
 import safetensors
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 SUFFIX = ".safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -73,7 +74,7 @@ class Published(Tensor):
         """Returns the tensor.
 
         Raises:
-          ValueError: the file cannot be read.
+          UserError: the file cannot be read.
         """
         return self.read_box([(0, size) for size in self.shape])[0]
 
@@ -84,7 +85,7 @@ class Published(Tensor):
           box: start and stop of the part in each dimension.
 
         Raises:
-          ValueError: the file cannot be read.
+          UserError: the file cannot be read.
         """
         whole = list(enumerate(self.shape))
         # The dimensions after this one are read whole, those before it index by index.
@@ -119,7 +120,7 @@ class Published(Tensor):
             with open(self.file, "rb", buffering=0) as file:
                 yield cast(BinaryIO, file)
         except OSError as error:
-            raise ValueError(f"{self.file} cannot be read: {error.strerror}") from None
+            raise UserError(f"{self.file} cannot be read: {error.strerror}") from None
 
     def _read_run(self, file: BinaryIO, start: int, into: memoryview) -> None:
         """Reads the bytes from `start` on."""
@@ -127,7 +128,7 @@ class Published(Tensor):
         while len(into):
             count = cast(io.RawIOBase, file).readinto(into)
             if not count:
-                raise ValueError(f"{self.file} is damaged or cut off: {self.name} lacks bytes")
+                raise UserError(f"{self.file} is damaged or cut off: {self.name} lacks bytes")
             into = into[count:]
 
 
@@ -146,7 +147,7 @@ class Shards:
           directory: the published model.
 
         Raises:
-          ValueError: there are no files of weights, or only pickles; a file is damaged, missing, or
+          UserError: there are no files of weights, or only pickles; a file is damaged, missing, or
             not in the index; a tensor is in two files, or not where the index says.
         """
         self.directory = directory
@@ -157,7 +158,7 @@ class Shards:
             for tensor in _tensors_in(directory / name):
                 known = self.tensors.setdefault(tensor.name, tensor)
                 if known is not tensor:
-                    raise ValueError(
+                    raise UserError(
                         f"{directory}: {tensor.name} is in {known.file.name} and in {name}"
                     )
         self._check_index(index)
@@ -167,13 +168,13 @@ class Shards:
             found = self.tensors.get(name)
             if found is None or found.file.name != file:
                 where = f"it is in {found.file.name}" if found else "no file has it"
-                raise ValueError(
+                raise UserError(
                     f"{self.directory / INDEX_FILE}: {name} should be in {file}, but {where}"
                 )
         left = [name for name in self.tensors if index and name not in index]
         if left:
             file = self.tensors[left[0]].file.name
-            raise ValueError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
+            raise UserError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], left_out: Iterable[str] = ()) -> None:
         """Checks that the tensors are those of a model.
@@ -183,7 +184,7 @@ class Shards:
           left_out: beginnings of the names of tensors that it does not need.
 
         Raises:
-          ValueError: tensors are unknown, missing, of another shape, or of a type that is no
+          UserError: tensors are unknown, missing, of another shape, or of a type that is no
             floating-point type.
         """
         beginnings = tuple(left_out)
@@ -199,7 +200,7 @@ class Shards:
                 wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
         if wrong:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise ValueError(
+            raise UserError(
                 f"{self.directory}: the tensors do not fit config.json: "
                 + "; ".join(wrong[:5])
                 + more
@@ -219,21 +220,21 @@ def _index(directory: pathlib.Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {error}") from None
     try:
         content = json.loads(text, object_pairs_hook=_unique)
         index = msgspec.convert(content, dict[str, Any])["weight_map"]
         index = msgspec.convert(index, dict[str, str])
     except (ValueError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is no index of safetensors: {error}") from None
+        raise UserError(f"{path} is no index of safetensors: {error}") from None
     outside = [
         file for file in index.values() if pathlib.PurePath(file).name != file or "\0" in file
     ]
     if outside:
-        raise ValueError(f"{path} names {outside[0]!r}; files of its own directory were expected")
+        raise UserError(f"{path} names {outside[0]!r}; files of its own directory were expected")
     missing = [file for file in sorted(set(index.values())) if not (directory / file).is_file()]
     if missing:
-        raise ValueError(f"{path} names {missing[0]}, which is missing")
+        raise UserError(f"{path} names {missing[0]}, which is missing")
     return index
 
 
@@ -242,24 +243,24 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name} occurs twice")
+            raise UserError(f"{name} occurs twice")
         found[name] = value
     return found
 
 
 def _files(directory: pathlib.Path) -> list[str]:
     if not directory.is_dir():
-        raise ValueError(f"--from={directory}: there is no such directory")
+        raise UserError(f"--from={directory}: there is no such directory")
     files = sorted(path.name for path in directory.glob(f"*{SUFFIX}"))
     if files:
         return files
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
     if pickles:
-        raise ValueError(
+        raise UserError(
             f"{directory / pickles[0]} is a pickle, which may run code when it is read. Convert it "
             f"to safetensors: {_CONVERSION}"
         )
-    raise ValueError(f"{directory} has no {SUFFIX} files; the weights were expected there")
+    raise UserError(f"{directory} has no {SUFFIX} files; the weights were expected there")
 
 
 def _tensors_in(path: pathlib.Path) -> list[Published]:
@@ -283,22 +284,22 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
     """Returns the header of a file, and where its data begins.
 
     Raises:
-      ValueError: a name occurs twice, which the safetensors package accepts, or the file is cut.
+      UserError: a name occurs twice, which the safetensors package accepts, or the file is cut.
     """
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > path.stat().st_size:
-                raise ValueError("it is cut off")
+                raise UserError("it is cut off")
             return json.loads(file.read(size), object_pairs_hook=_unique), 8 + size
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def _opened(path: pathlib.Path) -> safetensors.safe_open:
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or cut off: {error}") from None
+        raise UserError(f"{path} is damaged or cut off: {error}") from None

@@ -54,7 +54,7 @@ class PublishedStart:
           say: shows a line to the user.
 
         Raises:
-          ValueError: files are missing, damaged, or do not fit the config.
+          UserError: files are missing, damaged, or do not fit the config.
         """
         self._model = PublishedModel.open(directory, params)
         self._directory, self._say = os.fspath(directory), say
@@ -79,7 +79,7 @@ class PublishedStart:
           abstract_state: the state of its runtime. Each process reads what its devices hold.
 
         Raises:
-          ValueError: a file cannot be read.
+          UserError: a file cannot be read.
         """
         specs = self._model.placement.specs
         self._say(f"Starting from the published model in {self._directory}")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.reports.listing import REPLICATED
 
 # Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
@@ -42,7 +43,7 @@ def describe(mesh: str, devices: int, tensors: Sequence[ShardedTensor]) -> dict[
         cannot be drawn, the reason as text.
 
     Raises:
-      ValueError: names the mesh if it does not have this number of devices.
+      UserError: names the mesh if it does not have this number of devices.
     """
     axes = parse_mesh(mesh, devices)
     sizes = dict(axes)
@@ -58,7 +59,7 @@ def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
     axes = [(name.strip(), int(size)) for name, _, size in pairs if size.strip().isdigit()]
     if not axes or len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
         if mesh.strip():
-            raise ValueError(
+            raise UserError(
                 f"mesh {mesh!r} does not have {devices} devices; "
                 "expected axes and sizes such as data=4,model=2"
             )
@@ -74,7 +75,7 @@ def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
       axes: size of each mesh axis.
 
     Raises:
-      ValueError: if the text is in neither notation or names an unknown axis.
+      UserError: if the text is in neither notation or names an unknown axis.
     """
     if text.strip() in _REPLICATED:
         return {}
@@ -83,7 +84,7 @@ def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
     found = {letter: names.split(" and ") for letter, names in _OVER.findall(text)}
     unknown = [name for names in found.values() for name in names if name not in axes]
     if not found or unknown:
-        raise ValueError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
+        raise UserError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
     return found
 
 
@@ -104,11 +105,11 @@ def _parse_arrows(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
         if axis == "none":
             continue
         if axis not in axes:
-            raise ValueError(f"split {text!r} names axis {axis!r}; the axes are {', '.join(axes)}")
+            raise UserError(f"split {text!r} names axis {axis!r}; the axes are {', '.join(axes)}")
         for name in current:
             found[name].append(axis)
     if waiting:
-        raise ValueError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
+        raise UserError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
     return found
 
 

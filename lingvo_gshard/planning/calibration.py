@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.kinds import KINDS, kind_of
 from lingvo_gshard.planning.machines import chips
@@ -82,14 +83,14 @@ def load(path: str | pathlib.Path) -> Calibration:
     """Returns the calibration of a file.
 
     Raises:
-      ValueError: names --calibration and the reason if the file is missing or is none.
+      UserError: names --calibration and the reason if the file is missing or is none.
     """
     try:
         return json_text.decode(pathlib.Path(path).read_bytes(), Calibration)
     except OSError as error:
-        raise ValueError(f"{FLAG}={path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{FLAG}={path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={path}: not a calibration: {error}. gshard-train --profile_steps --plan "
             "writes one"
         ) from error
@@ -99,7 +100,7 @@ def check_chip(calibration: Calibration, path: str, topology: Topology) -> None:
     """Raises ValueError if a calibration was measured on another chip than the topology's."""
     if calibration.chip != topology.chip.key:
         measured = chips.CHIPS[calibration.chip].name if calibration.chip in chips.CHIPS else "?"
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={path}: measured on {calibration.chip} ({measured}), but "
             f"--topology={topology.name} has {topology.chip.key} ({topology.chip.name}). Ratios "
             "hold for one chip only"

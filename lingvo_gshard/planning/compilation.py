@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling import settings
 from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
@@ -37,7 +38,7 @@ _LARGEST_CHIPS = ("v5p", "tpu7x")
 _PATIENCE_SECONDS = 10.0
 
 
-class TooLargeError(ValueError):
+class TooLargeError(UserError):
     """A program needs far more memory than a device has, so that there is no plan of it."""
 
 
@@ -59,7 +60,7 @@ def compile_for(
       options: options of the compiler besides those of the topology.
 
     Raises:
-      ValueError: if the mesh and the topology differ in the number of devices, if the compiler
+      UserError: if the mesh and the topology differ in the number of devices, if the compiler
         rejects the program, or if the program fits no chip.
     """
     check_mesh(program.mesh, topology)
@@ -87,7 +88,7 @@ def _compile_anew(
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
-        raise ValueError(
+        raise UserError(
             f"--topology={topology.name}: its compiler rejects {program.name}: {message}"
         )
     return _compile_for_larger(program, topology, message, started, progress)
@@ -144,17 +145,17 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
     """Checks that a mesh fits a topology: its number of devices, and its axes over slices.
 
     Raises:
-      ValueError: if the numbers of devices differ, slices do not divide the leading axes, or the
+      UserError: if the numbers of devices differ, slices do not divide the leading axes, or the
         mesh has its own device order over several slices; names --mesh and --topology.
     """
     if mesh.size != topology.devices:
-        raise ValueError(
+        raise UserError(
             f"--mesh={mesh} has {mesh.size:,} devices, but --topology={topology.name} has "
             f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
             f"data={topology.devices}"
         )
     if topology.slices > 1 and mesh.device_order != "contiguous":
-        raise ValueError(
+        raise UserError(
             f"--device_order={mesh.device_order}: --topology={topology.name} has "
             f"{topology.slices} slices, whose devices keep their order; expected contiguous"
         )

@@ -59,7 +59,7 @@ def plan_experiment(
     """Returns the plan of an experiment's training step on a topology.
 
     Raises:
-      ValueError: if the mesh does not have as many devices as the topology, an override matches no
+      UserError: if the mesh does not have as many devices as the topology, an override matches no
         layer, the calibration is for another chip, the loads are of another model, the compiler is
         missing, or the compiler rejects the program.
     """
@@ -102,7 +102,7 @@ def planned_partitioning(
     """Returns the mesh and strategy that an experiment is planned with.
 
     Raises:
-      ValueError: if the mesh does not have as many devices as the topology.
+      UserError: if the mesh does not have as many devices as the topology.
     """
     mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
     mesh = mesh or Mesh((("data", topology.devices),), options.device_order)

@@ -13,6 +13,7 @@ import math
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
@@ -77,7 +78,7 @@ def plan_generation(
       progress: called with each stage as it begins.
 
     Raises:
-      ValueError: the task decodes no text of its own, the batch or the prompt does not fit, or a
+      UserError: the task decodes no text of its own, the batch or the prompt does not fit, or a
         training step could not be planned either.
     """
     partitioning = planned_partitioning(experiment, topology, options)
@@ -143,14 +144,14 @@ class _Programs:
         """Prepares to lower.
 
         Raises:
-          ValueError: the task decodes no text of its own, or the batch or the prompt does not fit.
+          UserError: the task decodes no text of its own, or the batch or the prompt does not fit.
         """
         task = make_trainer(experiment).task
         # The ids before and after a text are data; no tokenizer is needed to plan.
         facts = facts_of(task, experiment.input)
         assert isinstance(task, TokenTask)
         if facts.has_source:
-            raise ValueError(
+            raise UserError(
                 f"--generate plans language models, and {type(task).__name__}, the task of "
                 f"{experiment.name}, translates a source"
             )
@@ -227,11 +228,11 @@ class _Programs:
 def _checked_prompt(generation: GenerationOptions, length: int, parts: int) -> int:
     """Returns the positions of a prompt. Raises ValueError if the options are impossible."""
     if generation.batch > 1 and generation.batch % parts:
-        raise ValueError(
+        raise UserError(
             f"--batch={generation.batch}: the mesh decodes {parts} batches at once; expected 1 or "
             f"a multiple of {parts}"
         )
     prompt = generation.prompt or max(length // 2, 1)
     if prompt > length:
-        raise ValueError(f"--prompt={prompt:,} is more than the {length:,} positions of a text")
+        raise UserError(f"--prompt={prompt:,} is more than the {length:,} positions of a text")
     return prompt

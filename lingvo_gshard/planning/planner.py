@@ -65,7 +65,7 @@ def plan(
       progress: called with each stage as it begins.
 
     Raises:
-      ValueError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
+      UserError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
         function.
     """
     machine = topologies_lib.get(topology)
@@ -103,7 +103,7 @@ def plan_step(
       calibration: corrects the estimates; None keeps those of published efficiencies.
 
     Raises:
-      ValueError: if the mesh does not fit the topology or the compiler rejects the program.
+      UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     compilation.check_mesh(partitioning.mesh, topology)
     progress("tracing and lowering")
@@ -134,7 +134,7 @@ def plan_program(
       options: options of the compiler besides those of the topology.
 
     Raises:
-      ValueError: if the mesh does not fit the topology or the compiler rejects the program.
+      UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
     compiled = compilation.compile_for(program, topology, progress, options)

@@ -85,7 +85,7 @@ def time_operations(
     """Returns the time of each operation, in order.
 
     Raises:
-      ValueError: if the mesh has another number of devices than the topology.
+      UserError: if the mesh has another number of devices than the topology.
     """
     mesh.check_devices(topology.devices)
     return [_timed(operation, topology, mesh) for operation in operations]

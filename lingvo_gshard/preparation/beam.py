@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.preparation.job import Job, Task
 from lingvo_gshard.preparation.pool import Report
 
@@ -35,12 +36,12 @@ class BeamPool:
           options: Beam's pipeline options, such as "--runner=FlinkRunner".
 
         Raises:
-          ValueError: Apache Beam is not installed.
+          UserError: Apache Beam is not installed.
         """
         try:
             import apache_beam  # noqa: F401
         except ImportError:
-            raise ValueError(
+            raise UserError(
                 "--beam needs the package apache-beam: pip install 'lingvo_gshard[beam]' in an "
                 "environment of its own"
             ) from None
@@ -61,7 +62,7 @@ class BeamPool:
           report: is told of progress.
 
         Raises:
-          ValueError: a task refuses its input.
+          UserError: a task refuses its input.
         """
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -80,7 +81,7 @@ class BeamPool:
             record = work.record(task.name, kind)
             if record is None:
                 mistake = work.record(_MISTAKE.format(task.name), _Mistake)
-                raise ValueError(mistake.text if mistake else f"{task.name} has left no record")
+                raise UserError(mistake.text if mistake else f"{task.name} has left no record")
             report(0, task.rows)
             yield task, record
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.sources.moses import UNEQUAL
 from lingvo_gshard.preparation.inputs import parts
 from lingvo_gshard.preparation.inputs.part import Part
@@ -53,7 +54,7 @@ class Inspector:
                 equal.append(entry)
                 continue
             if not self._skips:
-                raise ValueError(f"{problem}. {_SKIP} leave out both files, counted.")
+                raise UserError(f"{problem}. {_SKIP} leave out both files, counted.")
             count = max(surveys[path].lines for path in entry.paths)
             self._tally.count_read(entry.language, count)
             self._tally.leave_out(UNEQUAL, entry.language, Example(number, 0, problem), count)
@@ -93,7 +94,7 @@ class Inspector:
             if rows[number]:
                 continue
             if not self._skips:
-                raise ValueError(
+                raise UserError(
                     f"--source={source.path} has no rows: its files are empty. {_SKIP} go on "
                     "without it."
                 )
@@ -104,12 +105,12 @@ class Inspector:
         groups = [group for bucket in buckets for group in bucket.groups]
         if not any(group.split == "train" for group in groups):
             read = sum(self._tally.read.values())
-            raise ValueError(f"No training row is left of {read:,}: {self._reasons()}")
+            raise UserError(f"No training row is left of {read:,}: {self._reasons()}")
         gone = sorted(self._tally.read.keys() - {group.language for group in groups} - {""})
         if gone and not self._skips:
             language = gone[0]
             more = f", and {len(gone) - 1} more such languages" if len(gone) > 1 else ""
-            raise ValueError(
+            raise UserError(
                 f"No row of the language {language} is left of "
                 f"{self._tally.read[language]:,}{more}: {self._reasons(language)}. {_SKIP} go on "
                 "without."
@@ -121,7 +122,7 @@ class Inspector:
     def _refuse_changed(self, surveys: dict[str, Survey]) -> None:
         for path, survey in surveys.items():
             if survey.has_changed():
-                raise ValueError(
+                raise UserError(
                     f"{path}: {CHANGED}. Remove {self._job.work.root} and start again once it no "
                     f"longer changes. {_SKIP} leave out the file, counted."
                 )

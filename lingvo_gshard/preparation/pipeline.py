@@ -14,6 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.observer import Observer, SilentObserver
@@ -90,25 +91,25 @@ def prepare(
       The manifest.
 
     Raises:
-      ValueError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
+      UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
         wrong; the directory holds data or work of other settings.
     """
     options = options or PrepareOptions()
     parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
     if not parsed:
-        raise ValueError("--source is missing: name at least one file to prepare")
+        raise UserError("--source is missing: name at least one file to prepare")
     contents = {source.content: source.path for source in parsed}
     if len(contents) > 1:
         text, pairs = contents[manifests.TEXT], contents[manifests.PAIRS]
-        raise ValueError(
+        raise UserError(
             f"--source={text} is text and --source={pairs} sentence pairs; prepare them one by one"
         )
     if options.on_bad_row not in ON_BAD_ROW:
         hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
-        raise ValueError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
+        raise UserError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
-        raise ValueError(
+        raise UserError(
             f"--output={output} is in a bucket: --work must name a local directory for unfinished "
             "work"
         )

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.preparation.job import Job, Task
 
 _SECONDS_BETWEEN_REPORTS = 0.25
@@ -51,7 +52,7 @@ class Pool:
           report: is told of progress.
 
         Raises:
-          ValueError: a task refuses its input, or a worker was killed.
+          UserError: a task refuses its input, or a worker was killed.
         """
         del kind
         if not self._workers:
@@ -134,9 +135,9 @@ class _Worker:
             message = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
-            raise ValueError(_death(self._process.exitcode, task)) from None
+            raise UserError(_death(self._process.exitcode, task)) from None
         if message[0] == "mistake":
-            raise ValueError(message[1])
+            raise UserError(message[1])
         if message[0] == "bug":
             raise RuntimeError(f"A worker failed in {task.name}:\n{message[1]}")
         return message

@@ -12,6 +12,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, json_text
 
 _SETTINGS = "settings.json"
@@ -43,7 +44,7 @@ class WorkDirectory:
         try:
             return json_text.decode(content, kind)
         except msgspec.DecodeError as error:
-            raise ValueError(
+            raise UserError(
                 f"{self._record_file(task)}: damaged: {error}. Remove {self.root}, so that the "
                 "preparation starts anew"
             ) from None
@@ -80,14 +81,14 @@ class WorkDirectory:
         """Makes the directory and keeps other processes from working in it.
 
         Raises:
-          ValueError: another process works in it.
+          UserError: another process works in it.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / "lock", "wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ValueError(
+                raise UserError(
                     f"{self.root}: another process prepares data in this directory; wait for it, "
                     "or name another one by --output"
                 ) from None
@@ -97,7 +98,7 @@ class WorkDirectory:
         """Keeps the settings of new work, and refuses to go on with work of other settings.
 
         Raises:
-          ValueError: a setting differs; the message names it.
+          UserError: a setting differs; the message names it.
         """
         path = self.root / _SETTINGS
         if path.exists():
@@ -123,7 +124,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
     """Raises ValueError that names a setting in which work or data of a directory differs."""
     for name in sorted(settings.keys() | found.keys()):
         if settings.get(name) != found.get(name):
-            raise ValueError(
+            raise UserError(
                 f"{where} holds work of other settings: {name} was {found.get(name)!r}, and is now "
                 f"{settings.get(name)!r}. Go on with the settings as they were, name another "
                 "directory by --output, or remove this one"

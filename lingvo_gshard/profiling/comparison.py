@@ -6,6 +6,7 @@ import collections
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.calibration import Calibration, KindRatio
 from lingvo_gshard.planning.kinds import KINDS
 from lingvo_gshard.planning.machines import topologies
@@ -61,16 +62,16 @@ def load_plan(path: str, name: str) -> Plan:
       name: the experiment that is trained.
 
     Raises:
-      ValueError: names --plan if the file cannot be read, or has a plan of something else.
+      UserError: names --plan if the file cannot be read, or has a plan of something else.
     """
     try:
         plan = file.load(path)
     except ValueError as error:
-        raise ValueError(f"{FLAG}={error}") from error
+        raise UserError(f"{FLAG}={error}") from error
     if plan.name != name:
-        raise ValueError(f"{FLAG}={path}: a plan of {plan.name}, but this run trains {name}")
+        raise UserError(f"{FLAG}={path}: a plan of {plan.name}, but this run trains {name}")
     if not plan.kinds:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={path}: the plan does not tell kinds of work apart. Plan again with this "
             "version"
         )
@@ -88,16 +89,16 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
       chip: key of the run's chip; "" if it is unknown, which is not checked.
 
     Raises:
-      ValueError: names --plan and what differs.
+      UserError: names --plan and what differs.
     """
     planned = topologies.get(plan.topology).chip
     if chip and chip != planned.key:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={path}: a plan for {plan.topology} ({planned.name}), but this run's devices "
             f"are of the kind {chip}"
         )
     if plan.devices != devices or (devices > 1 and plan.mesh != mesh):
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={path}: a plan for mesh {plan.mesh} of {plan.devices:,} devices, but this run "
             f"has mesh {mesh} of {devices:,}. Plan again with gshard-plan --mesh={mesh}"
         )

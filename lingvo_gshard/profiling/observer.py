@@ -227,7 +227,7 @@ def write_profile(
       plan: a plan of the step to compare with.
 
     Raises:
-      ValueError: the trace has no operations.
+      UserError: the trace has no operations.
       OSError: a file cannot be written.
     """
     assert recorder.recorded is not None

@@ -10,6 +10,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.kinds import KINDS
 
@@ -208,11 +209,11 @@ def load(path: pathlib.Path) -> Profile:
     """Returns the profile of a file.
 
     Raises:
-      ValueError: names the file if it cannot be read or is no profile.
+      UserError: names the file if it cannot be read or is no profile.
     """
     try:
         return json_text.decode(path.read_bytes(), Profile)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: not a profile: {error}") from error
+        raise UserError(f"{path}: not a profile: {error}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from lingvo_gshard.core.errors import UserError
+
 FLAG = "--profile_steps"
 
 
@@ -34,16 +36,16 @@ def parse(text: str) -> StepRange:
     """Returns the steps of a text such as `20:23`, or `20` for one step.
 
     Raises:
-      ValueError: names --profile_steps if the text is something else.
+      UserError: names --profile_steps if the text is something else.
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if not match:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={text}: expected the first and the last step to profile, such as 20:23"
         )
     steps = StepRange(int(match[1]), int(match[2] or match[1]))
     if not 1 <= steps.first <= steps.last:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={text}: steps are numbered from 1, and the first one comes first, such as "
             f"{max(1, min(steps))}:{max(1, *steps)}"
         )
@@ -53,7 +55,7 @@ def parse(text: str) -> StepRange:
 def check_within(steps: StepRange, total: int) -> None:
     """Raises ValueError if a run of `total` steps ends before the steps to profile do."""
     if steps.last > total:
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={steps}: the run ends with step {total:,}. Profile earlier steps, or train "
             "longer with --steps"
         )
@@ -63,7 +65,7 @@ def check_not_taken(steps: StepRange, next_step: int) -> None:
     """Raises ValueError if a resumed run has taken the steps to profile already."""
     if steps.first < next_step:
         example = StepRange(next_step + 1, next_step + steps.count)
-        raise ValueError(
+        raise UserError(
             f"{FLAG}={steps}: the run resumes with step {next_step:,}. Profile later steps, such "
             f"as {example}"
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.planning.kinds import OPTIMIZER
 from lingvo_gshard.profiling import findings
@@ -87,10 +88,10 @@ class Summary:
         """Divides the time of each device among its operations.
 
         Raises:
-          ValueError: the trace has no training steps, or no operations of devices.
+          UserError: the trace has no training steps, or no operations of devices.
         """
         if not any(trace.devices.values()):
-            raise ValueError("the trace has no operations of devices")
+            raise UserError("the trace has no operations of devices")
         self._facts = facts
         keys, self.program = _step_program(trace, facts)
         self._waits = [(span.start, span.end) for span in trace.spans(INPUT)]

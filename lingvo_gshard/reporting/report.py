@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.layers.weight_groups import layer_of
 from lingvo_gshard.reporting.run import RunReport, read_run
@@ -70,18 +71,18 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
       logdirs: directories of runs; a run may still be training.
 
     Raises:
-      ValueError: names --logdir: a directory holds no run or one without metrics, is named twice,
+      UserError: names --logdir: a directory holds no run or one without metrics, is named twice,
         or there are too many.
     """
     given = [os.fspath(logdir) for logdir in logdirs]
     if not given:
-        raise ValueError("--logdir is missing: the directory that gshard-train wrote")
+        raise UserError("--logdir is missing: the directory that gshard-train wrote")
     if len(given) > MOST_RUNS:
-        raise ValueError(f"--logdir names {len(given)} runs; {MOST_RUNS} at most can be compared")
+        raise UserError(f"--logdir names {len(given)} runs; {MOST_RUNS} at most can be compared")
     places = [logdir if is_bucket(logdir) else os.path.realpath(logdir) for logdir in given]
     for place, logdir in zip(places, given, strict=True):
         if places.count(place) > 1:
-            raise ValueError(f"--logdir={logdir} is named twice")
+            raise UserError(f"--logdir={logdir} is named twice")
     points = max(_POINTS // len(given), _FEWEST)
     layer_points = _LAYER_POINTS // len(given)
     runs = [

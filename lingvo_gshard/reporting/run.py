@@ -8,6 +8,7 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, paths
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.pages import splits
@@ -88,7 +89,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
       layer_points: number of points of all curves of layers together.
 
     Raises:
-      ValueError: names --logdir if the directory holds no run, or a run without metrics.
+      UserError: names --logdir if the directory holds no run, or a run without metrics.
     """
     given = os.fspath(logdir)
     check_run(given)
@@ -98,7 +99,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     params = found.params_as_text()
     experiment = params.get("name", "").strip("'\"")
     if history is None:
-        raise ValueError(
+        raise UserError(
             f"--logdir={given}: the run of {experiment or 'an experiment'} has no metrics yet: "
             f"{METRICS_FILE} has no row"
         )
@@ -130,22 +131,22 @@ def check_run(logdir: str) -> None:
     path = paths.path_of(logdir)
     advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
     if not is_bucket(logdir) and path.exists() and not path.is_dir():
-        raise ValueError(f"--logdir={logdir} is a file; the directory of a run was expected")
+        raise UserError(f"--logdir={logdir} is a file; the directory of a run was expected")
     if not found.exists():
         near = names.nearest(path.name, _runs_in(path.parent))
         hint = f"{near} " if near.startswith("Did") else ""
-        raise ValueError(f"--logdir={logdir}: there is no such directory. {hint}{advice}")
+        raise UserError(f"--logdir={logdir}: there is no such directory. {hint}{advice}")
     if found.has_params() or found.has_checkpoints():
         return
     inside = _runs_in(path)
     if inside:
         shown = ", ".join(str(path / name) for name in inside[:_MOST_NAMED])
         more = " and others" if len(inside) > _MOST_NAMED else ""
-        raise ValueError(
+        raise UserError(
             f"--logdir={logdir}: it is no run, but a directory with runs: {shown}{more}. Name one "
             "or several of them"
         )
-    raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+    raise UserError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
 
 
 def _runs_in(directory: pathlib.Path) -> list[str]:

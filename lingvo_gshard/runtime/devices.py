@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime import standard_error
 
@@ -38,11 +39,11 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
       processes: number of processes.
 
     Raises:
-      ValueError: names --mesh if jax has started with fewer devices, or if the processes of a
+      UserError: names --mesh if jax has started with fewer devices, or if the processes of a
         cluster have another number of devices.
     """
     if count is not None and count % processes:
-        raise ValueError(
+        raise UserError(
             f"--mesh needs {count} devices, which {processes} processes cannot share evenly; "
             f"expected a multiple of {processes}"
         )
@@ -57,7 +58,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
     if len(devices) < count and processes == 1:
         devices = jax.devices("cpu")
     if len(devices) < count or (processes > 1 and len(devices) != count):
-        raise ValueError(
+        raise UserError(
             f"--mesh needs {count} devices, but there are {len(devices)} ({devices[0].device_kind})"
             + (f" in {processes} processes" if processes > 1 else "")
         )
@@ -88,7 +89,7 @@ def _leave_accelerators_to_jax() -> None:
 def _make_virtual(count: int, total: int) -> None:
     """Sets the number of CPU devices, unless jax has started. `total`: that of all processes."""
     if count > _MOST_VIRTUAL:
-        raise ValueError(
+        raise UserError(
             f"--mesh needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
             "ones. gshard-plan knows what a step takes on machines that are not here"
         )

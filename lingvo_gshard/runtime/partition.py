@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -110,7 +111,7 @@ class Partitioned:
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
         """Returns the flat inputs, and the indices of those that are donated."""
         if self._layouts and len(self._layouts) != len(arguments):
-            raise ValueError(
+            raise UserError(
                 f"layouts: {self._name} has {len(arguments)} arguments, but there are "
                 f"{len(self._layouts)} layouts. Use None for an argument without one"
             )
@@ -134,7 +135,7 @@ class Partitioned:
         try:
             return _flatten_like(argument, layout)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"layouts: {layout!r} does not have the structure of argument[{position}] of "
                 f"{self._name}"
             ) from None
@@ -145,7 +146,7 @@ class Partitioned:
         kind, _, letters = layout.rpartition(":") if isinstance(layout, str) else ("", "", layout)
         letters = letters.strip() if isinstance(letters, str) else letters
         if len(letters) != len(shape):
-            raise ValueError(
+            raise UserError(
                 f"layouts: {layout!r} has {len(letters)} dimensions, but {path} of {self._name} "
                 f"has shape {shape}"
             )
@@ -184,7 +185,7 @@ def partition(
       devices: as many as the mesh needs by default, virtual CPU devices if there are too few.
 
     Raises:
-      ValueError: an axis, letter or strategy is unknown, or the devices do not fill the mesh. Calls
+      UserError: an axis, letter or strategy is unknown, or the devices do not fill the mesh. Calls
         raise it for layouts that do not fit the arguments.
     """
     partitioning = Partitioning.make(mesh, strategy, overrides)

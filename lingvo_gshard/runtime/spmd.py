@@ -97,7 +97,7 @@ class SpmdRuntime:
           options: the defaults of SpmdOptions if None.
 
         Raises:
-          ValueError: the devices do not fill the mesh, or too much is replicated.
+          UserError: the devices do not fill the mesh, or too much is replicated.
         """
         options = options or SpmdOptions()
         self._trainer = trainer

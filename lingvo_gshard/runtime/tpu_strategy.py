@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
@@ -53,10 +54,10 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
           max_replicated_megabytes: as in SpmdOptions.
 
         Raises:
-          ValueError: the strategy has several replicas, or too much is replicated.
+          UserError: the strategy has several replicas, or too much is replicated.
         """
         if strategy.num_replicas_in_sync != 1:
-            raise ValueError(
+            raise UserError(
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
@@ -186,7 +187,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
       A strategy of one replica over all cores, and the number of cores.
 
     Raises:
-      ValueError: names --tpu if there is no TPU, or no answer in time.
+      UserError: names --tpu if there is no TPU, or no answer in time.
     """
     _check_reachable(tpu)
     jax.config.update("jax_platforms", "cpu")
@@ -205,10 +206,10 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     thread.start()
     thread.join(wait_seconds)
     if not found:
-        raise ValueError(f"--tpu={tpu}: no answer within {wait_seconds:.0f} seconds")
+        raise UserError(f"--tpu={tpu}: no answer within {wait_seconds:.0f} seconds")
     if isinstance(found[0], Exception):
         reason = " ".join(str(found[0]).split())[:300]
-        raise ValueError(
+        raise UserError(
             f"--tpu={tpu}: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
             "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); --runtime=spmd needs neither"
         )
@@ -222,12 +223,12 @@ def _check_reachable(tpu: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"--tpu={tpu}: expected grpc://address:port, such as grpc://10.0.0.2:8470")
+        raise UserError(f"--tpu={tpu}: expected grpc://address:port, such as grpc://10.0.0.2:8470")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"--tpu={tpu}: {host}:{port} cannot be reached: {reason}") from None
+        raise UserError(f"--tpu={tpu}: {host}:{port} cannot be reached: {reason}") from None
 
 
 def one_replica(

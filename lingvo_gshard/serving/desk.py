@@ -71,7 +71,7 @@ class Desk:
 
         Raises:
           RequestError: there is no room now, or not even in an empty queue.
-          ValueError: a request does not fit the model.
+          UserError: a request does not fit the model.
         """
         counts = [request.options.texts for request in requests]
         if sum(counts) > self._capacity:

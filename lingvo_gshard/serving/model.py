@@ -44,7 +44,7 @@ class ServedModel:
         """Returns the newest checkpoint of a run, loaded now.
 
         Raises:
-          ValueError: the run's task decodes nothing, or no checkpoint can be read.
+          UserError: the run's task decodes nothing, or no checkpoint can be read.
         """
         decoder, name = run.decoder, run.params.name
         engine, input_ = decoder.engine, decoder.input

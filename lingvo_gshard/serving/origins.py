@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Send
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.serving.errors import RequestError
 
 ANY = "*"
@@ -52,18 +53,18 @@ class Origins:
           sites: origins of pages that may use it.
 
         Raises:
-          ValueError: a name or an origin is none.
+          UserError: a name or an origin is none.
         """
         for name in hosts:
             if name != ANY and not (_HOST.fullmatch(name) and ":" not in name):
-                raise ValueError(
+                raise UserError(
                     f"--allow_host={name}: a name without a port was expected, such as "
                     "models.example.com"
                 )
         for site in sites:
             found = urllib.parse.urlsplit(site)
             if site != ANY and site != f"{found.scheme}://{found.netloc}":
-                raise ValueError(
+                raise UserError(
                     f"--allow_origin={site}: a scheme and a host without a path were expected, "
                     "such as https://app.example.com"
                 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.serving.acceptor import Acceptor, most_connections
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.connection import Connection, ConnectionLimits
@@ -40,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
         opened.bind((host, port))
     except OSError as error:
         opened.close()
-        raise ValueError(
+        raise UserError(
             f"--host={host} --port={port}: cannot listen there: {error.strerror or error}"
         ) from None
     return opened

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
@@ -27,7 +28,7 @@ def psum(part: tf.Tensor, axes: Axes) -> tf.Tensor:
     """Returns the sum of the shards of all devices along `axes`, by one all-reduce.
 
     Raises:
-      ValueError: The mesh lacks one of the axes.
+      UserError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -46,7 +47,7 @@ def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
       dimension: The dimension to slice.
 
     Raises:
-      ValueError: The mesh lacks an axis, or the dimension does not divide by the devices.
+      UserError: The mesh lacks an axis, or the dimension does not divide by the devices.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -65,7 +66,7 @@ def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
       dimension: The dimension to concatenate.
 
     Raises:
-      ValueError: The mesh lacks one of the axes.
+      UserError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -89,14 +90,14 @@ def all_to_all(
       The slices that this device receives, in the order of the devices.
 
     Raises:
-      ValueError: The mesh lacks an axis, `split_dimension` does not divide by the devices, or both
+      UserError: The mesh lacks an axis, `split_dimension` does not divide by the devices, or both
         dimensions are the same.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
     if (split_dimension - concat_dimension) % part.shape.rank == 0:
-        raise ValueError(f"all_to_all: both dimensions are {split_dimension}")
+        raise UserError(f"all_to_all: both dimensions are {split_dimension}")
     _check_divides(part, split_dimension, axes, mesh)
     full = _to_full(part, axes, _over(axes, concat_dimension, part), mesh)
     return _from_full(full, axes, _over(axes, split_dimension, part), mesh)
@@ -111,7 +112,7 @@ def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
       shift: Distance along the ring.
 
     Raises:
-      ValueError: The mesh lacks the axis.
+      UserError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None or not shift % mesh.axis_size(axis):
@@ -139,7 +140,7 @@ def axis_index(axis: str) -> tf.Tensor:
     """Returns this device's index along a mesh axis, an int32 scalar; 0 on one device.
 
     Raises:
-      ValueError: The mesh lacks the axis.
+      UserError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None:
@@ -204,7 +205,7 @@ def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:
     if part.shape[dimension] % mesh.parts(axes):
-        raise ValueError(
+        raise UserError(
             f"Dimension {dimension} of a shard {part.shape} does not divide by the "
             f"{mesh.parts(axes)} devices along {', '.join(axes)} of --mesh={mesh}"
         )

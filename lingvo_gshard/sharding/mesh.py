@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 DEVICE_ORDERS = ("contiguous", "topology")
 
@@ -30,7 +31,7 @@ class Mesh:
         a ring or torus of the interconnect, if it is known (TPU).
 
     Raises:
-      ValueError: A name is repeated or not an identifier, a size is not positive, or the device
+      UserError: A name is repeated or not an identifier, a size is not positive, or the device
         order is unknown. The message names --mesh.
     """
 
@@ -40,15 +41,15 @@ class Mesh:
     def __post_init__(self):
         for name, size in self.axes:
             if not name.isidentifier() or name == NO_AXES:
-                raise ValueError(f"--mesh={self}: {name!r} cannot name an axis; {_EXPECTED}")
+                raise UserError(f"--mesh={self}: {name!r} cannot name an axis; {_EXPECTED}")
             if self.names.count(name) > 1:
-                raise ValueError(f"--mesh={self}: axis {name!r} is repeated")
+                raise UserError(f"--mesh={self}: axis {name!r} is repeated")
             if size < 1:
-                raise ValueError(f"--mesh={self}: axis {name!r} has size {size}; {_EXPECTED}")
+                raise UserError(f"--mesh={self}: axis {name!r} has size {size}; {_EXPECTED}")
         if not self.axes:
-            raise ValueError(f"--mesh is empty; {_EXPECTED}")
+            raise UserError(f"--mesh is empty; {_EXPECTED}")
         if self.device_order not in DEVICE_ORDERS:
-            raise ValueError(
+            raise UserError(
                 f"Mesh {self}: unknown device order {self.device_order!r}. "
                 f"{names.nearest(self.device_order, DEVICE_ORDERS)}"
             )
@@ -58,13 +59,13 @@ class Mesh:
         """Returns the mesh that a text such as "data=4,model=2" describes.
 
         Raises:
-          ValueError: The text does not describe a mesh. The message names --mesh.
+          UserError: The text does not describe a mesh. The message names --mesh.
         """
         axes = []
         for part in text.split(",") if text.strip() else ():
             name, _, size = (piece.strip() for piece in part.partition("="))
             if not (name and size.isascii() and size.isdigit()):
-                raise ValueError(f"--mesh={text}: {part.strip()!r}; {_EXPECTED}")
+                raise UserError(f"--mesh={text}: {part.strip()!r}; {_EXPECTED}")
             axes.append((name, int(size)))
         return cls(tuple(axes), device_order)
 
@@ -95,10 +96,10 @@ class Mesh:
         """Returns the size of one axis.
 
         Raises:
-          ValueError: There is no such axis. The message names the nearest one.
+          UserError: There is no such axis. The message names the nearest one.
         """
         if name not in self.names:
-            raise ValueError(
+            raise UserError(
                 f"--mesh={self} has no axis {name!r}. {names.nearest(name, self.names)}"
             )
         return dict(self.axes)[name]
@@ -119,13 +120,13 @@ class Mesh:
           slices: number of TPU slices of equal size.
 
         Raises:
-          ValueError: The slices do not divide the leading axes. The message names --mesh.
+          UserError: The slices do not divide the leading axes. The message names --mesh.
         """
         left, parts = slices, []
         for size in self.shape:
             part = math.gcd(left, size)
             if part < min(left, size):
-                raise ValueError(
+                raise UserError(
                     f"--mesh={self}: the leading axes cannot be divided over {slices} slices; "
                     f"expected a first axis whose size is a multiple of {slices}, such as "
                     f"{self.names[0]}={slices}"
@@ -138,7 +139,7 @@ class Mesh:
         """Returns the number of parts of a dimension that is split over axes.
 
         Raises:
-          ValueError: There is no such axis. The message names the nearest one.
+          UserError: There is no such axis. The message names the nearest one.
         """
         return math.prod(self.axis_size(axis) for axis in axes)
 
@@ -146,11 +147,11 @@ class Mesh:
         """Checks the number of devices.
 
         Raises:
-          ValueError: The product of the axes is not `count`. The message names --mesh.
+          UserError: The product of the axes is not `count`. The message names --mesh.
         """
         if self.size != count:
             product = " x ".join(str(size) for size in self.shape)
-            raise ValueError(
+            raise UserError(
                 f"--mesh={self} needs {self.size} devices ({product}), but there are {count}"
             )
 
@@ -158,7 +159,7 @@ class Mesh:
         """Returns jax devices as an object array in the shape of the mesh, in `device_order`.
 
         Raises:
-          ValueError: The number of devices differs. The message names --mesh.
+          UserError: The number of devices differs. The message names --mesh.
         """
         self.check_devices(len(devices))
         if self.device_order == "topology":

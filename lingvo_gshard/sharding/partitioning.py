@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
@@ -54,7 +55,7 @@ class Partitioning:
           overrides: Pattern -> table, such as {"*.feed_forward": "weights: H->none"}.
 
         Raises:
-          ValueError: A mesh, strategy or table cannot be read. The message names the flag or the
+          UserError: A mesh, strategy or table cannot be read. The message names the flag or the
             pattern.
         """
         mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
@@ -62,7 +63,7 @@ class Partitioning:
         for pattern, text in (overrides or {}).items():
             where = f"{_OVERRIDES}[{pattern!r}]"
             if not isinstance(text, str) or "->" not in text:
-                raise ValueError(f"{where}={text}; expected a table of letters, as in H->model")
+                raise UserError(f"{where}={text}; expected a table of letters, as in H->model")
             tables.append((pattern, strategies.get(text, mesh, where)))
         return cls(mesh, strategies.get(strategy, mesh), tuple(tables))
 
@@ -97,7 +98,7 @@ class Partitioning:
           shape: Sizes of the dimensions, of weights and moments.
 
         Raises:
-          ValueError: A letter is unknown or repeated, or there is no such kind.
+          UserError: A letter is unknown or repeated, or there is no such kind.
         """
         check_layout(layout + reserved, None)
         rules = dict(self.strategy.table(kind))
@@ -156,12 +157,12 @@ class Partitioning:
           paths: Paths of all layers and weights.
 
         Raises:
-          ValueError: An override matches none. The message names it and the nearest path.
+          UserError: An override matches none. The message names it and the nearest path.
         """
         paths = list(paths)
         for pattern, _ in self.overrides:
             if not any(matches_path(pattern, path) for path in paths):
-                raise ValueError(
+                raise UserError(
                     f"{_OVERRIDES}: no layer or weight is named {pattern!r}. "
                     f"{names.nearest(pattern.removeprefix('task.'), paths)}"
                 )

@@ -22,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 
@@ -78,10 +79,10 @@ class Strategy:
           kind: "activations", "weights" or "moments".
 
         Raises:
-          ValueError: There is no such kind.
+          UserError: There is no such kind.
         """
         if kind not in KINDS:
-            raise ValueError(f"Unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}")
+            raise UserError(f"Unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}")
         return getattr(self, kind)
 
     @property
@@ -109,7 +110,7 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
       where: Flag or Params path that gives the text, for messages.
 
     Raises:
-      ValueError: A base strategy, letter, kind or axis is unknown.
+      UserError: A base strategy, letter, kind or axis is unknown.
     """
     given = f"{where}={text}"
     if "->" in text:
@@ -117,7 +118,7 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     bases = [name.strip() for name in text.split("_")]
     for base in bases:
         if base not in _bases:
-            raise ValueError(
+            raise UserError(
                 f"{given}: unknown strategy {base!r}. {names.nearest(base, _bases)} "
                 "Join several by '_', or write a table such as 'B,G->data; H->model'."
             )
@@ -152,14 +153,14 @@ def register(name: str, table: str) -> None:
       table: Text of a table, as described at the top of this module.
 
     Raises:
-      ValueError: The name is taken or has other characters, or the text is not a table.
+      UserError: The name is taken or has other characters, or the text is not a table.
     """
     if name in _bases:
-        raise ValueError(f"strategies.register: {name!r} is already a strategy")
+        raise UserError(f"strategies.register: {name!r} is already a strategy")
     if not name.isalnum():
-        raise ValueError(f"strategies.register: {name!r} is not made of letters and digits alone")
+        raise UserError(f"strategies.register: {name!r} is not made of letters and digits alone")
     if "->" not in table:
-        raise ValueError(f"strategies.register({name!r}): {table!r} has no rule such as H->model")
+        raise UserError(f"strategies.register({name!r}): {table!r} has no rule such as H->model")
     _bases[name] = table
 
 
@@ -188,11 +189,11 @@ def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:
         kind, colon, rules = section.partition(":")
         kind, rules = (kind.strip(), rules) if colon else ("", section)
         if colon and kind not in KINDS:
-            raise ValueError(
+            raise UserError(
                 f"{given}: unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}"
             )
         if kind in sections:
-            raise ValueError(f"{given}: two sections for {kind or 'all kinds'}")
+            raise UserError(f"{given}: two sections for {kind or 'all kinds'}")
         sections[kind] = _parse_rules(rules, mesh, given)
     common = sections.get("", {})
     activations, weights, moments = (sections.get(kind, {}) for kind in KINDS)
@@ -205,14 +206,14 @@ def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:
     for rule in filter(None, (rule.strip() for rule in rules.split(";"))):
         left, arrow, right = rule.partition("->")
         if not arrow or not right.strip():
-            raise ValueError(f"{given}: {rule!r}; expected letters->axes, as in B,G->data")
+            raise UserError(f"{given}: {rule!r}; expected letters->axes, as in B,G->data")
         axes = _parse_axes(right, mesh, given)
         for letter in (letter.strip() for letter in left.split(",")):
             if letter not in LETTERS and letter != ANY:
                 hint = names.nearest(letter, LETTERS)
-                raise ValueError(f"{given}: {letter!r} is not the letter of a dimension. {hint}")
+                raise UserError(f"{given}: {letter!r} is not the letter of a dimension. {hint}")
             if letter in table:
-                raise ValueError(f"{given}: two rules for letter {letter!r}")
+                raise UserError(f"{given}: two rules for letter {letter!r}")
             table[letter] = axes
     return table
 
@@ -232,12 +233,12 @@ def _parse_axes(right: str, mesh: Mesh, given: str) -> tuple[str, ...]:
         return ()
     unknown = [axis for axis in axes if axis not in mesh.names]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"{given} needs axis {' and '.join(map(repr, unknown))}, which --mesh={mesh} "
             f"lacks. {_hint(unknown[0], mesh, is_named='->' not in given)}"
         )
     if len(set(axes)) < len(axes):
-        raise ValueError(f"{given}: {right.strip()!r} names an axis more than once")
+        raise UserError(f"{given}: {right.strip()!r} names an axis more than once")
     return axes
 
 

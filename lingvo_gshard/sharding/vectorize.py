@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
@@ -36,7 +37,7 @@ def vectorize(
       The results, stacked along a new first dimension.
 
     Raises:
-      ValueError: pfor cannot vectorize one of the operations. The message names it.
+      UserError: pfor cannot vectorize one of the operations. The message names it.
     """
     count = stacks[0].shape[0]
     partitioning = current_partitioning()
@@ -96,7 +97,7 @@ def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
     rank = stack.shape.rank - 1
     split = partitioning and xla.split_of(operation.get_attr("sharding"), rank, partitioning.mesh)
     if split is None:
-        raise ValueError(
+        raise UserError(
             f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
             "of the mesh. That is not possible for all stages of a pipeline at once"
         )

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
@@ -77,7 +78,7 @@ class LanguageModelTask(TokenTask):
         p = self.p
         decoder = p.decoder
         if decoder.is_decoder or not decoder.is_causal:
-            raise ValueError(
+            raise UserError(
                 "task.decoder of a language model needs is_causal = True and is_decoder = False, "
                 f"not {decoder.is_causal} and {decoder.is_decoder}"
             )
@@ -93,7 +94,7 @@ class LanguageModelTask(TokenTask):
         """Creates the modules that predict tokens further ahead, like the decoder's last layer."""
         p = self.p
         if p.decoder.shared_relative_bias.buckets:
-            raise ValueError(
+            raise UserError(
                 f"task.future_tokens: {p.future_tokens} with task.decoder.shared_relative_bias; "
                 "0 was expected, or buckets of each layer"
             )

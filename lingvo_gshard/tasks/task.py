@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -114,14 +115,14 @@ class Task(Layer):
           sizes: name of a vocabulary -> number of its ids, as the input gives them.
 
         Raises:
-          ValueError: the input has no vocabulary that the task needs.
+          UserError: the input has no vocabulary that the task needs.
         """
         params = params.copy()
         for name, vocabulary in cls.VOCABULARIES.items():
             if params.get(name):
                 continue
             if vocabulary not in sizes:
-                raise ValueError(
+                raise UserError(
                     f"task.{name} is 0 and the input has no vocabulary {vocabulary!r} to take it "
                     f"from (it has {', '.join(sizes) or 'none'}); set task.{name}"
                 )
@@ -218,9 +219,9 @@ class Task(Layer):
           **options: those that EVALUATION_OPTIONS names.
 
         Raises:
-          ValueError: the split is empty, or an option is wrong.
+          UserError: the split is empty, or an option is wrong.
         """
         if options:
-            raise ValueError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
+            raise UserError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
         del show_progress
         return MeanMetrics.measure(runtime, input_.evaluation_batches(split))

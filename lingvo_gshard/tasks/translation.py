@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
@@ -74,7 +75,7 @@ class TranslationTask(TokenTask):
         super().__init__(params, path)
         p = self.p
         if p.share_embeddings and p.source_vocabulary_size != p.target_vocabulary_size:
-            raise ValueError(
+            raise UserError(
                 "share_embeddings needs one vocabulary for both sides, but source_vocabulary_size "
                 f"is {p.source_vocabulary_size} and target_vocabulary_size "
                 f"{p.target_vocabulary_size}"

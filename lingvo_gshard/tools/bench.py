@@ -105,6 +105,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.run import required_logdir
@@ -247,9 +248,9 @@ def main(argv: list[str]) -> int:
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
-        raise ValueError(f"the subcommand {given}. {hint}")
+        raise UserError(f"the subcommand {given}. {hint}")
     if values.profile is not None and subcommand != "step":
-        raise ValueError(f"--profile={values.profile} applies to `step`, not to `{subcommand}`")
+        raise UserError(f"--profile={values.profile} applies to `step`, not to `{subcommand}`")
     card.check_flags(values, subcommand)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
@@ -314,7 +315,7 @@ def measure_exported(
     from lingvo_gshard.tools.benchmarks import exported
 
     if len(files) != 1:
-        raise ValueError(
+        raise UserError(
             f"exported takes one file, {len(files)} were given; write it with "
             "gshard-inspect --program=train_step.zip"
         )

@@ -34,6 +34,7 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> int:
         options = _options(values, run.params.task.cls, run.params.name)
         if values.split not in run.input.splits:
             hint = names.nearest(values.split, run.input.splits)
-            raise ValueError(f"--split={values.split} is unknown. {hint}")
+            raise UserError(f"--split={values.split} is unknown. {hint}")
         stack.enter_context(run)
         console.quiet = not run.backend.is_main
         if run.backend.is_main:
@@ -148,9 +149,7 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
-            raise ValueError(
-                f"--{flag} does not apply to {task.__name__}, the task of {experiment}"
-            )
+            raise UserError(f"--{flag} does not apply to {task.__name__}, the task of {experiment}")
     used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
     if translates:
         used |= {n: v for n, v in decoding_fields(values).items() if values[n].present}

@@ -39,6 +39,7 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
@@ -127,9 +128,9 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     logdir = required_logdir(values)
     if not values.output:
-        raise ValueError("--output is missing: the directory to write")
+        raise UserError("--output is missing: the directory to write")
     if not values.format:
-        raise ValueError(f"--format is missing: {', '.join(FORMATS)}")
+        raise UserError(f"--format is missing: {', '.join(FORMATS)}")
     format_of(values.format)
     check_output(values.output)
     output.check_writable(values, "json")
@@ -189,6 +190,6 @@ def _sizes(flag: str, words: list[str]) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in words)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--{flag}={','.join(words)}: numbers were expected, such as --{flag}=1,8,32"
         ) from None

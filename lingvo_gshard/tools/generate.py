@@ -34,6 +34,7 @@ from typing import TextIO
 from absl import flags
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.writer import Text, Writer
 from lingvo_gshard.tools.console import output, startup
@@ -85,7 +86,7 @@ def _open_writer(values: flags.FlagValues, run: Run, options: DecodingOptions) -
 def _check_stream(values: flags.FlagValues) -> None:
     """Raises ValueError if --stream is given with flags whose texts cannot be streamed."""
     if values.stream and not _can_stream(values):
-        raise ValueError(
+        raise UserError(
             "--stream shows one text at a time: it needs --best=1 and --beam_size=1, and --json "
             "only with a file"
         )

@@ -34,6 +34,7 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.open_models.importing import import_model, open_model
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     source = values["from"].value
     if not source:
-        raise ValueError("--from is missing: the directory of the published model")
+        raise UserError("--from is missing: the directory of the published model")
     options = {
         "length": values.length,
         "precision": values.precision,
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
         print(describe(open_model(source, **options), values.params), end="")
         return 0
     if not values.logdir:
-        raise ValueError("--logdir is missing: the directory of the new run")
+        raise UserError("--logdir is missing: the directory of the new run")
     started = time.monotonic()
     with DataProgress(console) as progress:
         progress.begin("Importing")

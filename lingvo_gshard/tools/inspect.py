@@ -67,6 +67,7 @@ from absl import flags
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import recording
@@ -135,17 +136,17 @@ def main(argv: list[str]) -> int:
       the exit code.
 
     Raises:
-      ValueError: for a mistake of the user.
+      UserError: for a mistake of the user.
     """
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     check_choices(values.partitioner, values.device_order)
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
-        raise ValueError(f"--function={values.function} is unknown. {hint}")
+        raise UserError(f"--function={values.function} is unknown. {hint}")
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
-        raise ValueError("--program=-: a program is written to a file, not to standard output")
+        raise UserError("--program=-: a program is written to a file, not to standard output")
     console = output.make_console(values.json)
     if values.logdir:
         params, trainer, record = trained.inspect(values, console)
@@ -153,7 +154,7 @@ def main(argv: list[str]) -> int:
         params, trainer, record = experiment_params(values), None, {}
     mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
     if mesh is None and not values.logdir:
-        raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
+        raise UserError("--mesh is missing, such as --mesh=data=4,model=2")
     if mesh is not None:
         record |= _inspect_sharding(values, params, trainer, mesh, console)
     output.write_json(values.json, record)
@@ -240,5 +241,5 @@ def _save(program: Program, path: str, console: rich.console.Console) -> None:
     try:
         program.save(path)
     except OSError as error:
-        raise ValueError(f"--program={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"--program={path} cannot be written: {error.strerror}") from None
     tables.say(console, f"{program.name} for {program.mesh} saved in {path}")

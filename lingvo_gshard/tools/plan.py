@@ -82,6 +82,7 @@ from absl import flags
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.api.open_models.importing import open_model
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import plan_generation
@@ -208,7 +209,7 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json, values.html)
     output.check_writable(values, "json", "html")
     if values.tokens is not None and not 0 < values.tokens < math.inf:
-        raise ValueError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
+        raise UserError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
     if compared:
         return diff_command.run(compared, values, console)
     if values.list_topologies:
@@ -236,7 +237,7 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         return _report(values, planned, console)
     params = None if path else planned_params(values)
     if not values.topology:
-        raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
+        raise UserError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
     if params is None:
         return _plan_file(path, values, topology, console)
@@ -249,13 +250,13 @@ def planned_params(values: flags.FlagValues) -> Params:
     if values.config is None:
         for name in ("length", "precision"):
             if values[name].present:
-                raise ValueError(
+                raise UserError(
                     f"--{name}={values[name].value} applies to --config, which is not given; an "
                     "experiment sets it by --gin_param"
                 )
         return experiment_params(values)
     if values.experiment:
-        raise ValueError(
+        raise UserError(
             f"--config={values.config} and --experiment={values.experiment} both say what to plan; "
             "give one of them"
         )

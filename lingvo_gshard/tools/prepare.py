@@ -44,6 +44,7 @@ from absl import flags
 
 from lingvo_gshard.api import preparation, tables
 from lingvo_gshard.core.config import gin_text
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.preparation import report
 from lingvo_gshard.tools.console import output, startup
@@ -103,7 +104,7 @@ def main(argv: list[str]) -> int:
         print(gin_text.to_gin(params, values.params), end="")
         return 0
     if not values.output:
-        raise ValueError("--output is missing: name the directory for the prepared data")
+        raise UserError("--output is missing: name the directory for the prepared data")
     output.check_writable(values, "json")
     options = preparation.PrepareOptions(
         params=params,

@@ -25,6 +25,7 @@ import pathlib
 from absl import flags
 
 from lingvo_gshard.api.run import load
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
@@ -211,9 +212,9 @@ def _token(path: str | None) -> str:
         token = pathlib.Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text"
-        raise ValueError(f"--token_file={path} cannot be read: {said}") from None
+        raise UserError(f"--token_file={path} cannot be read: {said}") from None
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(
+        raise UserError(
             f"--token_file={path}: one token of printable ASCII characters without spaces was "
             "expected"
         )

@@ -62,6 +62,7 @@ from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.open_models.importing import open_model
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
@@ -142,7 +143,7 @@ def main(argv: list[str]) -> int:
         print(describe(params, values.params), end="")
         return 0
     if not values.logdir:
-        raise ValueError("--logdir is missing: the directory for checkpoints and metrics")
+        raise UserError("--logdir is missing: the directory for checkpoints and metrics")
     command = startup.command_line(NAME, argv)
     try:
         outcome = train(

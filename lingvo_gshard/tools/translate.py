@@ -28,6 +28,7 @@ from typing import TextIO
 from absl import flags
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
@@ -90,13 +91,13 @@ def _open_translator(values: flags.FlagValues, run: Run, options: DecodingOption
     """Returns the translator of a run between the languages of the flags.
 
     Raises:
-      ValueError: the run has no such languages.
+      UserError: the run has no such languages.
     """
     given = {side: values[f"{side}_language"].value for side in ("source", "target")}
     side = next(filter(given.get, given), None)
     if side:
         if not issubclass(run.params.input.cls, PublishedTranslationInput):
-            raise ValueError(
+            raise UserError(
                 f"--{side}_language={given[side]} applies to imported models for many languages; "
                 f"the run of {run.params.name} has one vocabulary for all"
             )

@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
       step was not compared.
 
     Raises:
-      ValueError: for a mistake of the user.
+      UserError: for a mistake of the user.
     """
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)

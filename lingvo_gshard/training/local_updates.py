@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -54,7 +55,7 @@ class LocalUpdates(Configurable):
         super().__init__(params)
         p = params
         if p.nesterov and not p.momentum:
-            raise ValueError(f"{_PARAM}.nesterov needs {_PARAM}.momentum, which is 0")
+            raise UserError(f"{_PARAM}.nesterov needs {_PARAM}.momentum, which is 0")
         outer = Momentum.params().set(beta=p.momentum, nesterov=p.nesterov)
         self._optimizer = outer.instantiate()
 

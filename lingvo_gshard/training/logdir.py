@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, paths
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.mirror import Mirror
@@ -105,7 +106,7 @@ class Logdir:
         changes the copy.
 
         Raises:
-          ValueError: the bucket is in trouble.
+          UserError: the bucket is in trouble.
         """
         if not self._is_remote:
             return self.place
@@ -169,7 +170,7 @@ class Logdir:
           say: shows a line to the user if params.txt is missing or damaged.
 
         Raises:
-          ValueError: the directory holds no run, or its Params are damaged.
+          UserError: the directory holds no run, or its Params are damaged.
         """
         try:
             return _params_in(self.place / _PARAMS)
@@ -204,20 +205,20 @@ class Logdir:
           say: shows a line to the user.
 
         Raises:
-          ValueError: in all processes, if the directory cannot be written, if another run uses it,
+          UserError: in all processes, if the directory cannot be written, if another run uses it,
             if processes do not see the same directory, or if it belongs to another run (`check`).
         """
         try:
             is_file = objects.is_file(self.place)
         except OSError as error:
-            raise ValueError(f"--logdir {self.place} cannot be written: {error.strerror}") from None
+            raise UserError(f"--logdir {self.place} cannot be written: {error.strerror}") from None
         if is_file:
-            raise ValueError(f"--logdir {self.place} is a file; a directory was expected")
+            raise UserError(f"--logdir {self.place} is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
         try:
             problem = processes.from_main(problem) or self._not_shared()
             if problem:
-                raise ValueError(f"--logdir {self.place} {problem}")
+                raise UserError(f"--logdir {self.place} {problem}")
             with called_before_abrupt_end(self.release):
                 self.check(params, say)
                 if not self.has_checkpoints():
@@ -259,7 +260,7 @@ class Logdir:
             shown = [f"  {path}: {old} there, {new} here" for path, old, new in different[:10]]
             if len(different) > 10:
                 shown.append(f"  and {len(different) - 10} more")
-            raise ValueError(
+            raise UserError(
                 f"--logdir {self.place} holds a run of {saved.name or 'another experiment'} with "
                 "other Params. Choose another directory, or the same Params:\n" + "\n".join(shown)
             )
@@ -268,12 +269,12 @@ class Logdir:
         """Writes params.txt, in the main process.
 
         Raises:
-          ValueError: in all processes, if it cannot be written.
+          UserError: in all processes, if it cannot be written.
         """
         problem = self._write(params.to_text()) if processes.is_main() else None
         problem = processes.from_main(problem)
         if problem:
-            raise ValueError(f"--logdir {self.place} {problem}")
+            raise UserError(f"--logdir {self.place} {problem}")
 
     def _steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, ascending."""
@@ -286,7 +287,7 @@ class Logdir:
         try:
             yield
         except BucketError as error:
-            raise ValueError(f"--logdir {self.place} cannot be read: {error.strerror}") from None
+            raise UserError(f"--logdir {self.place} cannot be read: {error.strerror}") from None
 
     def _take_lock(self, say: Say) -> str | None:
         """Locks the directory for this process. Returns the problem if that is impossible."""
@@ -344,14 +345,14 @@ def _params_in(path: pathlib.Path) -> Params:
         text = objects.read_bytes(path).decode("utf-8")
         params = experiment_from_text(text)
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} holds no run: it has no {path.name}") from None
+        raise UserError(f"{path.parent} holds no run: it has no {path.name}") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     last = params.to_text().splitlines()[-1].partition(" : ")[0]
     if not text.endswith("\n") or f"\n{last} : " not in text:
-        raise ValueError(f"{path} is cut off: it does not end with {last}")
+        raise UserError(f"{path} is cut off: it does not end with {last}")
     return params
 
 

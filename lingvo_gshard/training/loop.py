@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import rich.console
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training import processes
@@ -139,7 +140,7 @@ class TrainingLoop:
           progress: shows the stages before the first step; closed there.
 
         Raises:
-          ValueError: the dev split cannot be read, or has no examples.
+          UserError: the dev split cannot be read, or has no examples.
           NonFiniteError: a loss or gradient is not finite. Names the step and the layer.
           RollBackLimitError: spikes came back after as many roll backs as are allowed.
           OSError: the last checkpoint could not be saved. Older checkpoints remain.
@@ -195,7 +196,7 @@ class TrainingLoop:
         self._input.check_split("dev")
         batches = iter(self._input.evaluation_batches("dev"))
         if next(batches, None) is None:
-            raise ValueError("the dev split has no examples: none of its rows fits a batch")
+            raise UserError("the dev split has no examples: none of its rows fits a batch")
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         """Restores the state and the input's position, or initializes them."""

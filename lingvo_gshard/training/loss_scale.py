@@ -9,6 +9,7 @@ et al. 2018, arXiv 1710.03740, section 3.2.
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -53,7 +54,7 @@ class LossScale(Configurable):
         super().__init__(params)
         p = self.p
         if p.initial < p.minimum:
-            raise ValueError(
+            raise UserError(
                 f"trainer.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
             )
 

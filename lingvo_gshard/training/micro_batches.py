@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like
@@ -37,11 +38,11 @@ def accumulate(
       specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
 
     Raises:
-      ValueError: the number of rows is not a multiple of `count`.
+      UserError: the number of rows is not a multiple of `count`.
     """
     for name, rows in batch.items():
         if rows.shape[0] % count:
-            raise ValueError(
+            raise UserError(
                 f"trainer.micro_batches={count} does not divide input.batch_rows, the "
                 f"{rows.shape[0]} rows of {name}"
             )

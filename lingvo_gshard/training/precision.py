@@ -11,6 +11,7 @@ import dataclasses
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tasks.task import Task
 
 _PARAM = "trainer.precision"
@@ -37,7 +38,7 @@ class Precision:
         """Returns a task's Params with these types.
 
         Raises:
-          ValueError: the task's Params ask for other types, or the task does not let the types of
+          UserError: the task's Params ask for other types, or the task does not let the types of
             its activations be chosen.
         """
         task = task.copy()
@@ -58,7 +59,7 @@ class Precision:
     def _types(self, task: type[Task]) -> list[tuple[str, str]]:
         """Returns (hyperparameter, dtype) for the task's Params that hold a type."""
         if self.activations not in task.ACTIVATION_DTYPES:
-            raise ValueError(
+            raise UserError(
                 f"{_PARAM}={self.name!r} computes activations in {self.activations}, but "
                 f"{task.__name__} only in {', '.join(task.ACTIVATION_DTYPES)}"
             )
@@ -85,5 +86,5 @@ PRECISIONS = {
 def get(name: str) -> Precision:
     """Returns the precision of a name. Raises ValueError with the nearest name if unknown."""
     if name not in PRECISIONS:
-        raise ValueError(f"{_PARAM} is {name!r}. {names.nearest(name, list(PRECISIONS))}")
+        raise UserError(f"{_PARAM} is {name!r}. {names.nearest(name, list(PRECISIONS))}")
     return PRECISIONS[name]

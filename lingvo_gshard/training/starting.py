@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lora import is_factor
@@ -39,12 +40,12 @@ class StartingPoint:
           say: shows a line to the user.
 
         Raises:
-          ValueError: the directory holds no checkpoint.
+          UserError: the directory holds no checkpoint.
         """
         self._directory = os.fspath(directory)
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
-            raise ValueError(
+            raise UserError(
                 f"{_FLAG}={self._directory} holds neither a checkpoint of a run nor a published "
                 "model with its config.json"
             )
@@ -69,7 +70,7 @@ class StartingPoint:
           abstract_state: the state of its runtime. Each process reads its own shards.
 
         Raises:
-          ValueError: the weights do not fit the model of the new run.
+          UserError: the weights do not fit the model of the new run.
         """
         stored = self._first.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())
@@ -101,4 +102,4 @@ def params_of(directory: str | os.PathLike) -> Params:
     try:
         return Logdir(directory).read_params()
     except ValueError as error:
-        raise ValueError(f"{_FLAG}={os.fspath(directory)}: {error}") from None
+        raise UserError(f"{_FLAG}={os.fspath(directory)}: {error}") from None

@@ -110,7 +110,7 @@ class Trainer(Configurable):
             these dtypes here.
 
         Raises:
-          ValueError: a hyperparameter is out of range, or the task has other dtypes.
+          UserError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
         keep_best.check(params)

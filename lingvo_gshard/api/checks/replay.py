@@ -12,6 +12,7 @@ from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.checkpoint.steps import steps_in
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -46,7 +47,7 @@ def replay(
       console: shows what is done; None: standard output.
 
     Raises:
-      ValueError: the directory holds no run, no row of the step, or no checkpoint before it.
+      UserError: the directory holds no run, no row of the step, or no checkpoint before it.
     """
     console, directory = console or rich.console.Console(), Logdir(logdir)
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -83,7 +84,7 @@ def _recorded(directory: Logdir, step: int) -> dict[int, Row]:
     recorded = dict(rows_until(directory.path / METRICS_FILE, step + 1))
     if step not in recorded:
         last = max(recorded, default=0)
-        raise ValueError(
+        raise UserError(
             f"--replay_step={step}: {directory.place / METRICS_FILE} has no row of this step; its "
             f"last row up to there is of step {last:,}"
         )
@@ -95,7 +96,7 @@ def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Par
     older = [one for one in checkpoints if one < step]
     if not older:
         kept = f"the oldest that was kept is of step {checkpoints[0]:,}" if checkpoints else ""
-        raise ValueError(
+        raise UserError(
             f"--replay_step={step}: {directory.checkpoints} holds no checkpoint before this step"
             + (f"; {kept}. trainer.keep_checkpoints says how many are kept" if kept else "")
         )
@@ -118,7 +119,7 @@ def _prepare(
     abstract_state = runtime.abstract_state()
     checkpoint = store.restore(abstract_state, before=step)
     if checkpoint is None:
-        raise ValueError(f"{directory.checkpoints}: no checkpoint before step {step:,} is readable")
+        raise UserError(f"{directory.checkpoints}: no checkpoint before step {step:,} is readable")
     input_.check_split("train")
     runtime.load_state(restored_state(trainer, checkpoint, abstract_state))
     skipped = RollBacks(trainer.p.spikes, directory.path, checkpoint.step).skipped

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.decoding.model_facts import ModelFacts
@@ -89,11 +90,11 @@ def open_decoder(run: Run) -> Decoder:
     If the cache has it, TensorFlow is imported only when a program is needed that the cache lacks.
 
     Raises:
-      ValueError: the run's task decodes nothing.
+      UserError: the run's task decodes nothing.
     """
     task: type[Task] = run.params.task.cls
     if not task.DECODER:
-        raise ValueError(f"{task.__name__}, the task of this run, decodes nothing")
+        raise UserError(f"{task.__name__}, the task of this run, decodes nothing")
     run.observer.begin("Loading the model")
     devices, partitioning = run.backend.devices, run.backend.partitioning
     chosen = None if "model" in run.__dict__ else _chosen(run)

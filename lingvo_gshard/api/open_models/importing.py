@@ -36,7 +36,7 @@ def open_model(
       gin_files: paths of gin files.
 
     Raises:
-      ValueError: the architecture, or an option of it, is unknown.
+      UserError: the architecture, or an option of it, is unknown.
     """
     params = experiment_of(PublishedConfig.load(config), length, precision)
     return apply_settings(params, settings, gin_files)
@@ -63,7 +63,7 @@ def import_model(
       gin_files: as for `open_model`.
 
     Raises:
-      ValueError: files are missing, damaged, or do not fit the config; or `logdir` exists.
+      UserError: files are missing, damaged, or do not fit the config; or `logdir` exists.
       OSError: the disk is full.
     """
     importing.check_logdir(logdir)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.api.errors import names_arguments
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.report import Report, read_report
@@ -26,7 +27,7 @@ def report(
       html: file to write the report to as a page for browsers; None writes none.
 
     Raises:
-      ValueError: a directory holds no run or one without metrics, or `html` cannot be written.
+      UserError: a directory holds no run or one without metrics, or `html` cannot be written.
     """
     is_one = isinstance(logdir, (str, os.PathLike))
     found = read_report([logdir] if is_one else list(logdir))
@@ -34,5 +35,5 @@ def report(
         try:
             objects.write_bytes(html, page.to_html(found).encode())
         except OSError as error:
-            raise ValueError(f"--html={html} cannot be written: {error.strerror}") from None
+            raise UserError(f"--html={html} cannot be written: {error.strerror}") from None
     return found

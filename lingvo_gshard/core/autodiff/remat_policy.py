@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import context, letters
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 # Returns whether to save the product of layouts (left, right, output).
@@ -42,10 +43,10 @@ def check(policy: str, where: str) -> None:
       where: Params path that sets it, for the message.
 
     Raises:
-      ValueError: There is no such policy.
+      UserError: There is no such policy.
     """
     if policy not in POLICIES:
-        raise ValueError(
+        raise UserError(
             f"{where}: unknown rematerialization policy {policy!r}. "
             f"{names.nearest(policy, POLICIES)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -59,7 +60,7 @@ def copy(
       The targets' values in the current graph.
 
     Raises:
-      ValueError: A target depends on a placeholder that has no known value.
+      UserError: A target depends on a placeholder that has no known value.
     """
     if not targets:
         return []
@@ -102,7 +103,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 def _check(operation: tf.Operation) -> None:
     if operation.type == "Placeholder":
-        raise ValueError(f"{operation.name}: this placeholder has no known value")
+        raise UserError(f"{operation.name}: this placeholder has no known value")
 
 
 def _has_functions(operation: tf.Operation) -> bool:

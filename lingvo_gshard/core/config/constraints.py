@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+
 # Compiled steps count in 32 bits, and no dimension of a tensor is larger.
 _LARGEST_INT = 2**31 - 1
 
@@ -34,7 +36,7 @@ class Constraint:
         A default that is no number, bool or string leaves the type open.
 
         Raises:
-          ValueError: The value has another type or is out of range. The message is a clause such
+          UserError: The value has another type or is out of range. The message is a clause such
             as "expected 1 or more".
         """
         if isinstance(default, bool):
@@ -48,13 +50,13 @@ class Constraint:
         else:
             return value
         if not accepted:
-            raise ValueError(f"expected {self.describe(default)}")
+            raise UserError(f"expected {self.describe(default)}")
         if isinstance(default, (bool, int, float)):
             value = type(default)(value)
         if isinstance(value, int) and abs(value) > _LARGEST_INT:
-            raise ValueError(f"expected {self.describe(default)} that fits into 32 bits")
+            raise UserError(f"expected {self.describe(default)} that fits into 32 bits")
         if not self._holds(value):
-            raise ValueError(f"expected {self.describe(default)}")
+            raise UserError(f"expected {self.describe(default)}")
         return value
 
     def describe(self, default: Any) -> str:

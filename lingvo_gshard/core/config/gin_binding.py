@@ -26,6 +26,7 @@ from gin import selector_map
 from lingvo_gshard.core.config import gin_reader, gin_values, names
 from lingvo_gshard.core.config.gin_reader import Setting
 from lingvo_gshard.core.config.params import Params, ParamsError
+from lingvo_gshard.core.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
       bindings: Statements such as "trainer.steps = 100" (`--gin_param`).
 
     Raises:
-      ValueError: A name is unknown or ambiguous, a value has another type than the default, or the
+      UserError: A name is unknown or ambiguous, a value has another type than the default, or the
         gin syntax is invalid. The message names the gin path and the file and line or the binding.
     """
     result = params.copy().locate()
@@ -100,14 +101,14 @@ class _Namespace:
             value = _convert(setting, gin_path, self._nodes[gin_path], nullable=False)
             self._root.set_path(self._elements[gin_path], value)
         else:
-            raise ValueError(f"{setting.where}: unknown name {gin_path!r}. {self._hint(gin_path)}")
+            raise UserError(f"{setting.where}: unknown name {gin_path!r}. {self._hint(gin_path)}")
 
     def _find_node(self, selector: str, setting: Setting) -> tuple[str, Params]:
         matches = sorted(self._nodes.matching_selectors(selector))
         if len(matches) > 1:
-            raise ValueError(f"{setting.where}: {selector!r} is ambiguous: {', '.join(matches)}")
+            raise UserError(f"{setting.where}: {selector!r} is ambiguous: {', '.join(matches)}")
         if not matches:
-            raise ValueError(
+            raise UserError(
                 f"{setting.where}: unknown name {setting.name!r}. {self._hint(setting.name)}"
             )
         return matches[0], self._nodes[matches[0]]
@@ -124,7 +125,7 @@ class _Namespace:
             f"that name at the root. {self._hint(setting.name)}"
         )
         if not setting.in_file:
-            raise ValueError(message)
+            raise UserError(message)
         _log.warning("%s", message)
 
     def _hint(self, name: str) -> str:
@@ -160,7 +161,7 @@ def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> 
     try:
         return gin_values.convert(setting.value, exemplar, nullable)
     except ValueError as error:
-        raise ValueError(f"{setting.where}: {gin_path}: {error}") from None
+        raise UserError(f"{setting.where}: {gin_path}: {error}") from None
 
 
 def gin_name(path: str) -> str:

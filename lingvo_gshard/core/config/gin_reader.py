@@ -15,6 +15,8 @@ from typing import Any
 
 from gin import config_parser
 
+from lingvo_gshard.core.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
@@ -65,7 +67,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
       bindings: Single statements.
 
     Raises:
-      ValueError: A file is missing or includes itself, the syntax is invalid, a macro is unknown,
+      UserError: A file is missing or includes itself, the syntax is invalid, a macro is unknown,
         or a statement is a gin scope or import. The message names the file and line or the binding.
     """
     reader = _Reader()
@@ -110,16 +112,16 @@ class _Reader:
         """
         path = _find(name, including)
         if path is None:
-            raise ValueError(f"{flag}: there is no file {name!r}")
+            raise UserError(f"{flag}: there is no file {name!r}")
         identity = os.path.realpath(path)
         if identity in self._open_files:
-            raise ValueError(f"{flag}: {name!r} includes itself")
+            raise UserError(f"{flag}: {name!r} includes itself")
         self._open_files.append(identity)
         try:
             with open(path, encoding="utf-8") as file:
                 self._read(file, path)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8: {error}") from None
+            raise UserError(f"{path}: not UTF-8: {error}") from None
         self._open_files.pop()
 
     def read_text(self, binding: str) -> None:
@@ -135,22 +137,22 @@ class _Reader:
         except SyntaxError as error:
             where = f"{path}:{error.lineno}" if path else flag
             reason = error.msg.splitlines()[-1].strip()
-            raise ValueError(f"{where}: {reason}{_hint(error.text)}") from None
+            raise UserError(f"{where}: {reason}{_hint(error.text)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            raise ValueError(f"{f'{path}:{line}' if path else flag}: {message}") from None
+            raise UserError(f"{f'{path}:{line}' if path else flag}: {message}") from None
 
     def _take(self, statement: Any, path: str | None, where: str) -> None:
         if isinstance(statement, config_parser.IncludeStatement):
             self.read_file(statement.filename, including=path or "", flag=where)
         elif isinstance(statement, config_parser.ImportStatement):
-            raise ValueError(
+            raise UserError(
                 f"{where}: {statement.format()!r}: imports are not supported. "
                 "Write full class names, such as x = @package.module.Class"
             )
         elif isinstance(statement, config_parser.BindingStatement):
             if statement.scope and statement.arg_name:
-                raise ValueError(f"{where}: gin scopes ({statement.scope}/) are not supported")
+                raise UserError(f"{where}: gin scopes ({statement.scope}/) are not supported")
             prefix = f"{statement.scope}/" if statement.scope else ""
             name = f"{statement.selector}.{statement.arg_name}".rstrip(".")
             self.settings.append(Setting(prefix + name, statement.value, where, path is not None))
@@ -188,9 +190,9 @@ def _resolve_macros(settings: list[Setting]) -> list[Setting]:
     def resolve(value: Any, where: str, within: tuple[str, ...]) -> Any:
         if isinstance(value, Macro):
             if value.name not in macros:
-                raise ValueError(f"{where}: the macro %{value.name} is not defined")
+                raise UserError(f"{where}: the macro %{value.name} is not defined")
             if value.name in within:
-                raise ValueError(f"{where}: the macro %{value.name} is defined by itself")
+                raise UserError(f"{where}: the macro %{value.name} is defined by itself")
             used.add(value.name)
             macro = macros[value.name]
             return resolve(macro.value, macro.where, (*within, value.name))

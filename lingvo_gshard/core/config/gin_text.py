@@ -10,6 +10,7 @@ from typing import Any
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.gin_binding import gin_name
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 
 _WIDTH = 98
 
@@ -23,12 +24,12 @@ def to_gin(params: Params, pattern: str = "") -> str:
         paths, such as "trainer.*". Empty writes all.
 
     Raises:
-      ValueError: No path matches. The message has the nearest names.
+      UserError: No path matches. The message has the nearest names.
     """
     settings = [setting for setting in _settings(params) if _matches(setting[0], pattern)]
     if not settings:
         ends = {path.rpartition(".")[2] for path, _, _ in _settings(params)}
-        raise ValueError(
+        raise UserError(
             f"--params={pattern}: no hyperparameter matches. {names.nearest(pattern, ends)}"
         )
     return "\n".join(f"{_comment(meaning)}{path} = {value}\n" for path, value, meaning in settings)

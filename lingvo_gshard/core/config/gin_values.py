@@ -8,6 +8,7 @@ from typing import Any
 from lingvo_gshard.core.config import names, user_modules
 from lingvo_gshard.core.config.gin_reader import Reference
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 
 
 def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
@@ -23,14 +24,14 @@ def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
       nullable: Whether None is accepted.
 
     Raises:
-      ValueError: The types differ. The message names both.
+      UserError: The types differ. The message names both.
     """
     if isinstance(value, Reference):
         return _dereference(value, exemplar)
     if value is None and nullable:
         return None
     if isinstance(exemplar, Params):
-        raise ValueError(f"this is a group of hyperparameters, which no {_kind(value)} can replace")
+        raise UserError(f"this is a group of hyperparameters, which no {_kind(value)} can replace")
     if isinstance(exemplar, float) and type(value) is int:
         return float(value)
     if isinstance(value, (list, tuple)) and isinstance(exemplar, (list, tuple, type(None))):
@@ -40,7 +41,7 @@ def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
         converted = _convert_all(value.values(), (exemplar or {}).values(), "value {}")
         return dict(zip(value, converted, strict=True))
     if exemplar is not None and type(value) is not type(exemplar):
-        raise ValueError(_mismatch(_kind(value), value, exemplar, nullable))
+        raise UserError(_mismatch(_kind(value), value, exemplar, nullable))
     return value
 
 
@@ -54,13 +55,13 @@ def _convert_all(values: Iterable[Any], exemplars: Iterable[Any], label: str) ->
         try:
             converted.append(convert(value, exemplar, nullable))
         except ValueError as error:
-            raise ValueError(f"{label.format(index)}: {error}") from None
+            raise UserError(f"{label.format(index)}: {error}") from None
     return converted
 
 
 def _dereference(reference: Reference, exemplar: Any) -> Any:
     if reference.evaluate:
-        raise ValueError(f"@{reference.name}() would call it; write @{reference.name}")
+        raise UserError(f"@{reference.name}() would call it; write @{reference.name}")
     target = _import(reference.name)
     if isinstance(exemplar, Params):
         _check_replaceable(target, exemplar.cls)
@@ -69,7 +70,7 @@ def _dereference(reference: Reference, exemplar: Any) -> Any:
         return target.params()
     if exemplar is None or (callable(exemplar) and callable(target)):
         return target
-    raise ValueError(_mismatch("reference", f"@{reference.name}", exemplar, nullable=False))
+    raise UserError(_mismatch("reference", f"@{reference.name}", exemplar, nullable=False))
 
 
 def _import(name: str) -> Any:
@@ -79,13 +80,13 @@ def _import(name: str) -> Any:
         "or on PYTHONPATH"
     )
     if not module_name:
-        raise ValueError(f"@{name} names no module; {expected}")
+        raise UserError(f"@{name} names no module; {expected}")
     try:
         module = user_modules.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"@{name} cannot be imported ({error}); {expected}") from None
+        raise UserError(f"@{name} cannot be imported ({error}); {expected}") from None
     if not hasattr(module, attribute):
-        raise ValueError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
+        raise UserError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
     return getattr(module, attribute)
 
 
@@ -94,12 +95,12 @@ def _check_replaceable(target: Any, cls: type | None) -> None:
     if not (isinstance(target, type) and issubclass(target, Configurable)):
         like = f", such as @{cls.__module__}.{cls.__qualname__}" if cls else ""
         got = getattr(target, "__qualname__", repr(target))
-        raise ValueError(f"expected a configurable class{like}; got {got}, which has no Params")
+        raise UserError(f"expected a configurable class{like}; got {got}, which has no Params")
     if cls is None:
         return
     shared = [base for base in cls.__mro__ if issubclass(target, base)]
     if not (issubclass(shared[0], Configurable) and shared[0] is not Configurable):
-        raise ValueError(f"{target.__name__} cannot replace {cls.__name__}")
+        raise UserError(f"{target.__name__} cannot replace {cls.__name__}")
 
 
 def _mismatch(kind: str, given: Any, exemplar: Any, nullable: bool) -> str:

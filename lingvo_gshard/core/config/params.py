@@ -10,11 +10,12 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.constraints import Constraint
+from lingvo_gshard.core.errors import UserError
 
 _INDEXED = re.compile(r"^(\w+)((?:\[\d+\])*)$")
 
 
-class ParamsError(ValueError):
+class ParamsError(UserError):
     """A wrong hyperparameter. The message begins with its path, or with the path of its node."""
 
 
@@ -75,13 +76,13 @@ class Params:
           below: Accepts only smaller numbers than this.
 
         Raises:
-          ValueError: The name is taken, reserved or not an identifier.
+          UserError: The name is taken, reserved or not an identifier.
         """
         self._check_not_frozen(name)
         if not name.isidentifier() or hasattr(Params, name):
-            raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
+            raise UserError(f"{name!r} cannot be the name of a hyperparameter")
         if name in self._entries:
-            raise ValueError(f"Hyperparameter {name!r} is already defined")
+            raise UserError(f"Hyperparameter {name!r} is already defined")
         constraint = Constraint(minimum, above, maximum, below)
         self._entries[name] = _Entry(default, default, help, constraint)
 
@@ -148,7 +149,7 @@ class Params:
             _descend(node, last, path)
             setattr(node, last, value)
         else:
-            raise ValueError(f"{path!r}: the parent of {last!r} has no hyperparameters")
+            raise UserError(f"{path!r}: the parent of {last!r} has no hyperparameters")
 
     def copy(self) -> Params:
         """Returns a deep, unfrozen copy; classes and functions are shared."""
@@ -213,7 +214,7 @@ class Params:
             has set it.
         """
         if self._cls is None:
-            raise ValueError("These Params configure no class, so they cannot be instantiated")
+            raise UserError("These Params configure no class, so they cannot be instantiated")
         try:
             return self._cls(self, *args, **kwargs)
         except ParamsError:
@@ -248,7 +249,7 @@ class Params:
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
             owner = self._cls.__name__ if self._cls else "Params"
-            raise ValueError(f"{owner} has no hyperparameter {name!r}. {self._hint(name)}")
+            raise UserError(f"{owner} has no hyperparameter {name!r}. {self._hint(name)}")
         return self._entries[name]
 
     def _hint(self, name: str) -> str:
@@ -264,7 +265,7 @@ class Params:
 
     def _check_not_frozen(self, name: str) -> None:
         if self._frozen:
-            raise ValueError(
+            raise UserError(
                 f"These Params are frozen: {name!r} cannot be changed. Copy them first."
             )
 
@@ -296,7 +297,7 @@ def _steps(path: str) -> list[str | int]:
     for part in path.split("."):
         match = _INDEXED.match(part)
         if not match:
-            raise ValueError(f"{path!r} is not a dotted path: {part!r} is not a name")
+            raise UserError(f"{path!r} is not a dotted path: {part!r} is not a name")
         steps.append(match.group(1))
         steps.extend(int(index) for index in re.findall(r"\d+", match.group(2)))
     return steps
@@ -305,16 +306,16 @@ def _steps(path: str) -> list[str | int]:
 def _descend(node: Any, step: str | int, path: str) -> Any:
     if isinstance(step, int):
         if not isinstance(node, (list, tuple)) or step >= len(node):
-            raise ValueError(f"{path!r}: there is no element [{step}]")
+            raise UserError(f"{path!r}: there is no element [{step}]")
         return node[step]
     if not isinstance(node, Params):
-        raise ValueError(f"{path!r}: the parent of {step!r} has no hyperparameters")
+        raise UserError(f"{path!r}: the parent of {step!r} has no hyperparameters")
     if step == "cls":
         return node.cls
     try:
         return node._entry(step).value
     except ValueError as error:
-        raise ValueError(f"{path!r}: {error}") from None
+        raise UserError(f"{path!r}: {error}") from None
 
 
 def _copy_value(value: Any) -> Any:

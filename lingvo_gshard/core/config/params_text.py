@@ -11,6 +11,7 @@ from typing import Any
 from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 
 # One line: a path and a value.
 _LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
@@ -24,7 +25,7 @@ def experiment_from_text(text: str) -> Params:
     Hyperparameters that the text lacks keep their defaults.
 
     Raises:
-      ValueError: a line is not `path : value`, its path, class or value is unknown, or it names a
+      UserError: a line is not `path : value`, its path, class or value is unknown, or it names a
         class of a module that the user has not named. Names the number of the line, or the modules.
     """
     root = Experiment.params().locate()
@@ -32,7 +33,7 @@ def experiment_from_text(text: str) -> Params:
     for number, line in enumerate(text.splitlines(), 1):
         path, separator, value = line.partition(" : ")
         if not separator:
-            raise ValueError(f"line {number}: {line!r} is not 'path : value'")
+            raise UserError(f"line {number}: {line!r} is not 'path : value'")
         lines.append((path, value, number))
     _check_modules(value for _, value, _ in lines)
     # A class creates its node with default children, which deeper lines replace or fill.
@@ -40,7 +41,7 @@ def experiment_from_text(text: str) -> Params:
         try:
             _apply(root, path, value)
         except (ValueError, ImportError, AttributeError) as error:
-            raise ValueError(f"line {number}: {path}: {error}") from None
+            raise UserError(f"line {number}: {path}: {error}") from None
     return root.locate()
 
 
@@ -49,7 +50,7 @@ def _check_modules(values: Iterable[str]) -> None:
     names = {value.partition(".")[0] for value in values if _DOTTED.fullmatch(value)}
     foreign = sorted(name for name in names if not user_modules.is_trusted(name))
     if foreign:
-        raise ValueError(
+        raise UserError(
             f"the Params name classes of {' and '.join(foreign)}, which is code of its own. If you "
             f"trust it, add --import={','.join(foreign)}"
         )
@@ -70,7 +71,7 @@ def read(path: str | os.PathLike) -> Params:
         with open(path, encoding="utf-8") as file:
             return experiment_from_text(file.read())
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from None
+        raise UserError(f"{os.fspath(path)}: {error}") from None
 
 
 def _classes_first(line: tuple[str, str, int]) -> tuple:
@@ -104,7 +105,7 @@ def _parse(text: str) -> Any:
     except (ValueError, SyntaxError):
         pass
     if not _DOTTED.fullmatch(text):
-        raise ValueError(f"{text!r} is neither a literal nor the name of a class or function")
+        raise UserError(f"{text!r} is neither a literal nor the name of a class or function")
     parts = text.split(".")
     for split in range(len(parts) - 1, 0, -1):
         try:

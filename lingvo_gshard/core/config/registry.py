@@ -14,6 +14,7 @@ from collections.abc import Callable
 from lingvo_gshard.core.config import names as names_lib
 from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 
 ExperimentFunction = Callable[[], Params]
 
@@ -29,16 +30,16 @@ def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
       name: Dotted name, such as "translation.quickstart".
 
     Raises:
-      ValueError: The name is taken or not made of identifiers, or the function has no docstring.
+      UserError: The name is taken or not made of identifiers, or the function has no docstring.
     """
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{name!r} cannot name an experiment; expected identifiers and dots")
+        raise UserError(f"{name!r} cannot name an experiment; expected identifiers and dots")
 
     def decorator(function: ExperimentFunction) -> ExperimentFunction:
         if name in _experiments:
-            raise ValueError(f"Experiment {name!r} is already registered")
+            raise UserError(f"Experiment {name!r} is already registered")
         if not inspect.getdoc(function):
-            raise ValueError(f"Experiment {name!r} needs a docstring that says what it is for")
+            raise UserError(f"Experiment {name!r} needs a docstring that says what it is for")
         _experiments[name] = function
         return function
 
@@ -49,7 +50,7 @@ def get(name: str) -> Params:
     """Returns new Params of an experiment.
 
     Raises:
-      ValueError: There is no such experiment. The message suggests the nearest name.
+      UserError: There is no such experiment. The message suggests the nearest name.
     """
     params = _function(name)()
     if "name" in params:
@@ -66,7 +67,7 @@ def describe(name: str) -> str:
     """Returns the docstring of an experiment.
 
     Raises:
-      ValueError: There is no such experiment. The message suggests the nearest name.
+      UserError: There is no such experiment. The message suggests the nearest name.
     """
     return inspect.getdoc(_function(name)) or ""
 
@@ -75,7 +76,7 @@ def _function(name: str) -> ExperimentFunction:
     if name not in _experiments:
         _import_module(name.rpartition(".")[0])
     if name not in _experiments:
-        raise ValueError(f"Unknown experiment {name!r}. {_hint(name)}")
+        raise UserError(f"Unknown experiment {name!r}. {_hint(name)}")
     return _experiments[name]
 
 

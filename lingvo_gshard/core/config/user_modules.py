@@ -14,6 +14,8 @@ import sysconfig
 import traceback
 import types
 
+from lingvo_gshard.core.errors import UserError
+
 _PACKAGE = str(pathlib.Path(__file__).parents[2])
 _PACKAGE_NAME = __name__.partition(".")[0]
 _NOT_THE_USERS = (
@@ -42,7 +44,7 @@ def import_module(name: str) -> types.ModuleType:
 
     Raises:
       ModuleNotFoundError: there is no such module.
-      ValueError: the module exists, but running it fails; names the file, the line and the error.
+      UserError: the module exists, but running it fails; names the file, the line and the error.
     """
     try:
         module = importlib.import_module(name)
@@ -54,7 +56,7 @@ def import_module(name: str) -> types.ModuleType:
         failure = error
     except (Exception, SystemExit) as error:
         failure = error
-    raise ValueError(
+    raise UserError(
         f"the module {name} cannot be imported: {_place(failure)}: {_in_words(failure)}"
     ) from failure
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.problems import BucketError, problem_of
 
 # The setting of the environment that limits how long a request is repeated.
@@ -53,13 +54,13 @@ def limit_seconds() -> float:
     """Returns for how long a request is repeated.
 
     Raises:
-      ValueError: the setting is no number.
+      UserError: the setting is no number.
     """
     given = os.environ.get(LIMIT, "")
     try:
         return float(given or _DEFAULT_SECONDS)
     except ValueError:
-        raise ValueError(f"{LIMIT}={given}: expected a number of seconds, such as 120") from None
+        raise UserError(f"{LIMIT}={given}: expected a number of seconds, such as 120") from None
 
 
 class _Told:

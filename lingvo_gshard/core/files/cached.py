@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import pathlib
 
+from lingvo_gshard.core.errors import UserError
+
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -17,11 +19,11 @@ def checked_content(file: bytes) -> bytes:
     """Returns the content of a file that `with_digest` made.
 
     Raises:
-      ValueError: the file is damaged.
+      UserError: the file is damaged.
     """
     digest, content = file[:_DIGEST_BYTES], file[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
-        raise ValueError("its digest differs")
+        raise UserError("its digest differs")
     return content
 
 

@@ -7,6 +7,7 @@ import pathlib
 import re
 from typing import TypeAlias, cast
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import stores
 
 # A path as users give it.
@@ -31,7 +32,7 @@ def path_of(path: GivenPath) -> pathlib.Path:
       `objects` take both, retry, and raise OSErrors in words.
 
     Raises:
-      ValueError: the URL names no bucket, its kind of storage is unknown, or a package is missing.
+      UserError: the URL names no bucket, its kind of storage is unknown, or a package is missing.
     """
     text = os.fspath(path)
     found = _SCHEME.match(text)
@@ -39,7 +40,7 @@ def path_of(path: GivenPath) -> pathlib.Path:
         return pathlib.Path(text)
     if found[0] not in stores.PREFIXES:
         known = " and ".join(stores.PREFIXES)
-        raise ValueError(f"{text}: {found[0]} is not supported; give a local path, {known}")
+        raise UserError(f"{text}: {found[0]} is not supported; give a local path, {known}")
     split(text)
     stores.prepare(text)
     from etils import epath
@@ -57,11 +58,11 @@ def split(path: GivenPath) -> tuple[str, str, str]:
     """Returns the scheme ("gs" or "s3"), the bucket and the key of a path in a bucket.
 
     Raises:
-      ValueError: the path names no bucket.
+      UserError: the path names no bucket.
     """
     text = os.fspath(path)
     scheme, _, rest = text.partition("://")
     bucket, _, key = rest.partition("/")
     if not bucket:
-        raise ValueError(f"{text}: the name of a bucket is missing, as in {scheme}://bucket/run")
+        raise UserError(f"{text}: the name of a bucket is missing, as in {scheme}://bucket/run")
     return scheme, bucket, key.strip("/")

@@ -14,6 +14,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from lingvo_gshard.core.errors import UserError
+
 if TYPE_CHECKING:
     import fsspec
 
@@ -40,7 +42,7 @@ def prepare(path: str) -> None:
     """Sets what the libraries read when they are imported.
 
     Raises:
-      ValueError: a package is missing.
+      UserError: a package is missing.
     """
     _prepare(path.partition("://")[0])
 
@@ -85,7 +87,7 @@ def _prepare(scheme: str) -> None:
     protocol, package, service = _PROTOCOLS[scheme]
     extra = {"gs": "gcs", "s3": "s3"}[scheme]
     if importlib.util.find_spec(package) is None:
-        raise ValueError(
+        raise UserError(
             f"{scheme}:// needs the package {package}, which reads {service}: "
             f"pip install 'lingvo_gshard[{extra}]'"
         )

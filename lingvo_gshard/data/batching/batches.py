@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import mixing, packing
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
 from lingvo_gshard.data.batching.permutations import permutation
@@ -68,7 +69,7 @@ class PackedBatches:
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a position; ValueError if it is of a stream with other data, seed or shapes."""
         if state.get("stream") != self._identity:
-            raise ValueError(
+            raise UserError(
                 "The saved data position belongs to another stream: the training data, its "
                 "settings (input.*) or the seed have changed since it was saved "
                 f"({state.get('stream')!r} there, {self._identity!r} here)"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.permutations import permutation
 
 _UNITS = 1 << 32
@@ -24,13 +25,13 @@ def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.n
       temperature: 1 keeps the proportions of the data; infinity makes all languages equal.
 
     Raises:
-      ValueError: the temperature or a count is below 1.
+      UserError: the temperature or a count is below 1.
     """
     if not temperature >= 1:
-        raise ValueError(f"temperature must be at least 1, not {temperature}")
+        raise UserError(f"temperature must be at least 1, not {temperature}")
     counts = np.asarray(counts, np.float64)
     if counts.size == 0 or counts.min() < 1:
-        raise ValueError("Every language needs at least one sentence to be sampled from")
+        raise UserError("Every language needs at least one sentence to be sampled from")
     # Computed through logarithms so that small exponents cannot overflow.
     weights = np.exp(np.log(counts / counts.max()) / temperature)
     return weights / weights.sum()

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 
 Batch = dict[str, np.ndarray]
@@ -172,11 +174,11 @@ def first_fit(
       target_length: target positions of a row.
 
     Raises:
-      ValueError: a sentence is longer than a row.
+      UserError: a sentence is longer than a row.
     """
     count = len(source_lengths)
     if count and (max(source_lengths) > source_length or max(target_lengths) > target_length):
-        raise ValueError(f"A sentence is longer than a row of {source_length}, {target_length}")
+        raise UserError(f"A sentence is longer than a row of {source_length}, {target_length}")
     source_room = np.full(count, source_length, np.int64)
     target_room = np.full(count, target_length, np.int64)
     rows = np.zeros(count, np.int64)

@@ -4,6 +4,8 @@ import collections
 import concurrent.futures
 from typing import Any, Protocol
 
+from lingvo_gshard.core.errors import UserError
+
 
 class Stream(Protocol):
     """An iterator whose position can be saved and restored."""
@@ -25,7 +27,7 @@ class Prefetcher:
     def __init__(self, stream: Stream, depth: int):
         """Takes over a stream, which nobody else may use; ValueError for a negative depth."""
         if depth < 0:
-            raise ValueError(f"input.prefetch_batches must be at least 0, not {depth}")
+            raise UserError(f"input.prefetch_batches must be at least 0, not {depth}")
         self._stream = stream
         self._depth = depth
         self._state = stream.get_state()

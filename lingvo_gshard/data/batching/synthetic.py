@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+
 # Positions of a sentence: about the mean of the embedded corpus.
 SENTENCE = 16
 # Smaller ids are reserved for padding, sentence ends and unknown words.
@@ -26,7 +28,7 @@ def make_array(
       num_ids: number of valid ids of an array of ids.
 
     Raises:
-      ValueError: `num_ids` is None for an array of integers.
+      UserError: `num_ids` is None for an array of integers.
     """
     dtype = np.dtype(dtype)
     place = np.broadcast_to(np.arange(shape[-1] if shape else 1), shape)
@@ -38,5 +40,5 @@ def make_array(
     if not np.issubdtype(dtype, np.integer):
         return rng.normal(size=shape).astype(dtype)
     if num_ids is None:
-        raise ValueError(f"the task gives no range of valid ids for {name}; see Task.id_ranges")
+        raise UserError(f"the task gives no range of valid ids for {name}; see Task.id_ranges")
     return rng.integers(min(_FIRST_WORD, num_ids - 1), num_ids, shape).astype(dtype)

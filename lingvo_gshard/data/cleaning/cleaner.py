@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.base import BaseCleaner
 from lingvo_gshard.data.cleaning.row_rules import RowRules
 from lingvo_gshard.data.cleaning.rules import all_rules
@@ -34,7 +35,7 @@ class Cleaner(BaseCleaner):
     def __init__(self, params: Params):
         super().__init__(params)
         if self.p.min_characters > self.p.max_characters:
-            raise ValueError(
+            raise UserError(
                 "input.cleaning.min_characters must be at most max_characters, not "
                 f"{self.p.min_characters} with max_characters {self.p.max_characters}"
             )

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterable
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.base import BaseCleaner
 from lingvo_gshard.data.cleaning.row_rules import RowRules
 from lingvo_gshard.data.cleaning.rules import all_rules
@@ -40,7 +41,7 @@ class DocumentCleaner(BaseCleaner):
         super().__init__(params)
         least, most = self.p.min_characters, self.p.max_characters
         if least > (most or least):
-            raise ValueError(
+            raise UserError(
                 "input.cleaning.min_characters must be at most max_characters, not "
                 f"{least} with max_characters {most}"
             )

@@ -12,6 +12,7 @@ from typing import Literal
 import regex
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 REWRITTEN_CONTROL = "control characters taken out"
 REWRITTEN_SPACE = "white space made single"
@@ -58,10 +59,10 @@ class Normalizer:
           drop_stray_joiners: whether to take out joiners after characters that none can join.
 
         Raises:
-          ValueError: there is no such form.
+          UserError: there is no such form.
         """
         if form not in FORMS:
-            raise ValueError(
+            raise UserError(
                 f"input.cleaning.unicode_form must be 'NFC' or 'NFKC', not {form!r}. "
                 f"{names.nearest(form, FORMS)}"
             )

@@ -82,7 +82,7 @@ class Assembly:
           own_rows: which rows to read; None for all.
 
         Raises:
-          ValueError: a shard cannot be read.
+          UserError: a shard cannot be read.
         """
         needed = [np.zeros(0, np.int64)]
         for batch in batches:

@@ -13,6 +13,7 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch, Input, TrainBatches
 from lingvo_gshard.data.prepared import manifest as manifests
@@ -65,7 +66,7 @@ class PreparedInput(Input):
         super().__init__(params)
         choices = (ERROR, SKIP)
         if self.p.on_damage not in choices:
-            raise ValueError(
+            raise UserError(
                 f"input.on_damage cannot be {self.p.on_damage!r}. "
                 f"{names.nearest(self.p.on_damage, choices)}"
             )
@@ -109,15 +110,15 @@ class PreparedInput(Input):
         """What the directory holds.
 
         Raises:
-          ValueError: there is no directory, or it cannot be read, or is for other inputs.
+          UserError: there is no directory, or it cannot be read, or is for other inputs.
         """
         if not self.p.directory:
-            raise ValueError(
+            raise UserError(
                 "input.directory is empty; a directory that gshard-prepare has written was expected"
             )
         found = manifests.read(self.p.directory)
         if found.content != self.content:
-            raise ValueError(
+            raise UserError(
                 f"{self.p.directory}: the prepared data is of the kind {found.content!r}; "
                 f"{type(self).__name__} reads {self.content!r}"
             )
@@ -165,7 +166,7 @@ class PreparedInput(Input):
         """Returns the rows of a split.
 
         Raises:
-          ValueError: there is no such split, or a file is missing or damaged.
+          UserError: there is no such split, or a file is missing or damaged.
         """
         if split not in self._tables:
             self._tables[split] = Table(
@@ -181,7 +182,7 @@ class PreparedInput(Input):
         """Checks the files of a split, and that some row fits a batch.
 
         Raises:
-          ValueError: a file is missing or has another size, or no row fits.
+          UserError: a file is missing or has another size, or no row fits.
         """
         table, begin = self.table(split), 0
         for lengths in table.lengths.shards():
@@ -190,7 +191,7 @@ class PreparedInput(Input):
             if (bucket_of(pieces.lengths, self.buckets) >= 0).any():
                 return
             begin += len(lengths)
-        raise ValueError(
+        raise UserError(
             f"{self.p.directory}: none of the {begin:,} rows of {split!r} fits a batch's row of "
             f"{self.buckets[-1][1]} source and {self.buckets[-1][2]} target tokens"
         )
@@ -280,11 +281,11 @@ class PreparedInput(Input):
         """Checks that the data was prepared with the vocabularies in use.
 
         Raises:
-          ValueError: a checkpoint has brought others.
+          UserError: a checkpoint has brought others.
         """
         for side, (_, vocabulary) in self.sides.items():
             if vocabulary != self._prepared_vocabularies[side]:
-                raise ValueError(
+                raise UserError(
                     f"{self.p.directory}: the data was prepared with another {side} vocabulary "
                     "than that of the checkpoint. Prepare it with the checkpoint's vocabulary"
                 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import copies
 from lingvo_gshard.data.prepared.manifest import Shard
 
@@ -23,7 +24,7 @@ class Lengths:
           shards: the shards, which number their rows one after another.
 
         Raises:
-          ValueError: a file is missing or damaged.
+          UserError: a file is missing or damaged.
         """
         self._root, self._shards = root, shards
         self._tables = [_mapped(root, shard) for shard in shards]
@@ -36,7 +37,7 @@ class Lengths:
           rows: int64 [N], numbers of rows.
 
         Raises:
-          ValueError: a file was cut off since it was mapped.
+          UserError: a file was cut off since it was mapped.
         """
         result = np.zeros((len(rows), 2), np.int64)
         for shard, places in by_shard(rows, self._starts):
@@ -56,11 +57,11 @@ class Lengths:
         """Returns a shard's table. The system kills a process that reads behind a file's end.
 
         Raises:
-          ValueError: the file was cut off since it was mapped.
+          UserError: the file was cut off since it was mapped.
         """
         table, mapping = self._tables[shard], _mapping(self._tables[shard])
         if mapping is not None and mapping.size() < table.offset + table.nbytes:
-            raise ValueError(
+            raise UserError(
                 f"{self._root / self._shards[shard].lengths} was cut off to {mapping.size():,} "
                 "bytes while it was read; prepare the data again"
             )
@@ -87,11 +88,11 @@ def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
     try:
         table = np.load(copies.local_file(path), mmap_mode="r")
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file, but {shard.file} needs it") from None
+        raise UserError(f"{path}: there is no such file, but {shard.file} needs it") from None
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: the lengths cannot be read: {error}") from None
+        raise UserError(f"{path}: the lengths cannot be read: {error}") from None
     if table.shape != (shard.rows, 2) or table.dtype not in (np.uint16, np.uint32):
-        raise ValueError(
+        raise UserError(
             f"{path}: has {table.dtype.name}{list(table.shape)}; the manifest says "
             f"{shard.rows:,} rows of two numbers"
         )

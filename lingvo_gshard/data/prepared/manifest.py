@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, json_text
 
 FILE = "manifest.json"
@@ -173,28 +174,28 @@ def read(directory: str | os.PathLike) -> Manifest:
     """Returns the manifest of a directory.
 
     Raises:
-      ValueError: it is missing, damaged, or of another format.
+      UserError: it is missing, damaged, or of another format.
     """
     path = pathlib.Path(directory) / FILE
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(
+        raise UserError(
             f"{path}: there is no such file. A directory that gshard-prepare has written, and "
             "finished, was expected"
         ) from None
     except OSError as error:
-        raise ValueError(f"{path}: the manifest cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: the manifest cannot be read: {error.strerror}") from None
     try:
         found = json_text.decode(content, _Format).format
         if found != FORMAT:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the manifest has format {found}, and this program reads format {FORMAT}. "
                 "Prepare the data again, or use the version that wrote it"
             )
         return json_text.decode(content, Manifest)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: the manifest is damaged: {error}") from None
+        raise UserError(f"{path}: the manifest is damaged: {error}") from None
 
 
 def write(manifest: Manifest, directory: str | os.PathLike) -> None:

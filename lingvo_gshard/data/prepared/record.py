@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.packing import Tokens
 
 _LARGEST_OF_TWO_BYTES = 0xFFFF
@@ -34,13 +35,13 @@ def encode(source: Sequence[int], target: Sequence[int], width: int) -> bytes:
       width: bytes of an integer, from `id_bytes`.
 
     Raises:
-      ValueError: an id, or the number of source ids, does not fit.
+      UserError: an id, or the number of source ids, does not fit.
     """
     try:
         return np.asarray((len(source), *source, *target), _type(width)).tobytes()
     except OverflowError:
         largest = max(0, *source, *target)
-        raise ValueError(
+        raise UserError(
             f"A record with integers of {width} bytes holds ids and numbers of source tokens up to "
             f"{np.iinfo(_type(width)).max:,}; this row has {len(source):,} source tokens, its "
             f"largest id is {largest:,} and its smallest {min((0, *source, *target)):,}"
@@ -55,13 +56,13 @@ def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
       width: bytes of an integer.
 
     Raises:
-      ValueError: a record is no result of `encode`; the message has its place in `records`.
+      UserError: a record is no result of `encode`; the message has its place in `records`.
     """
     bytes_of_record = np.fromiter(map(len, records), np.int64, len(records))
     damaged = (bytes_of_record == 0) | (bytes_of_record % width != 0)
     if damaged.any():
         place = int(damaged.argmax())
-        raise ValueError(
+        raise UserError(
             f"record {place} has {bytes_of_record[place]} bytes; a positive multiple of {width} "
             "was expected"
         )
@@ -72,7 +73,7 @@ def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
     target_lengths = sizes - 1 - source_lengths
     if (target_lengths < 0).any():
         place = int(target_lengths.argmin())
-        raise ValueError(
+        raise UserError(
             f"record {place} has {sizes[place] - 1} tokens, and begins with a number of source "
             f"tokens of {source_lengths[place]}"
         )

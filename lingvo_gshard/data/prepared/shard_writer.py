@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import record
 from lingvo_gshard.data.prepared.manifest import Shard, sha256_of
 
@@ -39,11 +40,11 @@ def shard_file(split: str, language: str, source: str, number: int, count: int) 
       count: number of shards of this split, language and source.
 
     Raises:
-      ValueError: a name is unfit for a file.
+      UserError: a name is unfit for a file.
     """
     for kind, name in (("split", split), ("language", language), ("source", source)):
         if not _NAME.fullmatch(name):
-            raise ValueError(
+            raise UserError(
                 f"The {kind} {name!r} is no name of a file: letters, digits and _ . @ + - were "
                 "expected, and no dot at the beginning"
             )
@@ -87,7 +88,7 @@ class ShardWriter:
           rows_per_group: rows that are read together, PAIRS_PER_GROUP or TEXTS_PER_GROUP.
 
         Raises:
-          ValueError: a name is unfit for a file.
+          UserError: a name is unfit for a file.
           OSError: the folder cannot be made.
         """
         self._root = pathlib.Path(directory)
@@ -106,7 +107,7 @@ class ShardWriter:
         """Appends a row; see `record.encode`.
 
         Raises:
-          ValueError: an id does not fit.
+          UserError: an id does not fit.
           RuntimeError: the file cannot be written.
         """
         self.write_record(record.encode(source, target, self._width), len(source), len(target))

@@ -18,6 +18,7 @@ from typing import Any
 import grain
 from grain.experimental import ThreadPrefetchIterDataset
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared.assembly import Assembly, OwnRows, PreparedBatch, Records
 from lingvo_gshard.data.prepared.planning.plan import PlannedBatch, Planner
 
@@ -146,7 +147,7 @@ class PreparedBatches:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Moves to a position; ValueError if it is of a stream with other data, seed or shapes."""
         if state.get("stream") != self._identity or "batch" not in state:
-            raise ValueError(
+            raise UserError(
                 "The saved data position belongs to another stream: the training data, its "
                 "settings (input.*) or the seed have changed since it was saved "
                 f"({state.get('stream')!r} there, {self._identity!r} here)"

@@ -15,6 +15,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import copies, objects, paths
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.prepared import record
@@ -78,10 +79,10 @@ class Table:
           languages: the languages whose rows are used; empty: all.
 
         Raises:
-          ValueError: there is no such split or language, or a file is missing or has another size.
+          UserError: there is no such split or language, or a file is missing or has another size.
         """
         if split not in manifest.splits:
-            raise ValueError(
+            raise UserError(
                 f"{directory}: the prepared data has no split {split!r}. "
                 f"{names.nearest(split, manifest.splits)}"
             )
@@ -114,7 +115,7 @@ class Table:
           rows: int64, numbers of rows in any order.
 
         Raises:
-          ValueError: a shard cannot be read. Names the file.
+          UserError: a shard cannot be read. Names the file.
         """
         records: list[bytes] = [b""] * len(rows)
         with self._lock:
@@ -158,7 +159,7 @@ class Table:
         """Returns whether a shard has the size that the manifest says.
 
         Raises:
-          ValueError: it has not, and damage is an error.
+          UserError: it has not, and damage is an error.
         """
         size = objects.size_of(self._root / shard.file)
         if size == shard.bytes:
@@ -171,7 +172,7 @@ class Table:
         """Counts rows that cannot be read, or raises ValueError."""
         path = self._root / shard.file
         if self._on_damage == ERROR:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {problem}. Restore the file or prepare the data again; "
                 'input.on_damage = "skip" leaves out its rows'
             )
@@ -202,7 +203,7 @@ def _check_languages(languages: Sequence[str], split: str, shards: Sequence[Shar
     found = {shard.language for shard in shards}
     for language in languages:
         if language not in found:
-            raise ValueError(
+            raise UserError(
                 f"input.languages: {split} has no rows of {language!r}. "
                 f"{names.nearest(language, found)}"
             )
@@ -225,7 +226,7 @@ def _check(content: bytes, source: int, target: int, width: int) -> None:
     """Raises ValueError if a record has other lengths than the planned ones."""
     stated = int.from_bytes(content[:width], "little")
     if len(content) != width * (1 + source + target) or stated != source:
-        raise ValueError(
+        raise UserError(
             f"it has {len(content)} bytes and {stated:,} source tokens, but its lengths are "
             f"{source:,} and {target:,} tokens"
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch
@@ -70,14 +71,14 @@ class PreparedTranslationInput(PreparedInput):
         except (TypeError, ValueError):
             is_right = False
         if not is_right:
-            raise ValueError(
+            raise UserError(
                 f"short_buckets is {params.short_buckets!r}; a tuple of triples (rows, source "
                 "length, target length) was expected, such as ((64, 32, 16),)"
             )
         ordered = [*sorted(shorter, key=lambda bucket: bucket[1:]), longest]
         for bucket, longer in zip(ordered, ordered[1:], strict=False):
             if bucket[1] > longer[1] or bucket[2] > longer[2] or bucket[1:] == longer[1:]:
-                raise ValueError(
+                raise UserError(
                     f"short_buckets: rows of {bucket[1]}, {bucket[2]} do not fit into those of "
                     f"{longer[1]}, {longer[2]}"
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import copies, paths
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest, VocabularyFile, sha256_of
@@ -22,7 +23,7 @@ def read(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabula
       manifest: its manifest.
 
     Raises:
-      ValueError: a file is missing or damaged, or not the one that the manifest describes.
+      UserError: a file is missing or damaged, or not the one that the manifest describes.
     """
     found: dict[str, Vocabulary] = {}
     for entry in manifest.vocabularies:
@@ -49,11 +50,11 @@ def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
     try:
         local = copies.local_file(path)
         if sha256_of(local) != entry.sha256:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"
             )
         return files.load(str(local.parent), local.stem)
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file, but the manifest names it") from None
+        raise UserError(f"{path}: there is no such file, but the manifest names it") from None
     except OSError as error:
-        raise ValueError(f"{path}: the vocabulary cannot be read: {error}") from None
+        raise UserError(f"{path}: the vocabulary cannot be read: {error}") from None

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+
 _BYTE_ORDERS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 _HEADER_BYTES = 28
 _MAJOR_REVISIONS = (0, 1)
@@ -20,7 +22,7 @@ _CHARSET = re.compile(r"charset=([\w.:-]+)")
 _NO_CHARSET = "CHARSET"
 
 
-class DamagedCatalogError(ValueError):
+class DamagedCatalogError(UserError):
     """A catalog is truncated or breaks the rules of its format."""
 
 

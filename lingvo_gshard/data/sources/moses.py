@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.sources import compression, readers
 from lingvo_gshard.data.sources.row import Row
 
@@ -37,7 +38,7 @@ class MosesReader(readers.FileReader):
         for path in found:
             if not self.sources_of(path):
                 prefix = self._prefix(path)
-                raise ValueError(
+                raise UserError(
                     f"{path}: there is no source file for this target file: {prefix}.de was "
                     "expected, or another language"
                 )

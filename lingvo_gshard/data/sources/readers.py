@@ -11,6 +11,7 @@ from typing import BinaryIO, NoReturn
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.observer import Observer, SilentObserver
@@ -66,7 +67,7 @@ class Reader(Configurable, abc.ABC):
     def __init__(self, params: Params):
         super().__init__(params)
         if self.p.on_bad_row not in ON_BAD_ROW:
-            raise ValueError(
+            raise UserError(
                 f"input.corpus.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
                 f"{names.nearest(self.p.on_bad_row, ON_BAD_ROW)}"
             )
@@ -97,12 +98,12 @@ class Reader(Configurable, abc.ABC):
         """Returns the rows of a split and sets `left_out` and `examples`.
 
         Raises:
-          ValueError: the split is unknown, or a file is missing. With on_bad_row="refuse" also: a
+          UserError: the split is unknown, or a file is missing. With on_bad_row="refuse" also: a
             file is damaged or not UTF-8, a row has wrong columns, or sides differ in length. The
             message names file and line.
         """
         if split not in self.splits:
-            raise ValueError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
+            raise UserError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
         self.left_out.clear()
         self.examples.clear()
         return list(self._read(split))
@@ -110,7 +111,7 @@ class Reader(Configurable, abc.ABC):
     def _bad(self, place: str, reason: str, detail: str = "", count: int = 1) -> None:
         message = f"{place}: {reason}{': ' if detail else ''}{detail}"
         if self.p.on_bad_row == "refuse":
-            raise ValueError(f"{message}. Set {self.skip_setting} to leave such rows out, counted.")
+            raise UserError(f"{message}. Set {self.skip_setting} to leave such rows out, counted.")
         self._leave_out(reason, f"{place}: {detail}" if detail else place, count)
 
     def _leave_out(self, reason: str, message: str, count: int = 1) -> None:
@@ -221,7 +222,7 @@ class FileReader(Reader):
     def __init__(self, params: Params):
         super().__init__(params)
         if not _patterns(self.p.train):
-            raise ValueError(f"input.corpus.train of the {type(self).__name__} names no file")
+            raise UserError(f"input.corpus.train of the {type(self).__name__} names no file")
         self._whole: held_out.Split | None = None
 
     @property
@@ -278,14 +279,14 @@ class FileReader(Reader):
           setting: where the user named them, for messages; "": the hyperparameter.
 
         Raises:
-          ValueError: a file is missing, or a glob matches none.
+          UserError: a file is missing, or a glob matches none.
         """
         setting = setting or f"input.corpus.{split}"
         found = []
         for pattern in _patterns(getattr(self.p, split)):
             paths = self._expand(os.path.expanduser(pattern))
             if not paths:
-                raise ValueError(f"{setting}: {pattern}: {self._none_found(pattern)}")
+                raise UserError(f"{setting}: {pattern}: {self._none_found(pattern)}")
             for path in paths:
                 _check_is_file(setting, path)
             found += paths
@@ -307,23 +308,23 @@ def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
 def _check_is_file(setting: str, path: str) -> None:
     if os.path.isdir(path):
         glob_of_files = os.path.join(path, "*")
-        raise ValueError(
+        raise UserError(
             f"{setting}: {path}: a directory, but a file was expected; {glob_of_files!r} takes all "
             "files in it"
         )
     if not os.path.exists(path):
         directory, name = os.path.split(path)
         if directory and not os.path.isdir(directory):
-            raise ValueError(f"{setting}: {path}: no such file; there is no directory {directory}")
+            raise UserError(f"{setting}: {path}: no such file; there is no directory {directory}")
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
         hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
-        raise ValueError(f"{setting}: {path}: no such file{hint}")
+        raise UserError(f"{setting}: {path}: no such file{hint}")
     if not os.access(path, os.R_OK):
         _refuse_unreadable(path)
 
 
 def _refuse_unreadable(path: str) -> NoReturn:
-    raise ValueError(f"{path}: permission denied: this user may not read the file") from None
+    raise UserError(f"{path}: permission denied: this user may not read the file") from None
 
 
 def _encoding(number: int, line: bytes, error: UnicodeDecodeError) -> str:

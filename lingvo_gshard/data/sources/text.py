@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.words import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt, place
@@ -33,7 +34,7 @@ class TextReader(readers.FileReader):
     def __init__(self, params: Params):
         super().__init__(params)
         if self.p.document not in DOCUMENTS:
-            raise ValueError(
+            raise UserError(
                 f"input.corpus.document cannot be {self.p.document!r}. "
                 f"{names.nearest(self.p.document, DOCUMENTS)}"
             )

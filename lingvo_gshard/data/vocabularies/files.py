@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -46,7 +47,7 @@ def of_others(files: str | Sequence[str]) -> tuple[Vocabulary, ...]:
       files: one file or several: SentencePiece models, or tokenizer.json of the tokenizers package.
 
     Raises:
-      ValueError: a file is missing, or is no vocabulary.
+      UserError: a file is missing, or is no vocabulary.
     """
     return tuple(map(_of_others, paths_of(files)))
 
@@ -61,7 +62,7 @@ def _of_others(path: str) -> Vocabulary:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"input.vocabulary.files: {path}: {error.strerror}; a SentencePiece model or a "
             "tokenizer.json was expected"
         ) from None
@@ -69,4 +70,4 @@ def _of_others(path: str) -> Vocabulary:
     try:
         return kind(content)
     except ValueError as error:
-        raise ValueError(f"input.vocabulary.files: {path}: {error}") from None
+        raise UserError(f"input.vocabulary.files: {path}: {error}") from None

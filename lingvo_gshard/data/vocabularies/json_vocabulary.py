@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_tokenizers import byte_ids
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -32,7 +33,7 @@ class JsonVocabulary(Vocabulary):
           model: content of the file.
 
         Raises:
-          ValueError: it is damaged, or no known token ends a text.
+          UserError: it is damaged, or no known token ends a text.
         """
         # Imported here: most runs need no tokenizers.
         import tokenizers
@@ -40,7 +41,7 @@ class JsonVocabulary(Vocabulary):
         try:
             self._found = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # The package raises plain Exceptions.
-            raise ValueError(f"This is no tokenizer.json: {error}") from None
+            raise UserError(f"This is no tokenizer.json: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
         self._bytes = byte_ids(self._found)
@@ -49,7 +50,7 @@ class JsonVocabulary(Vocabulary):
         self.model = model
         end = self._first(_ENDS)
         if end is None:
-            raise ValueError(f"No token ends a text; one of {', '.join(_ENDS)} was expected")
+            raise UserError(f"No token ends a text; one of {', '.join(_ENDS)} was expected")
         begin, pad, unknown = map(self._first, (_BEGINS, _PADS, _UNKNOWNS))
         self.eos_id, self.bos_id = end, end if begin is None else begin
         self.pad_id = end if pad is None else pad

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
@@ -70,7 +71,7 @@ class Engine:
         """Returns the answer to a request, which is computed in the background.
 
         Raises:
-          ValueError: the request does not fit the model.
+          UserError: the request does not fit the model.
         """
         (answer,) = self.submit_all([request])
         return answer
@@ -149,27 +150,27 @@ class Engine:
         """Returns the largest number of new tokens that a text of a request may have.
 
         Raises:
-          ValueError: the request leaves no room for any, or has not what the model needs.
+          UserError: the request leaves no room for any, or has not what the model needs.
         """
         facts, source = self.facts, len(request.source)
         beam_size = request.options.beam_size
         most_beam = facts.vocabulary_size - len(facts.end_ids)
         if beam_size > most_beam:
-            raise ValueError(
+            raise UserError(
                 f"beam_size is {beam_size}; 1 to {most_beam:,} was expected, no more than the "
                 "vocabulary has tokens besides the end"
             )
         self._check_ids(request.options)
         if facts.has_source != bool(source):
             wanted = "a source" if facts.has_source else "no source"
-            raise ValueError(f"the model takes {wanted}, and the request has {source} tokens of it")
+            raise UserError(f"the model takes {wanted}, and the request has {source} tokens of it")
         if source > facts.most_source:
-            raise ValueError(
+            raise UserError(
                 f"the source has {source} tokens; the model takes {facts.most_source} at most"
             )
         room = facts.most_positions - len(request.given) + 1
         if not request.given or room < 1:
-            raise ValueError(
+            raise UserError(
                 f"the request gives {len(request.given)} tokens; 1 to {facts.most_positions} were "
                 "expected, that before all texts counted"
             )
@@ -182,17 +183,15 @@ class Engine:
         for name in ("allowed_tokens", "forbidden_tokens"):
             for index in getattr(options, name):
                 if not 0 <= index < size:
-                    raise ValueError(
-                        f"{name} has {index}; ids from 0 to {size - 1:,} were expected"
-                    )
+                    raise UserError(f"{name} has {index}; ids from 0 to {size - 1:,} were expected")
         if not options.allowed_tokens and not options.forbidden_tokens:
             return
         ends, forbidden = set(self.facts.end_ids), set(options.forbidden_tokens)
         left = set(options.allowed_tokens or range(size)) - ends - forbidden
         if not left and not ends - forbidden:
-            raise ValueError("allowed_tokens and forbidden_tokens leave no token")
+            raise UserError("allowed_tokens and forbidden_tokens leave no token")
         if not left and options.least_tokens > 1:
-            raise ValueError(
+            raise UserError(
                 "allowed_tokens and forbidden_tokens leave no token besides the end, and "
                 f"least_tokens is {options.least_tokens}"
             )
@@ -203,7 +202,7 @@ class Engine:
         limit = self.most_tokens(request)
         if options.beam_size > 1:
             if request.streams or request.should_stop:
-                raise ValueError("beam search cannot stream or stop early; set beam_size=1")
+                raise UserError("beam search cannot stream or stop early; set beam_size=1")
             return [BeamRow(answer, 0, limit, self.facts.end_ids)]
         ends = self.facts.end_ids
         return [TokenRow(answer, text, limit, ends) for text in range(options.texts)]

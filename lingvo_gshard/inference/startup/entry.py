@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, with_digest
 from lingvo_gshard.core.files.paths import is_bucket
@@ -168,7 +169,7 @@ def _file_of(key: ProgramKey) -> str:
 def _check_owner(path: pathlib.Path) -> None:
     """Raises ValueError if another user wrote a file: loading a program runs its code."""
     if path.stat().st_uid not in (os.getuid(), 0):
-        raise ValueError(f"{path} belongs to another user")
+        raise UserError(f"{path} belongs to another user")
 
 
 def _as_bytes(array: jax.Array) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -60,7 +61,7 @@ class Attention(Layer):
             self._refuse_with_kernel("dropout_rate")
 
     def _refuse_with_kernel(self, option: str) -> None:
-        raise ValueError(
+        raise UserError(
             f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
             f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
         )

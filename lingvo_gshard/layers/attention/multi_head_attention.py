@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -47,13 +48,13 @@ class MultiHeadAttention(Attention):
         super().__init__(params, path)
         p = self.p
         if not p.head_dim and p.model_dim % p.num_heads:
-            raise ValueError(
+            raise UserError(
                 f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
             )
         self.head_dim = p.head_dim or p.model_dim // p.num_heads
         self.key_value_heads = p.num_key_value_heads or p.num_heads
         if p.num_heads % self.key_value_heads:
-            raise ValueError(
+            raise UserError(
                 f"{path}.num_key_value_heads: {p.num_key_value_heads} does not divide "
                 f"{path}.num_heads, {p.num_heads}"
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
@@ -55,7 +56,7 @@ class RingKernel(AttentionKernel):
         """Returns the attention output [B,N,L,D], as the base class describes.
 
         Raises:
-          ValueError: L or K does not divide into equal parts.
+          UserError: L or K does not divide into equal parts.
         """
         del relative_bias_NLK, dropout_BNLK
         parts = self._parts(query_BNLD, keys_BNKD)
@@ -105,7 +106,7 @@ class RingKernel(AttentionKernel):
         parts = parts_of("BNLD")[PARTS]
         for letter, length in (("L", query_BNLD.shape[2]), ("K", keys_BNKD.shape[2])):
             if length % parts:
-                raise ValueError(
+                raise UserError(
                     f"{self.path}: a ring of {parts} devices needs equal parts of rows, and "
                     f"{letter} is {length}; a multiple of {parts} was expected"
                 )

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
@@ -63,7 +64,7 @@ def hierarchical(option: str) -> AllToAll:
       option: the Params path of the option that selects it, for the message.
 
     Raises:
-      ValueError: G and E share fewer than two axes. The message names the option and --mesh.
+      UserError: G and E share fewer than two axes. The message names the option and --mesh.
     """
     current = current_partitioning()
     if current is None or current.mesh.size == 1 or tf.executing_eagerly():
@@ -71,7 +72,7 @@ def hierarchical(option: str) -> AllToAll:
     (groups,), (experts,) = axes_of("G"), axes_of("E")
     shared = [axis for axis in experts if axis in groups]
     if len(shared) < 2:
-        raise ValueError(
+        raise UserError(
             f"{option}: --mesh={current.mesh} with --strategy={current.strategy.name} splits "
             f"groups over {_join_names(groups)} and experts over {_join_names(experts)}; it needs "
             "two axes that split both, as in --mesh=host=2,data=4 "

@@ -16,6 +16,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe import all_to_all, codecs
 from lingvo_gshard.layers.moe.all_to_all import AllToAll, Direction
@@ -56,7 +57,7 @@ class Exchange(Configurable):
         super().__init__(params)
         p = self.p
         if p.precision not in codecs.CODECS:
-            raise ValueError(
+            raise UserError(
                 f"{path}.precision: {p.precision!r}. "
                 f"{names.nearest(p.precision, filter(None, codecs.CODECS))}"
             )
@@ -77,7 +78,7 @@ class Exchange(Configurable):
           row: letter of the last dimension: M, or U for a row of each part of the experts.
 
         Raises:
-          ValueError: the all-to-alls cannot be hierarchical on this mesh.
+          UserError: the all-to-alls cannot be hierarchical on this mesh.
         """
         transport = all_to_all.single
         if self.p.hierarchical:

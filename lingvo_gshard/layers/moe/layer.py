@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -125,7 +126,7 @@ class MixtureOfExperts(Layer):
         """Returns the Params of one part of the layer; ValueError if the value is not Params."""
         value = self.p.get(name)
         if not isinstance(value, Params):
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.{name}: {value!r} is not Params; give those of a class, such as "
                 f"{self.p.default(name).cls.__name__}.params()"
             )
@@ -135,13 +136,13 @@ class MixtureOfExperts(Layer):
         """Returns a child's Params with the sizes of this layer.
 
         Raises:
-          ValueError: the child's Params have another size.
+          UserError: the child's Params have another size.
         """
         p = self.p
         child = self._params_of(name).copy()
         for size in sizes:
             if child.get(size) not in (0, p.get(size)):
-                raise ValueError(
+                raise UserError(
                     f"{self.path}.{name}.{size}: {child.get(size)}, but {self.path}.{size} is "
                     f"{p.get(size)}; leave the {name}'s 0"
                 )
@@ -152,7 +153,7 @@ class MixtureOfExperts(Layer):
         if self.p.is_causal:
             self.router.check_causal()
         if self.router.needs_token_ids and not self.p.has_token_ids:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "
                 f"{self.path}.has_token_ids is False; provide the ids by context.tokens and set it"
             )
@@ -160,7 +161,7 @@ class MixtureOfExperts(Layer):
     def _create_shared(self) -> None:
         p = self.p
         if p.shared_combination not in _COMBINATIONS:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.shared_combination: {p.shared_combination!r}. "
                 f"{names.nearest(p.shared_combination, _COMBINATIONS)}"
             )
@@ -324,7 +325,7 @@ class MixtureOfExperts(Layer):
         ids_BL = context.current().token_ids
         if ids_BL is None or ids_BL.shape != shape_BLM[:2]:
             given = "none" if ids_BL is None else f"those of {ids_BL.shape}"
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
             )
         return groups.split(ids_BL)

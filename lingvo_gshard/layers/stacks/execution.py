@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -51,10 +52,10 @@ class Execution(Layer):
           path: path of `params`, for error messages.
 
         Raises:
-          ValueError: the layers do not divide into whole periods.
+          UserError: the layers do not divide into whole periods.
         """
         if len(layers) % period:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {cls.__name__} needs a multiple of {period} layers (moe_every, "
                 f"attention_pattern), and there are {len(layers)}; sequential_first "
                 "lets the first few run one by one"
@@ -100,7 +101,7 @@ class Execution(Layer):
           path: path of the Params of this execution, for error messages.
 
         Raises:
-          ValueError: the batch cannot be run.
+          UserError: the batch cannot be run.
         """
 
     def flops(self, shape: TokenShape) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -73,26 +74,26 @@ class Pipeline(Execution):
         """Returns a copy of the Params of a pipeline that runs `layers`; see the base class.
 
         Raises:
-          ValueError: the options do not fit one another, or a layer cannot run in a pipeline.
+          UserError: the options do not fit one another, or a layer cannot run in a pipeline.
         """
         result = super().for_layers(params, layers, period, path)
         result.micro_batches = params.micro_batches or params.stages
         least = params.stages if params.circulations > 1 else 1
         if result.micro_batches < least:
-            raise ValueError(
+            raise UserError(
                 f"{path}.micro_batches: {params.micro_batches}; {least} or more were expected with "
                 f"{path}.stages={params.stages} and {path}.circulations={params.circulations}"
             )
         chunks = params.stages * params.circulations
         if result.times % chunks:
-            raise ValueError(
+            raise UserError(
                 f"{path}.stages={params.stages} with {path}.circulations={params.circulations}: "
                 f"{result.times} times {period} layers do not divide into {chunks} chunks"
             )
         for layer in result.body:
             obstacle = layer.cls.vectorization_obstacle(layer)
             if obstacle:
-                raise ValueError(
+                raise UserError(
                     f"{path}: a Pipeline computes its stages as one operation, which is not "
                     f"possible with {obstacle}"
                 )
@@ -103,7 +104,7 @@ class Pipeline(Execution):
         p = self.p
         chunks = p.stages * p.circulations
         if p.times % chunks:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {p.times} times a body of {len(p.body)} layers, in {p.stages} stages and "
                 f"{p.circulations} circulations"
             )
@@ -166,7 +167,7 @@ class Pipeline(Execution):
           path: path of the Params, for error messages.
 
         Raises:
-          ValueError: the micro-batches do not divide the rows of a training batch, or the stages do
+          UserError: the micro-batches do not divide the rows of a training batch, or the stages do
             not divide over the devices that they are split over.
         """
         count, stages = self.schedule.micro_batches, self.schedule.stages
@@ -174,12 +175,12 @@ class Pipeline(Execution):
         axes = partitioning.split(STAGES)[0] if partitioning else ()
         parts = partitioning.parts(axes) if partitioning else 1
         if stages % parts:
-            raise ValueError(
+            raise UserError(
                 f"{path}.stages={stages} does not divide over the {parts} devices along "
                 f"{', '.join(axes)} of --mesh={partitioning.mesh}"
             )
         if rows % count and context.current().training:
-            raise ValueError(
+            raise UserError(
                 f"{path}.micro_batches={count} does not divide input.batch_rows, {rows} rows"
             )
 

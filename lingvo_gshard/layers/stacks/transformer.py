@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -112,7 +113,7 @@ class TransformerStack(Layer):
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
         for name in ("dense_first", "sequential_first"):
             if p.get(name) > p.num_layers:
-                raise ValueError(
+                raise UserError(
                     f"{path}.{name}: {p.get(name)} is not in 0 to {path}.num_layers, {p.num_layers}"
                 )
         self._check_pattern()
@@ -141,7 +142,7 @@ class TransformerStack(Layer):
         """Creates the relative bias of all layers, which have attentions like this one.
 
         Raises:
-          ValueError: the attention, its kernel or the execution cannot have such a bias.
+          UserError: the attention, its kernel or the execution cannot have such a bias.
         """
         p = self.p
         obstacle = ""
@@ -152,7 +153,7 @@ class TransformerStack(Layer):
         elif p.execution.cls.splits_shared:
             obstacle = f"{p.execution.cls.__name__}; choose Sequential or Repeat"
         if obstacle:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.shared_relative_bias.buckets: {p.shared_relative_bias.buckets} is "
                 f"not possible with {obstacle}"
             )
@@ -165,12 +166,12 @@ class TransformerStack(Layer):
         path = f"{self.path}.attention_pattern"
         for index, attention in enumerate(self.p.attention_pattern):
             if not isinstance(attention, Params):
-                raise ValueError(
+                raise UserError(
                     f"{path}[{index}]: {attention!r} is not Params; give those of a class, such as "
                     "SelfAttention.params()"
                 )
             if attention.kernel != self.p.attention_pattern[0].kernel:
-                raise ValueError(
+                raise UserError(
                     f"{path}[{index}].kernel: {attention.kernel.cls.__name__} with other Params "
                     f"than {path}[0].kernel; one kernel for all layers was expected, because they "
                     "share masks"

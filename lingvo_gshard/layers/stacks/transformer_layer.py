@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -116,7 +117,7 @@ class TransformerLayer(Layer):
         p = self.p
         if p.norm_position not in NORM_POSITIONS:
             nearest = names.nearest(p.norm_position, NORM_POSITIONS)
-            raise ValueError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
+            raise UserError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
         self._create_sublayer("self_attention", p.self_attention)
         if p.has_cross_attention:
             self._create_sublayer("cross_attention", p.cross_attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import (
     deepseek,
@@ -53,11 +54,11 @@ def family_of(config: PublishedConfig) -> Family:
     """Returns the family of a config.
 
     Raises:
-      ValueError: the architecture is unknown; the message has the nearest known one.
+      UserError: the architecture is unknown; the message has the nearest known one.
     """
     name = config.get("model_type", kind=str)
     if name not in FAMILIES:
-        raise ValueError(
+        raise UserError(
             f"{config.where}: the architecture {name!r} is unknown. {names.nearest(name, FAMILIES)}"
         )
     return FAMILIES[name]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -20,7 +21,7 @@ def layer_types(config: PublishedConfig, usual_period: int) -> list[str]:
         each such number of layers has full attention; the others have a sliding window.
 
     Raises:
-      ValueError: `layer_types` has the wrong length.
+      UserError: `layer_types` has the wrong length.
     """
     layers = config.get("num_hidden_layers")
     period = config.get(
@@ -29,9 +30,7 @@ def layer_types(config: PublishedConfig, usual_period: int) -> list[str]:
     usual = [FULL if (index + 1) % period == 0 else SLIDING for index in range(layers)]
     found = config.get("layer_types", usual)
     if len(found) != layers:
-        raise ValueError(
-            f"{config.where}: layer_types has {len(found)} entries for {layers} layers"
-        )
+        raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
     return found
 
 
@@ -49,11 +48,11 @@ def set_pattern(
       attentions: type -> Params of the self-attention.
 
     Raises:
-      ValueError: a type is unknown.
+      UserError: a type is unknown.
     """
     for kind in kinds:
         if kind not in attentions:
-            raise ValueError(
+            raise UserError(
                 f"{config.where}: the layer type {kind!r} is unknown. "
                 f"{names.nearest(kind, attentions)}"
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention.positions.rotary_scaling import (
     DynamicNTKScaling,
     LinearScaling,
@@ -46,14 +47,14 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
       rope: what `PublishedConfig.rope` returned, or one of its entries by type of attention.
 
     Raises:
-      ValueError: a scaling, or a parameter of it, is unknown.
+      UserError: a scaling, or a parameter of it, is unknown.
     """
     left = dict(rope)
     kind = left.pop("rope_type", _DEFAULT)
     left.pop("type", None)
     if not isinstance(kind, str) or kind not in _SCALINGS:
         hint = names.nearest(str(kind), _SCALINGS)
-        raise ValueError(f"{config.where}: the rope_type {kind!r} is unknown. {hint}")
+        raise UserError(f"{config.where}: the rope_type {kind!r} is unknown. {hint}")
     attention.rotary_base = float(left.pop("rope_theta"))
     fraction = float(left.pop("partial_rotary_factor", 1.0))
     if "rotary_fraction" in attention:
@@ -69,7 +70,7 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     # Some configs keep it beside a scaling that does not read it.
     left.pop("original_max_position_embeddings", None)
     if left:
-        raise ValueError(
+        raise UserError(
             f"{config.where}: the rotary parameters {', '.join(left)} are unknown for the "
             f"rope_type {kind!r}"
         )

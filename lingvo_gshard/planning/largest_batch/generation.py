@@ -32,7 +32,7 @@ def plan_largest_batch(
       progress: called with each stage as it begins.
 
     Raises:
-      ValueError: as `plan_generation` does.
+      UserError: as `plan_generation` does.
     """
 
     def plan_of(batch: int) -> GenerationPlan:

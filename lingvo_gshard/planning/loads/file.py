@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.monitoring.routers.records import RouterRecord
 
 FLAG = "--loads"
@@ -72,21 +73,21 @@ def load(path: str, first_step: int = 0) -> Loads:
       first_step: leaves out the steps before this one.
 
     Raises:
-      ValueError: names the flag, the file and the reason if the file is missing, is of another
+      UserError: names the flag, the file and the reason if the file is missing, is of another
         kind, has loads that cannot be, or has no steps from `first_step` on.
     """
     try:
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{FLAG}={path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{FLAG}={path}: cannot be read: {error.strerror}") from None
     try:
         records, is_measured = _decoded(content)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{FLAG}={path}: no loads of routers: {error}; {_EXPECTED}") from None
+        raise UserError(f"{FLAG}={path}: no loads of routers: {error}; {_EXPECTED}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{FLAG}={path}: not JSON ({error}); {_EXPECTED}") from None
+        raise UserError(f"{FLAG}={path}: not JSON ({error}); {_EXPECTED}") from None
     if not records:
-        raise ValueError(f"{FLAG}={path}: no layer with experts is in it; {_EXPECTED}")
+        raise UserError(f"{FLAG}={path}: no layer with experts is in it; {_EXPECTED}")
     for record in records:
         _check_record(path, record)
     return _from_step(Loads(path, _by_layer(path, records), is_measured), first_step)
@@ -140,25 +141,25 @@ def _check_record(path: str, record: RouterRecord) -> None:
     where = f"{FLAG}={path}: {record.layer}, step {record.step:,}"
     width = len(record.choices)
     if not width:
-        raise ValueError(f"{where}: choices is empty; expected a count for each expert")
+        raise UserError(f"{where}: choices is empty; expected a count for each expert")
     counts = {"choices": record.choices, "kept": record.kept, "positions": record.positions}
     counts |= {f"by_part[{i}]": part for i, part in enumerate(record.by_part)}
     for name, values in counts.items():
         negative = np.flatnonzero(np.asarray(values) < 0)
         if negative.size:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {name}[{negative[0]}] is {values[negative[0]]:,}; expected a count, 0 "
                 "or more"
             )
         if name != "positions" and len(values) != width:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {name} has {len(values)} counts and choices has {width}; expected one "
                 "for each expert"
             )
     if not sum(record.choices):
-        raise ValueError(f"{where}: no token chose an expert; expected a count above 0")
+        raise UserError(f"{where}: no token chose an expert; expected a count above 0")
     if record.by_part and np.any(np.sum(record.by_part, 0) != record.choices):
-        raise ValueError(f"{where}: by_part does not add up to choices, as it does in such a file")
+        raise UserError(f"{where}: by_part does not add up to choices, as it does in such a file")
 
 
 def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[RouterRecord]]:
@@ -170,13 +171,13 @@ def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[Rout
     for layer, by_step in found.items():
         missing = sorted(set(found[first]) ^ set(by_step))
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"{FLAG}={path}: only one of {first} and {layer} has a record of step "
                 f"{missing[0]:,}; expected the same steps of all layers"
             )
         widths = {len(record.choices) for record in by_step.values()}
         if len(widths) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{FLAG}={path}: {layer} has {min(widths)} experts in one step and {max(widths)} "
                 "in another; expected the loads of one model"
             )
@@ -187,7 +188,7 @@ def _from_step(loads: Loads, first_step: int) -> Loads:
     """Returns the loads without the steps before one."""
     last_step = loads.steps[-1]
     if first_step > last_step:
-        raise ValueError(
+        raise UserError(
             f"--loads_from={first_step}: the last step in {FLAG}={loads.path} is {last_step:,}; "
             "expected a smaller number"
         )

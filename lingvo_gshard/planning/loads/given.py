@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads import checks, file
 from lingvo_gshard.planning.loads.file import FLAG, Loads
 from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
@@ -36,9 +37,9 @@ class LoadsOptions:
         """Raises ValueError if an option is negative or applies to a file that is not given."""
         for flag, value in (("loads_from", self.first_step), ("replicas", self.replicas)):
             if value < 0:
-                raise ValueError(f"--{flag}={value}: expected 0 or more")
+                raise UserError(f"--{flag}={value}: expected 0 or more")
             if value and self.path is None:
-                raise ValueError(f"--{flag}={value} applies to {FLAG}, which is not given")
+                raise UserError(f"--{flag}={value} applies to {FLAG}, which is not given")
 
     def read(self) -> Loads | None:
         """Returns the loads in the file; None without a file. ValueError for a wrong one."""
@@ -83,7 +84,7 @@ class GivenLoads:
           progress: called when tracing begins.
 
         Raises:
-          ValueError: the loads are of another model, or there is no room for the replicas.
+          UserError: the loads are of another model, or there is no room for the replicas.
         """
         checks.check_model(loads, watched_layers(trainer.task), name)
         progress("reading the loads")

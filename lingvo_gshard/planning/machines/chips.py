@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import chip_figures
 
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
@@ -125,10 +126,10 @@ def get(key: str) -> Chip:
     """Returns the chip of a key, such as "v3".
 
     Raises:
-      ValueError: if there is none; names --topology and the nearest key.
+      UserError: if there is none; names --topology and the nearest key.
     """
     if key not in CHIPS:
-        raise ValueError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
+        raise UserError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
     return CHIPS[key]
 
 

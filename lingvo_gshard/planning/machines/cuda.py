@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import gpu_targets
 from lingvo_gshard.planning.machines.chips import Chip
 
@@ -69,16 +70,16 @@ def check_version() -> None:
     """Checks that the packages are installed in the version of the installed jax.
 
     Raises:
-      ValueError: if one is missing or has another version; names --topology.
+      UserError: if one is missing or has another version; names --topology.
     """
     wanted = importlib.metadata.version("jax")
     for package in PACKAGES:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            raise ValueError(f"--topology: {MISSING}; install it with {INSTALL}") from None
+            raise UserError(f"--topology: {MISSING}; install it with {INSTALL}") from None
         if version != wanted:
-            raise ValueError(
+            raise UserError(
                 f"--topology: {package} {version} is installed, but jax {wanted} requires "
                 f"{package}=={wanted}; install it with {INSTALL.replace(VERSION, wanted)}"
             )
@@ -93,7 +94,7 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
       gpus: number of GPUs of one host.
 
     Raises:
-      ValueError: if the compiler is missing or was not found when jax started; names --topology.
+      UserError: if the compiler is missing or was not found when jax started; names --topology.
     """
     check_version()
     os.environ.setdefault(_SKIP_CHECK, "1")
@@ -107,7 +108,7 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
             target_config=gpu_targets.description(chip),
         ).devices
     except NotImplementedError:
-        raise ValueError(
+        raise UserError(
             f"--topology=gpu:{chip.key}:{hosts}x{gpus}: this process started jax without the "
             f"compiler for GPUs; plan in a new process, or set {_SKIP_CHECK}=1 before jax is used"
         ) from None

@@ -11,6 +11,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from lingvo_gshard.core.errors import UserError
+
 # libtpu compiles without a TPU. The first two variables keep it from waiting for the metadata of a
 # TPU machine, and from locking out other processes that compile ("Internal error when accessing
 # libtpu multi-process lockfile"). The last two have no effect here but silence warnings.
@@ -56,15 +58,15 @@ def check_version() -> None:
     """Checks that libtpu is installed in the version that the installed jax requires.
 
     Raises:
-      ValueError: if it is missing or has another version; names --topology.
+      UserError: if it is missing or has another version; names --topology.
     """
     version = installed()
     if version is None:
-        raise ValueError(f"--topology: {MISSING}; install it with {INSTALL}")
+        raise UserError(f"--topology: {MISSING}; install it with {INSTALL}")
     for text in importlib.metadata.requires("jax") or ():
         wanted = Requirement(text)
         if wanted.name == "libtpu" and not wanted.specifier.contains(version, prereleases=True):
-            raise ValueError(
+            raise UserError(
                 f"--topology: libtpu {version} is installed, but jax "
                 f"{importlib.metadata.version('jax')} requires libtpu{wanted.specifier}; "
                 f"install it with {INSTALL}"
@@ -81,7 +83,7 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int =
       slices: number of slices of this shape.
 
     Raises:
-      ValueError: if libtpu does not know such a slice; names --topology and libtpu's reason.
+      UserError: if libtpu does not know such a slice; names --topology and libtpu's reason.
     """
     check_version()
     for variable, value in _ENVIRONMENT.items():
@@ -100,4 +102,4 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int =
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except JaxRuntimeError as error:
-        raise ValueError(f"--topology={name}: libtpu refuses: {error}") from error
+        raise UserError(f"--topology={name}: libtpu refuses: {error}") from error

@@ -72,7 +72,7 @@ def make_report(chosen: Sequence[str], plan_case: Callable[[Case], Plan]) -> Pap
       plan_case: plans a case; ValueError if it cannot be planned.
 
     Raises:
-      ValueError: names --paper_rows if a name is unknown.
+      UserError: names --paper_rows if a name is unknown.
     """
     comparisons = paper_rows.select(chosen)
     to_the_end = {name for row in comparisons if row.needs_code for name in row.cases}

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.paper import explanations as why
 from lingvo_gshard.planning.paper import figures as figures
@@ -47,12 +48,12 @@ def select(chosen: Sequence[str]) -> list[Comparison]:
       chosen: names, quantities or models of comparisons; all comparisons if empty.
 
     Raises:
-      ValueError: names --paper_rows if a name is unknown.
+      UserError: names --paper_rows if a name is unknown.
     """
     known = {part for comparison in COMPARISONS for part in comparison.selectors}
     for name in chosen:
         if name not in known:
-            raise ValueError(f"--paper_rows: unknown row {name!r}. {names.nearest(name, known)}")
+            raise UserError(f"--paper_rows: unknown row {name!r}. {names.nearest(name, known)}")
     wanted = set(chosen)
     return [c for c in COMPARISONS if not wanted or wanted & set(c.selectors)]
 

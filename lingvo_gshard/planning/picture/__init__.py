@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.pages import html_page, splits
 from lingvo_gshard.planning.plan.plan import Plan
 
@@ -20,20 +21,20 @@ def write(plan: Plan, path: str | pathlib.Path) -> None:
     """Writes the page of a plan to a file.
 
     Raises:
-      ValueError: names --html if `path` cannot be written.
+      UserError: names --html if `path` cannot be written.
     """
     page = to_html(plan)
     try:
         pathlib.Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"--html={path}: cannot be written: {error.strerror}") from error
+        raise UserError(f"--html={path}: cannot be written: {error.strerror}") from error
 
 
 def to_html(plan: Plan) -> str:
     """Returns the page of a plan as text.
 
     Raises:
-      ValueError: if the plan's mesh does not have as many devices as the plan.
+      UserError: if the plan's mesh does not have as many devices as the plan.
     """
     data = {"plan": plan, "mesh": splits.describe(plan.mesh, plan.devices, plan.tensors)}
     return html_page.make(f"{plan.name} on {plan.topology}", _STYLES, _SCRIPTS, data)

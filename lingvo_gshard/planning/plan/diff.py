@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan import row_changes
 from lingvo_gshard.planning.plan.change import (
@@ -51,7 +52,7 @@ def diff(
       names: names of the plans for error messages, such as their files.
 
     Raises:
-      ValueError: if the plans were made by different versions of the compiler or of this library.
+      UserError: if the plans were made by different versions of the compiler or of this library.
     """
     if not allow_other_versions:
         _check_versions(before.versions, after.versions, names)
@@ -81,7 +82,7 @@ def _check_versions(
         if before.get(package) != after.get(package)
     ]
     if differing:
-        raise ValueError(
+        raise UserError(
             f"{names[0]} and {names[1]} were made by different versions: {'; '.join(differing)}. "
             "Different compilers make different programs from the same step: plan again with the "
             "same versions, or pass --allow_other_versions"

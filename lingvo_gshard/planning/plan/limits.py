@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo.collectives import KINDS
 from lingvo_gshard.planning.plan.plan import ACROSS_SLICES, Plan
 
@@ -93,7 +94,7 @@ def parse(text: str, where: str = "--fail_on") -> list[Limit]:
       where: flag that gives the text, for messages.
 
     Raises:
-      ValueError: a limit cannot be read, or its quantity is unknown.
+      UserError: a limit cannot be read, or its quantity is unknown.
     """
     return [_parse_one(part.strip(), where) for part in text.split(",") if part.strip()]
 
@@ -101,18 +102,18 @@ def parse(text: str, where: str = "--fail_on") -> list[Limit]:
 def _parse_one(part: str, where: str) -> Limit:
     found = _LIMIT.fullmatch(part)
     if not found:
-        raise ValueError(f"{where}: {part!r} is no limit; expected such as {EXAMPLE}")
+        raise UserError(f"{where}: {part!r} is no limit; expected such as {EXAMPLE}")
     name, sign, amount, unit = found.group("name", "sign", "amount", "unit")
     if name not in _QUANTITIES:
-        raise ValueError(f"{where}: unknown quantity {name!r}. {names.nearest(name, _QUANTITIES)}")
+        raise UserError(f"{where}: unknown quantity {name!r}. {names.nearest(name, _QUANTITIES)}")
     of_bytes = _QUANTITIES[name][1] == "bytes"
     if unit != "%" and (unit not in _SCALES or (unit and not of_bytes)):
         units = ", ".join(filter(None, _SCALES)) + " or %" if of_bytes else "none or %"
-        raise ValueError(f"{where}: {part!r}: unknown unit {unit!r} of {name}; expected {units}")
+        raise UserError(f"{where}: {part!r}: unknown unit {unit!r} of {name}; expected {units}")
     try:
         number = float(amount)
     except ValueError:
-        raise ValueError(f"{where}: {part!r}: {amount} is no number") from None
+        raise UserError(f"{where}: {part!r}: {amount} is no number") from None
     scale = 0.01 if unit == "%" else _SCALES[unit]
     return Limit(part, name, sign, number * scale, unit == "%")
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import zipfile
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.planned_program import PlannedProgram
@@ -20,13 +21,13 @@ def read(path: str | os.PathLike, topology: Topology, facts: ProgramFacts) -> Pl
     """Returns the program in a file, to be planned on a topology.
 
     Raises:
-      ValueError: names the file and the problem: it is missing or no program, or a newer jax wrote
+      UserError: names the file and the problem: it is missing or no program, or a newer jax wrote
         it.
     """
     try:
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if zipfile.is_zipfile(path):
         program = Program.load(path, Mesh.parse(facts.mesh) if facts.mesh else None)
         return saved_program(program, facts)
@@ -42,11 +43,11 @@ def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exporte
     except Exception as error:  # jax checks nothing: any type may be raised.
         reason = str(error)
     if _UNREGISTERED in reason:
-        raise ValueError(
+        raise UserError(
             f"{path}: {reason.split('. ')[0]}; only the program that registered the type can read "
             "it: export a function of dictionaries, lists and tuples"
         )
-    raise ValueError(
+    raise UserError(
         f"{path} is no program: neither a zip of gshard-inspect --program nor what jax.export of "
         f"jax {jax.__version__} or older wrote"
     )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, stablehlo
 from lingvo_gshard.planning.programs import module_shardings
 from lingvo_gshard.planning.programs.argument_names import argument_paths, result_path
@@ -43,12 +44,12 @@ def to_program(
       mesh: the mesh that it must have; None takes the exported one.
 
     Raises:
-      ValueError: the function cannot be planned, or has another mesh; names `where`.
+      UserError: the function cannot be planned, or has another mesh; names `where`.
     """
     try:
         return _to_program(exported, platform, mesh)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
 def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None) -> Program:
@@ -86,16 +87,16 @@ def _check(exported: jax_export.Exported) -> None:
     """Raises ValueError if a function has no fixed shapes, has effects or is of a newer jax."""
     newest = jax_export.maximum_supported_calling_convention_version
     if exported.calling_convention_version > newest:
-        raise ValueError(
+        raise UserError(
             f"it has jax's calling convention {exported.calling_convention_version}, and jax "
             f"{jax.__version__} reads up to {newest}. Install a newer jax"
         )
     if exported.ordered_effects:
-        raise ValueError("it has ordered effects, such as callbacks, which cannot be planned")
+        raise UserError("it has ordered effects, such as callbacks, which cannot be planned")
     for aval in exported.in_avals:
         if not all(isinstance(size, int) for size in aval.shape):
             shape = ", ".join(map(str, aval.shape))
-            raise ValueError(
+            raise UserError(
                 f"an argument has the symbolic shape ({shape}); export it with fixed shapes"
             )
 
@@ -104,13 +105,13 @@ def _parsed(exported: jax_export.Exported, context: ir.Context) -> ir.Module:
     try:
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
     except Exception as error:  # The bindings raise ValueError or MLIRError.
-        raise ValueError(
+        raise UserError(
             f"its StableHLO cannot be read by jax {jax.__version__}; a newer jax may have written "
             f"it: {str(error).splitlines()[0]}"
         ) from None
     attributes = module.operation.attributes
     if _OLD_SHARDINGS in str(attributes.get("mhlo.frontend_attributes", "")):
-        raise ValueError("an old jax wrote its shardings; export it with a newer jax")
+        raise UserError("an old jax wrote its shardings; export it with a newer jax")
     return module
 
 
@@ -155,12 +156,10 @@ def _mesh(module: ir.Module, values: list[_Value], devices: int, given: Mesh | N
     if named is None:
         if given is not None and given.size != devices:
             plural = "s"[: devices != 1]
-            raise ValueError(
-                f"it was exported for {devices} device{plural}, not for --mesh={given}"
-            )
+            raise UserError(f"it was exported for {devices} device{plural}, not for --mesh={given}")
         return module_shardings.gspmd_mesh([v.sharded for v in values], devices, given)
     if given is not None and given != named:
-        raise ValueError(f"it was exported for the mesh {named}, not for --mesh={given}")
+        raise UserError(f"it was exported for the mesh {named}, not for --mesh={given}")
     return named
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import memory
 from lingvo_gshard.runtime.program.array import Array
 
@@ -37,7 +38,7 @@ class MemoryPatterns:
         argument, it is optimizer state.
 
     Raises:
-      ValueError: a pattern is no regular expression; names --weights or --moments.
+      UserError: a pattern is no regular expression; names --weights or --moments.
     """
 
     weights: str | None = None
@@ -49,7 +50,7 @@ class MemoryPatterns:
             try:
                 re.compile(pattern or "")
             except re.error as error:
-                raise ValueError(
+                raise UserError(
                     f"--{flag}={pattern} is no regular expression: {error}; expected such as "
                     f"'{flag}.*'"
                 ) from None
@@ -77,14 +78,14 @@ def memory_classes(
     training step returns its state in the memory of the old one.
 
     Raises:
-      ValueError: a pattern matches no argument; names it and the first arguments.
+      UserError: a pattern matches no argument; names it and the first arguments.
     """
     for flag in ("weights", "moments"):
         pattern = getattr(patterns, flag)
         if pattern and not any(re.search(pattern, array.path) for array in inputs):
             shown = ", ".join(array.path for array in inputs[:_SHOWN])
             more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
-            raise ValueError(f"--{flag}={pattern} matches none of its arguments: {shown}{more}")
+            raise UserError(f"--{flag}={pattern} matches none of its arguments: {shown}{more}")
     classes = [_class_of(array.path, patterns) for array in inputs]
     ways = [
         f"by --{flag}={pattern}" if pattern else "by name"

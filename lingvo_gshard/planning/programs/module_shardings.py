@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, sdy
 from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
@@ -27,7 +28,7 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
     """Returns the mesh that a module names; None if it has no mesh of several axes or devices.
 
     Raises:
-      ValueError: the module has several meshes.
+      UserError: the module has several meshes.
     """
     found = {}
     for operation in module.body:
@@ -37,7 +38,7 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
                 found[tuple((_identifier(axis.name), axis.size) for axis in axes)] = None
     if len(found) > 1:
         meshes = " and ".join(str(Mesh(axes)) for axes in found)
-        raise ValueError(f"it has several meshes, {meshes}, and a plan has one")
+        raise UserError(f"it has several meshes, {meshes}, and a plan has one")
     return Mesh(next(iter(found))) if found else None
 
 
@@ -50,7 +51,7 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
       given: the mesh that the user says it is, if any.
 
     Raises:
-      ValueError: the shardings are no splits over `given`, or over any mesh of up to four axes.
+      UserError: the shardings are no splits over `given`, or over any mesh of up to four axes.
     """
     texts = {(ir.StringAttr(a).value, rank) for a, rank in shardings if a is not None}
     for mesh in [given] if given else _meshes(devices):
@@ -58,27 +59,27 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
             return mesh
     which = f"--mesh={given}" if given else f"any mesh of up to {_MOST_AXES} axes"
     shown = ", ".join(sorted(text for text, _ in texts)[:3])
-    raise ValueError(f"its shardings ({shown}) are no splits over {which}")
+    raise UserError(f"its shardings ({shown}) are no splits over {which}")
 
 
 def split_of(attribute: ir.Attribute | None, rank: int, mesh: Mesh) -> Split | None:
     """Returns the split that an array's sharding describes; None without a sharding.
 
     Raises:
-      ValueError: the sharding is no split over the mesh's axes.
+      UserError: the sharding is no split over the mesh's axes.
     """
     if attribute is None:
         return None
     if isinstance(attribute, ir.StringAttr):
         split = split_of_text(ir.StringAttr(attribute).value, rank, mesh)
         if split is None:
-            raise ValueError(f"its sharding {attribute} is no split over {mesh}")
+            raise UserError(f"its sharding {attribute} is no split over {mesh}")
         return split
     split = []
     for dimension in sdy.TensorShardingAttr(attribute).dimension_shardings:
         axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
         if any(axis.sub_axis_info is not None for axis in axes):
-            raise ValueError(f"its sharding {attribute} splits over a part of an axis")
+            raise UserError(f"its sharding {attribute} splits over a part of an axis")
         split.append(tuple(_identifier(axis.name) for axis in axes))
     return tuple(split)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.planning import memory
@@ -56,11 +57,11 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
     paths of its arrays.
 
     Raises:
-      ValueError: the facts have patterns, which these programs do not need; names the flag.
+      UserError: the facts have patterns, which these programs do not need; names the flag.
     """
     for flag in ("weights", "moments"):
         if getattr(facts.patterns, flag):
-            raise ValueError(
+            raise UserError(
                 f"--{flag}={getattr(facts.patterns, flag)} applies to what jax.export wrote; a "
                 "program of gshard-inspect says itself what its arguments are"
             )
@@ -87,7 +88,7 @@ def jax_program(
     """Returns a function that `jax.export` exported, to be planned on a topology.
 
     Raises:
-      ValueError: the function cannot be planned, its mesh is not the given one, or a pattern
+      UserError: the function cannot be planned, its mesh is not the given one, or a pattern
         matches nothing; names `where`.
     """
     mesh = Mesh.parse(facts.mesh) if facts.mesh else None
@@ -96,7 +97,7 @@ def jax_program(
     try:
         found = memory_classes(program.inputs, program.donated, facts.patterns)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
     notes = [found.note]
     if platform not in exported.platforms:
         platforms = " and ".join(exported.platforms)

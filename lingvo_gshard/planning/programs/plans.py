@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
@@ -37,7 +38,7 @@ def plan_file(
       progress: called with each stage as it begins.
 
     Raises:
-      ValueError: the file cannot be planned, or was made for another number of devices; names it.
+      UserError: the file cannot be planned, or was made for another number of devices; names it.
     """
     progress("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.
@@ -63,7 +64,7 @@ def plan_function(
       tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
-      ValueError: the function cannot be planned, or has another number of devices.
+      UserError: the function cannot be planned, or has another number of devices.
     """
     topology.compile_devices()
     exported = export_function(function, specs, topology)
@@ -80,12 +81,12 @@ def _plan(
 ) -> Plan:
     mesh = planned.program.mesh
     if mesh.size != topology.devices:
-        raise ValueError(
+        raise UserError(
             f"{where} was made for {mesh.size:,} device{'s'[: mesh.size != 1]}, {mesh}, but "
             f"--topology={topology.name} has {topology.devices:,}"
         )
     if tokens and not planned.tokens:
-        raise ValueError(
+        raise UserError(
             f"--tokens={tokens:g} needs the tokens of a step, which {where} does not say; give "
             "--step_tokens, too"
         )
@@ -94,4 +95,4 @@ def _plan(
     except ValueError as error:
         others = [f"; it was {note}" for note in planned.notes if note.startswith(EXPORTED_FOR)]
         first, *_ = str(error).splitlines()
-        raise ValueError(f"{where}: {first}{''.join(others)}") from None
+        raise UserError(f"{where}: {first}{''.join(others)}") from None

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 
 
@@ -85,19 +86,19 @@ def get(text: str, flag: str = "failures") -> FailureRate:
       flag: the flag that has the text, for error messages.
 
     Raises:
-      ValueError: it is neither a name nor a positive number; names the flag and the nearest name.
+      UserError: it is neither a name nor a positive number; names the flag and the nearest name.
     """
     if text in RATES:
         return RATES[text]
     try:
         hours = float(text)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--{flag}={text}: neither a published rate nor a number of chip-hours between two "
             f"failures, such as 5e4. {names.nearest(text, RATES)}"
         ) from None
     if not 0 < hours < math.inf:
-        raise ValueError(
+        raise UserError(
             f"--{flag}={text}: expected more than 0 chip-hours between two failures, such as 5e4"
         )
     return FailureRate(f"{hours:g} chip-hours", hours, None, f"--{flag}={text}")

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.training import failures, formulas
 from lingvo_gshard.planning.training.job import Job, JobOptions, assumptions, make_job
@@ -26,7 +27,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
       options: tokens, and what the plan does not know.
 
     Raises:
-      ValueError: an option is not a number in its range, or so many chips fail so often that the
+      UserError: an option is not a number in its range, or so many chips fail so often that the
         training makes almost no progress; names the flag.
     """
     job = make_job(plan, options)
@@ -36,7 +37,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     interval = steps * job.step
     expected = formulas.expected_goodput(costs, interval)
     if expected < _LOWEST_GOODPUT:
-        raise ValueError(_no_progress(job, interval, expected))
+        raise UserError(_no_progress(job, interval, expected))
     _check_size(job, expected, options)
     runs = simulate(costs, job.work, interval, options.runs, options.seed, job.failure_rate.count)
     total = float(runs.seconds.sum())
@@ -130,7 +131,7 @@ def _alternative(change: str, job: Job, flag: str) -> Alternative:
 def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
     failures_of_a_run = job.work / goodput / job.costs.between_failures
     if failures_of_a_run * options.runs > _MOST_FAILURES:
-        raise ValueError(
+        raise UserError(
             f"--simulated_runs={options.runs} of --tokens={options.tokens:g} have "
             f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
             "runs: simulate fewer runs, or train on fewer tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
@@ -126,12 +127,12 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     """Returns the job that repeats a plan's step for so many tokens.
 
     Raises:
-      ValueError: the plan has no tokens or no time, or an option is not a positive number; names
+      UserError: the plan has no tokens or no time, or an option is not a positive number; names
         the flag.
     """
     check(options)
     if not plan.tokens_per_step or not plan.seconds_per_step:
-        raise ValueError(
+        raise UserError(
             f"--goodput: the plan of {plan.name} has no "
             f"{'time' if plan.tokens_per_step else 'tokens'} of a step; expected the plan of a "
             "training step"
@@ -192,10 +193,10 @@ def check(options: JobOptions) -> None:
     ):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"--{name}={value}: expected more than 0, such as {example}")
+            raise UserError(f"--{name}={value}: expected more than 0, such as {example}")
     for name in ("checkpoint_stall", "restart", "compile_seconds"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"--{name}={value}: expected seconds, 0 or more")
+            raise UserError(f"--{name}={value}: expected seconds, 0 or more")
     if not 1 <= options.runs <= _MOST_RUNS:
-        raise ValueError(f"--simulated_runs={options.runs}: expected 1 to {_MOST_RUNS:,}")
+        raise UserError(f"--simulated_runs={options.runs}: expected 1 to {_MOST_RUNS:,}")

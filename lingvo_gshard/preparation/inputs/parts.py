@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
@@ -76,7 +77,7 @@ def find_files(sources: Sequence[Source]) -> list[Files]:
     """Returns the files of all sources, in their order.
 
     Raises:
-      ValueError: a file is missing, or a glob matches none. The message names the source.
+      UserError: a file is missing, or a glob matches none. The message names the source.
     """
     return [files for number, source in enumerate(sources) for files in _find(number, source)]
 
@@ -133,7 +134,7 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 def _find(number: int, source: Source) -> Iterator[Files]:
     setting = f"--source={source.path}"
     if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise ValueError(
+        raise UserError(
             f"{setting}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"
         )
     if is_bucket(source.path):
@@ -151,13 +152,13 @@ def _find(number: int, source: Source) -> Iterator[Files]:
 def _find_in_bucket(source: Source, setting: str) -> list[str]:
     """Returns the files of a source in a bucket; ValueError if there is none."""
     if source.format in (formats.MOSES, formats.GETTEXT):
-        raise ValueError(
+        raise UserError(
             f"{setting}: files of format={source.format} are read from local disks only; copy them "
             "to one first"
         )
     found = [path for path in objects.glob(source.path) if objects.is_file(path)]
     if not found:
-        raise ValueError(f"{setting}: there is no such file in the bucket")
+        raise UserError(f"{setting}: there is no such file in the bucket")
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import re
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.readers import SPLITS
@@ -70,7 +71,7 @@ class Source:
     def __post_init__(self):
         """Completes format and name; ValueError if a value is wrong."""
         if not self.path:
-            raise ValueError(f"{self._flag()}: names no file")
+            raise UserError(f"{self._flag()}: names no file")
         object.__setattr__(self, "format", self.format or self._format())
         usual = manifest.TEXT if self.format == TEXT else manifest.PAIRS
         object.__setattr__(self, "content", self.content or usual)
@@ -83,12 +84,12 @@ class Source:
         for field, (value, choices) in fields.items():
             if value not in choices:
                 hint = names.nearest(value, [choice for choice in choices if choice])
-                raise ValueError(f"{self._flag()}: {field}={value} is unknown. {hint}")
+                raise UserError(f"{self._flag()}: {field}={value} is unknown. {hint}")
         if self.format == TEXT and self.content != manifest.TEXT:
-            raise ValueError(f"{self._flag()}: files of text have content=text, not pairs")
+            raise UserError(f"{self._flag()}: files of text have content=text, not pairs")
         object.__setattr__(self, "name", self.name or _name_from(self.path))
         if not NAME.fullmatch(self.name):
-            raise ValueError(
+            raise UserError(
                 f"{self._flag()}: name={self.name} becomes part of file names: letters, digits and "
                 "_ . @ + - were expected, and no dot at the beginning"
             )
@@ -101,7 +102,7 @@ class Source:
           text: the path, then field=value for fields that differ from the defaults.
 
         Raises:
-          ValueError: a field is unknown or has a wrong value.
+          UserError: a field is unknown or has a wrong value.
         """
         path, *settings = text.split(",")
         fields = [field.name for field in dataclasses.fields(cls)][1:]
@@ -109,12 +110,12 @@ class Source:
         for setting in settings:
             field, equals, value = setting.partition("=")
             if not equals:
-                raise ValueError(
+                raise UserError(
                     f"--source={text}: {setting!r} is not of the form field=value. Fields are "
                     f"{', '.join(fields)}"
                 )
             if field not in fields:
-                raise ValueError(
+                raise UserError(
                     f"--source={text}: unknown field {field!r}. {names.nearest(field, fields)}"
                 )
             given[field] = value
@@ -126,7 +127,7 @@ class Source:
             return _FORMAT_OF_ENDING[ending]
         if os.path.isdir(self.path):
             return GETTEXT
-        raise ValueError(
+        raise UserError(
             f"{self._flag()}: the path does not say its format; add one of "
             f"{', '.join(f'format={name}' for name in FORMATS)}"
         )

@@ -73,7 +73,7 @@ class ReadPart:
         """Reads the part, writes its rows and returns the record.
 
         Raises:
-          ValueError: a row or a file is bad, and to be refused.
+          UserError: a row or a file is bad, and to be refused.
         """
         source = job.sources[self.part.source]
         reader = part_readers.make_reader(self.part, source, job.reading)

@@ -9,6 +9,7 @@ from typing import IO
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
@@ -137,7 +138,7 @@ def _write(file: IO[bytes], encoded: list[tuple[np.ndarray, np.ndarray]], id_byt
         file.write(lengths.tobytes())
     for _, records in encoded:
         if len(records) and int(records.max()) >= 1 << (8 * id_bytes):
-            raise ValueError(
+            raise UserError(
                 f"A row has {int(records.max()):,} source tokens; a record holds at most "
                 f"{(1 << (8 * id_bytes)) - 1:,}. Lower cleaning.max_characters"
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.prepared import record as record_format
 from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of
@@ -59,7 +60,7 @@ class TrainVocabulary:
         """Trains the vocabularies, writes them to the output and returns the record.
 
         Raises:
-          ValueError: a size is too small, or there is no text.
+          UserError: a size is too small, or there is no text.
         """
         p = job.params
         trainer = p.vocabulary.instantiate()
@@ -68,7 +69,7 @@ class TrainVocabulary:
         try:
             source, target = _train(trainer, rows, p.temperature, job.is_text)
         except ValueError as error:
-            raise ValueError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
+            raise UserError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
         save_pair(job.local_output, source, target)
         sides = {"joint": source} if source is target else {"source": source, "target": target}
         covered = coverage.of_rows(rows, source, target)

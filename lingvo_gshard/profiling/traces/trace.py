@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo.module import Module
 
 # Names of our own spans on the host's main thread. XProf divides a trace by spans named "train".
@@ -81,11 +82,11 @@ class Trace:
         """Start of the first step and end of the last one.
 
         Raises:
-          ValueError: the trace has no steps.
+          UserError: the trace has no steps.
         """
         steps = self.spans(STEP)
         if not steps:
-            raise ValueError("the trace has no training steps")
+            raise UserError("the trace has no training steps")
         return steps[0].start, max(span.end for span in steps)
 
     def module(self, program: str) -> Module | None:

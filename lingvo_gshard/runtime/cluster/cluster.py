@@ -92,7 +92,7 @@ class Cluster:
           shared: options that all processes must have in common, by flag.
 
         Raises:
-          ValueError: the options contradict each other, the coordinator cannot be reached, not all
+          UserError: the options contradict each other, the coordinator cannot be reached, not all
             processes come in time, or their shared options differ.
         """
         options = options or ClusterOptions()

@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import os
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import clusters
 
 DEFAULT_TIMEOUT = 60
@@ -62,7 +63,7 @@ def find_place(options: ClusterOptions) -> Place | None:
     """Returns this process's place; None if it runs alone.
 
     Raises:
-      ValueError: options are missing, contradict each other or are out of range.
+      UserError: options are missing, contradict each other or are out of range.
     """
     given = {name: getattr(options, name) for name in _FIELDS}
     coordinator, num_processes, process_id = given.values()
@@ -73,16 +74,16 @@ def find_place(options: ClusterOptions) -> Place | None:
         if num_processes is None:
             return None
     elif num_processes is not None and num_processes < 1:
-        raise ValueError(f"--num_processes={num_processes} is out of range: at least 1 is expected")
+        raise UserError(f"--num_processes={num_processes} is out of range: at least 1 is expected")
     elif missing and (num_processes != 1 or process_id):
         present = " ".join(f"--{k}={v}" for k, v in given.items() if v is not None)
         verb = "is" if len(missing) == 1 else "are"
-        raise ValueError(
+        raise UserError(
             f"{' and '.join(missing)} {verb} missing; {present} needs all three. Leave all out "
             "under Slurm, on Cloud TPU and on GKE, which set them"
         )
     if process_id is not None and not 0 <= process_id < num_processes:
-        raise ValueError(
+        raise UserError(
             f"--process_id={process_id} is out of range: with --num_processes={num_processes}, "
             f"0 to {num_processes - 1} is expected"
         )
@@ -99,7 +100,7 @@ def _check_address(address: str) -> None:
     try:
         ipaddress.ip_address(address)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--coordinator_bind_address={address} is no IP address, such as 0.0.0.0 or 10.0.0.1"
         ) from None
 
@@ -116,7 +117,7 @@ def _detect(timeout: float) -> tuple:
             given, None, None, None, None, int(timeout)
         )
     except Exception as error:  # Each kind of cluster has errors of its own.
-        raise ValueError(
+        raise UserError(
             "--coordinator, --num_processes and --process_id are not given, and jax cannot read "
             f"them from the cluster that it detects ({error}); --num_processes=1 runs alone"
         ) from error
@@ -126,5 +127,5 @@ def _detect(timeout: float) -> tuple:
 def _host_and_port(coordinator: str) -> tuple[str, int]:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"--coordinator={coordinator} is not host:port, such as 10.0.0.1:8476")
+        raise UserError(f"--coordinator={coordinator} is not host:port, such as 10.0.0.1:8476")
     return host.removeprefix("[").removesuffix("]"), int(port)

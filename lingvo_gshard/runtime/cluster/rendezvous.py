@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.cluster.place import Place
 
 # The environment variable of the secret that all processes share.
@@ -94,7 +95,7 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
       process 0.
 
     Raises:
-      ValueError: a process did not come or has other options. Every process that came raises it.
+      UserError: a process did not come or has other options. Every process that came raises it.
     """
     shared = {"--num_processes": str(place.count), **options}
     shared = {name: _short(text) for name, text in shared.items()}
@@ -110,14 +111,14 @@ def bind_address(place: Place) -> str:
     another address, so process 0 listens at all of them.
 
     Raises:
-      ValueError: the coordinator's name is unknown; names --coordinator.
+      UserError: the coordinator's name is unknown; names --coordinator.
     """
     if place.bind_address:
         return place.bind_address
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"--coordinator={place.address}: process 0 does not know this host ({error.strerror})"
         ) from None
     address = str(found[0][4][0])
@@ -205,12 +206,12 @@ class _Reception:
         """Waits for the next hello, and checks it.
 
         Raises:
-          ValueError: none came in time, or the process differs from process 0.
+          UserError: none came in time, or the process differs from process 0.
         """
         try:
             connection, hello = self._hellos.get(timeout=max(deadline - time.monotonic(), 0.001))
         except queue.Empty:
-            raise ValueError(self._missing(timeout)) from None
+            raise UserError(self._missing(timeout)) from None
         self._nonces[connection] = hello.nonce
         self._check(hello)
         self._arrived[hello.process] = connection
@@ -264,17 +265,17 @@ class _Reception:
             if theirs == mine:
                 continue
             if mine.startswith("sha256:") or theirs.startswith("sha256:"):
-                raise ValueError(f"process {process} has other {name} than process 0")
-            raise ValueError(
+                raise UserError(f"process {process} has other {name} than process 0")
+            raise UserError(
                 f"process {process} has {name}={theirs}, but process 0 has {name}={mine}"
             )
         if not 0 <= process < self._place.count:
-            raise ValueError(
+            raise UserError(
                 f"a process came with --process_id={process}; with "
                 f"--num_processes={self._place.count}, 1 to {self._place.count - 1} is expected"
             )
         if process == 0 or process in self._arrived:
-            raise ValueError(f"two processes were started with --process_id={process}")
+            raise UserError(f"two processes were started with --process_id={process}")
 
 
 _OTHER_SECRET = f"process 0 has another {SECRET}; set the same value for all processes"
@@ -290,7 +291,7 @@ def _listen(place: Place) -> socket.socket:
         )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        raise ValueError(
+        raise UserError(
             f"--coordinator={place.address}: process 0 cannot open port {place.port} here at "
             f"{address} ({reason}); choose a free port of process 0's machine, or another "
             "--coordinator_bind_address"
@@ -315,7 +316,7 @@ def _report(place: Place, options: dict[str, str], timeout: float) -> socket.soc
             connection.close()
             problem = "another program answers there"
         if time.monotonic() >= deadline:
-            raise ValueError(
+            raise UserError(
                 f"--coordinator={place.address} could not be reached within {timeout:.0f} s "
                 f"({problem}); process 0 is expected there"
             )
@@ -326,14 +327,14 @@ def _is_believed(reply: Reply, hello: Hello, place: Place) -> bool:
     """Returns whether process 0 says that the cluster is complete.
 
     Raises:
-      ValueError: process 0 says what is wrong, or one of the two has another secret.
+      UserError: process 0 says what is wrong, or one of the two has another secret.
     """
     if _are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "")):
         if reply.error:
-            raise ValueError(reply.error)
+            raise UserError(reply.error)
         return True
     if reply.error == _OTHER_SECRET:
-        raise ValueError(f"--coordinator={place.address}: {_OTHER_SECRET}")
+        raise UserError(f"--coordinator={place.address}: {_OTHER_SECRET}")
     return False
 
 

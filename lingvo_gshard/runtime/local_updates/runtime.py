@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
@@ -59,7 +60,7 @@ class LocalUpdatesRuntime:
         """Makes a runtime without a state; arguments and errors are those of SpmdRuntime.
 
         Raises:
-          ValueError: also if the trainer averages weights, if the strategy splits a letter over
+          UserError: also if the trainer averages weights, if the strategy splits a letter over
             `worker`, or if a worker's devices belong to several processes.
         """
         _check(trainer)
@@ -197,7 +198,7 @@ class LocalUpdatesRuntime:
         """Takes one step of every worker, and an outer step when it is due, without waiting.
 
         Raises:
-          ValueError: the rows of the batch do not divide equally among the workers.
+          UserError: the rows of the batch do not divide equally among the workers.
         """
         running = []
         for worker in self._local:
@@ -344,7 +345,7 @@ def _unused_steps_warning(trainer: Trainer) -> list[str]:
 
 def _check(trainer: Trainer) -> None:
     if trainer.p.average_decay:
-        raise ValueError(
+        raise UserError(
             f"trainer.average_decay={trainer.p.average_decay} cannot be combined with "
             f"trainer.local_updates.every={trainer.local_updates.p.every}, which averages the "
             "evaluated weights over workers already"

@@ -10,6 +10,7 @@ import numpy as np
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
@@ -33,19 +34,19 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
       rows: rows of a batch; None if unknown.
 
     Raises:
-      ValueError: names the flag or hyperparameter that does not fit.
+      UserError: names the flag or hyperparameter that does not fit.
     """
     every = trainer.local_updates.every
     mesh = partitioning.mesh if partitioning else None
     has_workers = mesh is not None and AXIS in mesh.names
     if every and not has_workers:
         given = f"--mesh={mesh} has none" if mesh else "there is no --mesh"
-        raise ValueError(
+        raise UserError(
             f"{_EVERY}={every} needs an axis {AXIS} of --mesh, as in --mesh={AXIS}=4,data=2; "
             f"{given}"
         )
     if has_workers and not every and AXIS in partitioning.unused_axes:
-        raise ValueError(
+        raise UserError(
             f"--mesh={mesh} has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to "
             "the number of steps that workers train alone, or remove the axis"
         )
@@ -72,7 +73,7 @@ class Workers:
         self.count = mesh.axis_size(AXIS)
         tables = [partitioning.strategy, *(table for _, table in partitioning.overrides)]
         if any(AXIS in table.axes for table in tables):
-            raise ValueError(
+            raise UserError(
                 f"--strategy={partitioning.strategy.name} and sharding.overrides may split nothing "
                 f"over axis {AXIS} with {_EVERY}: each worker has all weights"
             )
@@ -103,12 +104,12 @@ class Workers:
         """The workers of this process.
 
         Raises:
-          ValueError: the devices of a worker belong to several processes.
+          UserError: the devices of a worker belong to several processes.
         """
         owners = [{device.process_index for device in own} for own in self.devices]
         for worker, processes in enumerate(owners):
             if len(processes) > 1:
-                raise ValueError(
+                raise UserError(
                     f"--mesh={self.together}: the devices of worker {worker} belong to "
                     f"{len(processes)} processes; each worker must fit into one process"
                 )
@@ -159,7 +160,7 @@ def _share(rows: int, mesh: Mesh) -> int:
     """Returns the number of rows of each worker."""
     count = mesh.axis_size(AXIS)
     if rows % count:
-        raise ValueError(
+        raise UserError(
             f"input.batch_rows={rows} is no multiple of the {count} workers of --mesh={mesh}"
         )
     return rows // count

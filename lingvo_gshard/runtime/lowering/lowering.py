@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import custom_gradient
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.runtime.lowering.folding import without_folding
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
@@ -57,7 +58,7 @@ def lower(
       folds_constants: whether TensorFlow computes what depends on constants alone, in float32.
 
     Raises:
-      ValueError: the function uses a variable, or the shape of an output depends on values.
+      UserError: the function uses a variable, or the shape of an output depends on values.
     """
     described: list[tuple[str, tf.Tensor, Split | None]] = []
 
@@ -148,7 +149,7 @@ def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partiti
 def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Array:
     """Returns a program's output. Raises ValueError if its shape depends on values."""
     if not tensor.shape.is_fully_defined():
-        raise ValueError(
+        raise UserError(
             f"{name}: {path} has the shape {tensor.shape}, which depends on values. XLA needs a "
             "fixed shape"
         )

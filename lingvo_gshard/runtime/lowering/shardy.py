@@ -6,6 +6,7 @@ back to GSPMD for such modules. See https://openxla.org/shardy/sharding_represen
 
 from __future__ import annotations
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.annotations import (
@@ -33,20 +34,20 @@ def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
       partitioner: "gspmd" or "shardy".
 
     Raises:
-      ValueError: the partitioner is Shardy and a layer has manual regions on the mesh.
+      UserError: the partitioner is Shardy and a layer has manual regions on the mesh.
     """
     if partitioner != "shardy" or mesh.size == 1:
         return
     for layer in model.all_layers():
         if layer.has_manual_regions:
-            raise ValueError(f"{layer.path} computes in manual regions, and {_REFUSAL}")
+            raise UserError(f"{layer.path} computes in manual regions, and {_REFUSAL}")
 
 
 def to_shardy(module: ir.Module, mesh: Mesh) -> None:
     """Rewrites the module's annotations in place.
 
     Raises:
-      ValueError: the module has a manual region, or an annotation that is not a split over axes of
+      UserError: the module has a manual region, or an annotation that is not a split over axes of
         the mesh, such as one with devices in another order.
     """
     annotations, regions = [], []
@@ -60,7 +61,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
 
     module.operation.walk(visit)
     if regions:
-        raise ValueError(_REFUSAL)
+        raise UserError(_REFUSAL)
     for annotation in annotations:
         _make_constraint(annotation, mesh)
 
@@ -71,7 +72,7 @@ def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
     text = annotation_of(annotation)
     split = split_of_text(text, rank, mesh)
     if split is None:
-        raise ValueError(
+        raise UserError(
             f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}. Use gspmd"
         )
     attribute = _attribute(split, mesh)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jnp
 
 
@@ -28,9 +29,9 @@ class Array:
 
     def __post_init__(self):
         if any(size < 0 for size in self.shape):
-            raise ValueError(f"{self.path} has the shape {list(self.shape)}, with a negative size")
+            raise UserError(f"{self.path} has the shape {list(self.shape)}, with a negative size")
         if self.split is not None and len(self.split) != len(self.shape):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has {len(self.shape)} dimensions, but {len(self.split)} are split"
             )
 
@@ -67,11 +68,11 @@ class Array:
             `value` unless it is `value`.
 
         Raises:
-          ValueError: the value has another shape or dtype.
+          UserError: the value has another shape or dtype.
         """
         value = value if isinstance(value, jax.Array) else np.asarray(value)
         if (tuple(value.shape), value.dtype.name) != (self.shape, self.dtype):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is {self.dtype}{list(self.shape)}, but the value for it is "
                 f"{value.dtype.name}{list(value.shape)}"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, tf
 
 
@@ -15,20 +16,20 @@ def captured_constants(name: str, function: tf.types.experimental.ConcreteFuncti
     """Returns the values of the tensors that a traced function captured, as NumPy arrays.
 
     Raises:
-      ValueError: the function captured variables, whose values a program cannot follow, or tensors
+      UserError: the function captured variables, whose values a program cannot follow, or tensors
         without a value.
     """
     variables = sorted(variable.name for variable in function.graph.variables)
     if variables:
         more = f" and {len(variables) - 5} more" if len(variables) > 5 else ""
-        raise ValueError(
+        raise UserError(
             f"{name} uses variables: {', '.join(variables[:5])}{more}. Make their values "
             "arguments, as stateless_call does for a Keras model"
         )
     captured = function.captured_inputs
     for tensor in captured:
         if not hasattr(tensor, "numpy") or tensor.dtype == tf.resource:
-            raise ValueError(f"{name} uses {tensor} from outside the function. Make it an argument")
+            raise UserError(f"{name} uses {tensor} from outside the function. Make it an argument")
     return [tensor.numpy() for tensor in captured]
 
 

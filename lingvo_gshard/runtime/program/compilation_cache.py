@@ -15,6 +15,7 @@ import pathlib
 import threading
 from collections.abc import Iterator
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 
 _LEAST_SECONDS = 1.0
@@ -30,12 +31,12 @@ def keep_in(directory: str | os.PathLike) -> None:
     """Caches programs that take a second or more to compile in a directory.
 
     Raises:
-      ValueError: names --compilation_cache if the directory cannot be created.
+      UserError: names --compilation_cache if the directory cannot be created.
     """
     try:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--compilation_cache={directory}: {error.strerror}") from None
+        raise UserError(f"--compilation_cache={directory}: {error.strerror}") from None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
 

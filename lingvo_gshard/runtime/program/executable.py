@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard import hlo
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.runtime import standard_error
@@ -39,7 +40,7 @@ class Executable:
       is_cached: whether jax read the compiled program from its cache on disk.
 
     Raises:
-      ValueError: if the number of devices is not the size of the program's mesh; when called, if
+      UserError: if the number of devices is not the size of the program's mesh; when called, if
         an argument's memory was donated to an earlier call.
     """
 
@@ -63,7 +64,7 @@ class Executable:
         for spec, array in zip(self.program.inputs, arrays, strict=True):
             # jax would end the process.
             if isinstance(array, jax.Array) and array.is_deleted():
-                raise ValueError(
+                raise UserError(
                     f"{self.program.name}: the memory of {spec.path} was donated to an earlier "
                     "call; use the new value that the call returned"
                 )

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.program_file import ProgramRecord
 
@@ -36,7 +37,7 @@ def check_platform(path: str, record: ProgramRecord, device: jax.Device) -> None
     if found == "cuda" and "rocm" in device.client.platform_version.lower():
         found = "rocm"
     if found not in record.platforms:
-        raise ValueError(
+        raise UserError(
             f"{path} was exported for {' and '.join(record.platforms)}, but jax found {found} "
             f"({device.device_kind}) here; export it again without operations that only that "
             "platform has"

@@ -18,6 +18,7 @@ import numpy as np
 
 import lingvo_gshard
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jax_export, jnp
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -67,14 +68,14 @@ class Program:
     def __post_init__(self):
         if self.partitioner not in PARTITIONERS:
             hint = names.nearest(self.partitioner, PARTITIONERS)
-            raise ValueError(f"--partitioner={self.partitioner} is unknown. {hint}")
+            raise UserError(f"--partitioner={self.partitioner} is unknown. {hint}")
         for index in self.donated:
             if not 0 <= index < len(self.inputs):
-                raise ValueError(f"input {index} is donated, but there are {len(self.inputs)}")
+                raise UserError(f"input {index} is donated, but there are {len(self.inputs)}")
         for array in (*self.inputs, *self.outputs):
             for axis in itertools.chain(*(array.split or ())):
                 if axis not in self.mesh.names:
-                    raise ValueError(f"{array.path} is split over {axis!r}, no axis of {self.mesh}")
+                    raise UserError(f"{array.path} is split over {axis!r}, no axis of {self.mesh}")
 
     @property
     def digest(self) -> str:
@@ -104,7 +105,7 @@ class Program:
         """Lowers for jax devices, real ones or those of a topology.
 
         Raises:
-          ValueError: the number of devices is not the size of the mesh.
+          UserError: the number of devices is not the size of the mesh.
         """
         self.mesh.check_devices(len(devices))
         mesh = jax.sharding.Mesh(self.mesh.arrange(devices), self.mesh.names)
@@ -138,7 +139,7 @@ class Program:
           mesh: the mesh that the program must have been made for; None accepts any.
 
         Raises:
-          ValueError: names the file and the problem: its format, content, mesh or version of jax.
+          UserError: names the file and the problem: its format, content, mesh or version of jax.
         """
         record, content = program_file.read(path)
         exported = _deserialized(content, path)
@@ -159,9 +160,9 @@ class Program:
                 layers=None if record.layers is msgspec.UNSET else record.layers,
             )
         except ValueError as error:
-            raise ValueError(f"{path} is not a saved program: {error}") from None
+            raise UserError(f"{path} is not a saved program: {error}") from None
         if mesh is not None and mesh != program.mesh:
-            raise ValueError(
+            raise UserError(
                 f"{path} was made for --mesh={_describe(program.mesh)}, not for {_describe(mesh)}"
             )
         return program
@@ -188,7 +189,7 @@ def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exporte
         return jax_export.deserialize(bytearray(content))
     except Exception as error:  # jax checks nothing: any type may be raised.
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{path} is not a saved program: jax cannot read it: {reason}") from None
+        raise UserError(f"{path} is not a saved program: jax cannot read it: {reason}") from None
 
 
 def _check_types(record: ProgramRecord, exported: jax_export.Exported) -> None:
@@ -198,10 +199,10 @@ def _check_types(record: ProgramRecord, exported: jax_export.Exported) -> None:
         ("output", record.outputs, exported.out_avals),
     ):
         if len(arrays) != len(types):
-            raise ValueError(f"it states {len(arrays)} {what}s, but the function has {len(types)}")
+            raise UserError(f"it states {len(arrays)} {what}s, but the function has {len(types)}")
         for array, found in zip(arrays, types, strict=True):
             if (array.shape, array.dtype) != (tuple(found.shape), found.dtype.name):
-                raise ValueError(
+                raise UserError(
                     f"it states that {what} {array.path} is {array.dtype}{list(array.shape)}, but "
                     f"the function has {found.dtype.name}{list(found.shape)}"
                 )

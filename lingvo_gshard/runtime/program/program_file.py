@@ -16,6 +16,7 @@ import zipfile
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import json_text
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
@@ -119,7 +120,7 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
     """Returns the record and the exported function.
 
     Raises:
-      ValueError: names the file and the problem: it is no saved program, has another format, was
+      UserError: names the file and the problem: it is no saved program, has another format, was
         changed, or was written with a newer jax.
     """
     content = io.BytesIO(pathlib.Path(path).read_bytes())
@@ -131,14 +132,14 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
         if found == FORMAT:
             record = json_text.decode(text, ProgramRecord)
     except Exception as error:  # zipfile raises many types on a damaged file.
-        raise ValueError(f"{path} is not a saved program: {error}") from None
+        raise UserError(f"{path} is not a saved program: {error}") from None
     if found != FORMAT:
-        raise ValueError(f"{path} has format {found}, but this version reads format {FORMAT}")
+        raise UserError(f"{path} has format {found}, but this version reads format {FORMAT}")
     if record.stamp != stamp(record, exported):
-        raise ValueError(f"{path} was changed after it was written: its hash is not its stamp")
+        raise UserError(f"{path} was changed after it was written: its hash is not its stamp")
     written_with = record.versions.get("jax", "0")
     if _numbers(jax.__version__) < _numbers(written_with):
-        raise ValueError(
+        raise UserError(
             f"{path} was written with jax {written_with}. Install that version or a newer one; "
             f"this is jax {jax.__version__}"
         )
@@ -149,7 +150,7 @@ def _check_sizes(file: zipfile.ZipFile, compressed: int) -> None:
     """Raises ValueError if the content is far larger than any program of a file's size."""
     size = sum(file.getinfo(name).file_size for name in (_RECORD, _EXPORTED))
     if size > max(_MOST_TIMES * compressed, _LEAST_LIMIT):
-        raise ValueError(f"{compressed:,} bytes claim to hold {size:,}")
+        raise UserError(f"{compressed:,} bytes claim to hold {size:,}")
 
 
 def encode(record: ProgramRecord) -> bytes:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.batching import synthetic
@@ -84,12 +85,12 @@ def verify_experiment(
       say: called with each stage.
 
     Raises:
-      ValueError: there is no mesh, or a hyperparameter or name is wrong.
+      UserError: there is no mesh, or a hyperparameter or name is wrong.
     """
     started = time.monotonic()
     wanted = experiments.requested_mesh(experiment, options.mesh, options.device_order)
     if wanted is None:
-        raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
+        raise UserError("--mesh is missing, such as --mesh=data=4,model=2")
     asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
     check(experiment.trainer, asked, None)
     say("Building the model")

@@ -79,7 +79,7 @@ def verify_function(
       tolerance: the largest relative difference that counts as equal.
 
     Raises:
-      ValueError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
+      UserError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
     """
     started = time.monotonic()
     partitioning = Partitioning.make(mesh, strategy, overrides)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -64,14 +65,14 @@ def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None
       most_megabytes: Largest total size in MiB.
 
     Raises:
-      ValueError: They are larger. The message names --max_replicated_mb and the tensors.
+      UserError: They are larger. The message names --max_replicated_mb and the tensors.
     """
     rows = list(found)
     total = sum(row.bytes for row in rows) / 2**20
     if total > most_megabytes:
         shown = "\n".join(f"  {describe(row)}" for row in rows[:10])
         more = f"\n  and {len(rows) - 10} more" if len(rows) > 10 else ""
-        raise ValueError(
+        raise UserError(
             f"--max_replicated_mb={most_megabytes:g}: every device would hold {total:.1f} MiB "
             f"in full although the strategy splits a letter of them:\n{shown}{more}"
         )

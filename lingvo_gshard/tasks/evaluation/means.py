@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, EvaluationRuntime, Table
 
 
@@ -63,7 +64,7 @@ class MeanMetrics(Evaluation):
             means.add(runtime.eval_step(batch))
             count += 1
         if not count:
-            raise ValueError("the split has no batches")
+            raise UserError("the split has no batches")
         found = means.means()
         if "cross_entropy" in found:
             found["perplexity"] = perplexity(found["cross_entropy"])

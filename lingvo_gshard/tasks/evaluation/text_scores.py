@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
@@ -120,11 +121,11 @@ def measure(
     """Returns the scores of a split, packed and cut into windows as in training.
 
     Raises:
-      ValueError: the split has no document.
+      UserError: the split has no document.
     """
     size = input_.text_size(split)
     if not size.documents:
-        raise ValueError(f"--split={split}: the run's corpus has no documents in it")
+        raise UserError(f"--split={split}: the run's corpus has no documents in it")
     means, tokens = WeightedMeans(), 0
     with show_progress("Cross-entropy", "tokens", input_.count_tokens(split)) as progress:
         for batch in input_.evaluation_batches(split):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
@@ -160,20 +161,20 @@ def choose_rows(
       limit: the largest number of rows per language; a fixed random choice of them is taken.
 
     Raises:
-      ValueError: a language has no row, or the split is empty.
+      UserError: a language has no row, or the split is empty.
     """
     by_language = rows_by_language(rows)
     for language in languages:
         if language not in by_language:
             hint = names.nearest(language, by_language)
-            raise ValueError(f"--languages: {split} has no rows of {language!r}. {hint}")
+            raise UserError(f"--languages: {split} has no rows of {language!r}. {hint}")
     chosen = []
     for language in languages or sorted(by_language):
         members = by_language[language]
         kept = np.sort(permutation(len(members), 0)[: limit or len(members)])
         chosen += [members[index] for index in kept]
     if not chosen:
-        raise ValueError(f"--split={split}: the run's corpus has no rows in it")
+        raise UserError(f"--split={split}: the run's corpus has no rows in it")
     return chosen
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 
@@ -96,13 +97,13 @@ def measure(
       report: called with each stage.
 
     Raises:
-      ValueError: names the file that cannot be run, or whose loss is not finite.
+      UserError: names the file that cannot be run, or whose loss is not finite.
     """
     try:
         return measure_step(SavedStep(path, report, initial), repeats, gemm_size, report)
     except _NotFiniteError as error:
         hint = "" if initial else "; pass real weights with --init_state=FILE"
-        raise ValueError(f"{error}{hint}") from None
+        raise UserError(f"{error}{hint}") from None
 
 
 def measure_step(
@@ -111,7 +112,7 @@ def measure_step(
     """Measures a step as `measure` does.
 
     Raises:
-      ValueError: names the step's file if its loss is not finite.
+      UserError: names the step's file if its loss is not finite.
     """
     losses = [step()() for _ in range(3)]
     # Before the matrices of products take memory.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -52,11 +53,11 @@ class SavedStep:
           options: options of XLA's compiler.
 
         Raises:
-          ValueError: names the file that is not such a program or needs other devices.
+          UserError: names the file that is not such a program or needs other devices.
         """
         record, exported = _load(path, STEP)
         if not record.work:
-            raise ValueError(
+            raise UserError(
                 f"{path} does not say its useful operations: it was written by an earlier "
                 "version, or it is not a training step"
             )
@@ -127,7 +128,7 @@ def product_dtype(module: str) -> str:
 def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
     record, exported = program_file.read(path)
     if record.name != name:
-        raise ValueError(
+        raise UserError(
             f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
         )
@@ -142,7 +143,7 @@ def _devices(path: str, record: ProgramRecord) -> list[jax.Device]:
             jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()
     if len(found) < count:
-        raise ValueError(
+        raise UserError(
             f"{path} is for --mesh={record.mesh}, {count} devices, but there are {len(found)} "
             f"({found[0].device_kind}); write it for as many, such as --mesh=data={len(found)}"
         )
@@ -211,7 +212,7 @@ def _drawn(
     expected = [(a.path, a.shape, a.dtype, a.split) for a in record.inputs if not _is_batch(a)]
     if initial.mesh != record.mesh or found != expected:
         differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
-        raise ValueError(
+        raise UserError(
             f"--init_state={path} draws another state than {step} takes: "
             f"{len(found)} arrays on {initial.mesh or 'one device'}, {len(expected)} on "
             f"{record.mesh or 'one device'} expected"
@@ -255,4 +256,4 @@ def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.nd
     try:
         return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None

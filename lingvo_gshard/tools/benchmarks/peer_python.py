@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
+
 
 def find_python(given: str | None, libraries: Sequence[str]) -> str | None:
     """Returns the path of a Python that has some libraries, or None if there is none.
@@ -18,12 +20,12 @@ def find_python(given: str | None, libraries: Sequence[str]) -> str | None:
       libraries: the names of the modules.
 
     Raises:
-      ValueError: the given Python lacks a library.
+      UserError: the given Python lacks a library.
     """
     if given:
         if not has_libraries(given, libraries):
             *most, last = libraries
-            raise ValueError(
+            raise UserError(
                 f"--peers_python={given}: this Python has not all of {', '.join(most)} and {last}"
             )
         return given
@@ -89,7 +91,7 @@ class PeerProcess:
         """Sends a request, and returns the line that answers it.
 
         Raises:
-          ValueError: the process ended.
+          UserError: the process ended.
         """
         assert self._process.stdin
         self._process.stdin.write("\t".join(map(str, fields)) + "\n")
@@ -100,12 +102,12 @@ class PeerProcess:
         """Returns the next line that the process prints.
 
         Raises:
-          ValueError: the process ended.
+          UserError: the process ended.
         """
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
             last = self._errors.read().strip().splitlines()[-1:] or ["it printed nothing"]
-            raise ValueError(f"--peers_python: the process of {self._name} ended: {last[0]}")
+            raise UserError(f"--peers_python: the process of {self._name} ended: {last[0]}")
         return line.rstrip("\n")

@@ -24,6 +24,7 @@ import rich.table
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run, load
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.benchmarks import http_load
@@ -91,7 +92,7 @@ def measure(
       update: shows what is happening.
 
     Raises:
-      ValueError: the run does not translate, or the server does not start.
+      UserError: the run does not translate, or the server does not start.
     """
     run = load(logdir)
     run.check_decoder(Translator)
@@ -242,7 +243,7 @@ def _server(
                 limit = time.monotonic() + _START_SECONDS
                 while not _answers(port_file):
                     if process.poll() is not None or time.monotonic() > limit:
-                        raise ValueError(f"gshard-serve did not start: {log.read_text().strip()}")
+                        raise UserError(f"gshard-serve did not start: {log.read_text().strip()}")
                     time.sleep(0.1)
                 yield process, int(port_file.read_text())
         finally:

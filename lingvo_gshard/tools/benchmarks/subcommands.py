@@ -8,6 +8,7 @@ from absl import flags
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -102,14 +103,14 @@ def numbers(flag: str, given: list[str]) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise ValueError(f"--{flag}={','.join(given)}: expected positive integers")
+        raise UserError(f"--{flag}={','.join(given)}: expected positive integers")
     return found
 
 
 def whole_rows(values: flags.FlagValues) -> tuple[int, int]:
     """Returns rows and row length of a batch of --tokens; ValueError if they do not divide."""
     if values.tokens % values.row_length:
-        raise ValueError(
+        raise UserError(
             f"--tokens={values.tokens} is not a multiple of --row_length={values.row_length}"
         )
     return values.tokens // values.row_length, values.row_length

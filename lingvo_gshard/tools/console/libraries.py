@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 import lingvo_gshard
 from lingvo_gshard.core import lazy
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import devices, standard_error
 from lingvo_gshard.tools.console.harmless_text import warn
 
@@ -121,7 +122,7 @@ def _check_open_files() -> None:
     if resource.RLIM_INFINITY in (soft, hard) or soft >= _LEAST_OPEN_FILES:
         return
     if hard < _LEAST_OPEN_FILES:
-        raise ValueError(
+        raise UserError(
             f"open files are limited to {hard} (ulimit -n). TensorFlow, jax and checkpoints need "
             f"at least {_LEAST_OPEN_FILES}. Raise the limit with: ulimit -n 1024"
         )
@@ -135,7 +136,7 @@ def _check_address_space() -> None:
         return
     given = f"virtual memory is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
     if limit < _LEAST_ADDRESS_SPACE:
-        raise ValueError(
+        raise UserError(
             f"{given}. TensorFlow and jax need at least {_LEAST_ADDRESS_SPACE / 2**30:.0f} GiB, "
             "most of which they never touch. Remove the limit with: ulimit -v unlimited"
         )

@@ -49,7 +49,7 @@ def answer_with_run(
       respond: writes the answers to a batch of lines.
 
     Raises:
-      ValueError: flags are wrong, or the run does not decode so.
+      UserError: flags are wrong, or the run does not decode so.
     """
     output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from absl import flags
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.harmless_text import harmless, warn
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 
@@ -40,7 +41,7 @@ def skips_bad_lines(values: flags.FlagValues) -> bool:
     """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
     if values.on_bad_line not in _BAD_LINE:
         hint = names.nearest(values.on_bad_line, _BAD_LINE)
-        raise ValueError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
+        raise UserError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
     return values.on_bad_line == _SKIP
 
 
@@ -89,15 +90,15 @@ def open_input(values: flags.FlagValues) -> BinaryIO:
     """Returns the file of --input, or else standard input.
 
     Raises:
-      ValueError: the file cannot be opened, or standard input is closed.
+      UserError: the file cannot be opened, or standard input is closed.
     """
     if values.input:
         try:
             return open(values.input, "rb")
         except OSError as error:
-            raise ValueError(f"--input={values.input}: {error.strerror}") from None
+            raise UserError(f"--input={values.input}: {error.strerror}") from None
     if sys.stdin is None:
-        raise ValueError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
+        raise UserError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
     return sys.stdin.buffer
 
 
@@ -119,7 +120,7 @@ def answer_lines(
       progress: shows that a batch is being answered.
 
     Raises:
-      ValueError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
+      UserError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
     """
     answered = 0
     try:

@@ -14,6 +14,7 @@ import msgspec
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.tools.console.harmless_text import harmless
 
@@ -78,7 +79,7 @@ def write_json(path: str | None, record: Any, flag: str = "json") -> None:
       flag: name of the flag that gave `path`, for error messages.
 
     Raises:
-      ValueError: the file cannot be written.
+      UserError: the file cannot be written.
     """
     if path is not None:
         text = msgspec.json.format(msgspec.json.encode(record), indent=1)
@@ -104,7 +105,7 @@ def write_text(path: str | None, text: str, flag: str) -> None:
       flag: name of the flag that gave `path`, for error messages.
 
     Raises:
-      ValueError: the file cannot be written.
+      UserError: the file cannot be written.
     """
     if path is None:
         return
@@ -114,7 +115,7 @@ def write_text(path: str | None, text: str, flag: str) -> None:
     try:
         atomic.write_atomically(path, text.encode())
     except OSError as error:
-        raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"--{flag}={path} cannot be written: {error.strerror}") from None
 
 
 def check_writable(values: flags.FlagValues, *names: str) -> None:
@@ -134,11 +135,11 @@ def check_writable(values: flags.FlagValues, *names: str) -> None:
             continue
         problem = None if path == STANDARD_OUTPUT else _problem_of(path)
         if problem:
-            raise ValueError(f"--{name}={path} cannot be written: {problem}")
+            raise UserError(f"--{name}={path} cannot be written: {problem}")
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
             what = "standard output" if path == STANDARD_OUTPUT else "the file"
-            raise ValueError(f"--{other}={path} and --{name}={path}: {what} takes one of them")
+            raise UserError(f"--{other}={path} and --{name}={path}: {what} takes one of them")
 
 
 def _problem_of(path: str) -> str | None:

@@ -9,19 +9,17 @@ import re
 import shlex
 import sys
 import textwrap
-import traceback
 from collections.abc import Callable
 
 from absl import flags
 
-import lingvo_gshard
 from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.training.monitoring.closed_output import discard
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
-_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _KINDS = {
     "int": "a whole number, such as 100",
@@ -43,7 +41,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
       about: the command's documentation.
 
     Raises:
-      ValueError: a flag is unknown or has a wrong value; the message has the nearest valid name.
+      UserError: a flag is unknown or has a wrong value; the message has the nearest valid name.
     """
     flags.DEFINE_list(
         "import",
@@ -62,14 +60,14 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     try:
         rest = values(argv)
     except flags.Error as error:
-        raise ValueError(_flag_error(values, " ".join(str(error).split()))) from None
+        raise UserError(_flag_error(values, " ".join(str(error).split()))) from None
     for name, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"--{name}={value}; expected a finite number")
+            raise UserError(f"--{name}={value}; expected a finite number")
     for name in values["import"].value or ():
         _import(name)
     if rest[1:]:
-        raise ValueError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
+        raise UserError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
 
 
 def _import(name: str) -> None:
@@ -77,7 +75,7 @@ def _import(name: str) -> None:
     try:
         user_modules.import_module(name)
     except ModuleNotFoundError:
-        raise ValueError(
+        raise UserError(
             f"--import={name}: there is no such module; it must be installed, in the current "
             "directory or on PYTHONPATH"
         ) from None
@@ -103,7 +101,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
     """Returns `main` with users' mistakes printed as one line, for which it returns 1.
 
     A request to stop and a reader of standard output that went away have their own exit codes.
-    Mistakes are ValueErrors raised by this package and errors of files. Any other exception is a
+    Mistakes are UserErrors and errors of files. Any other exception is a
     bug and keeps its traceback.
 
     Args:
@@ -123,9 +121,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             # The reader of standard output is gone, such as head. Python would write at exit.
             discard(sys.stdout)
             return EXIT_CODES[CLOSED_OUTPUT]
-        except (ValueError, OSError) as error:
-            if not _is_mistake(error):
-                raise
+        except (UserError, OSError) as error:
             warn(f"{name}: error: {_message_of(error)}")
             return 1
 
@@ -164,14 +160,6 @@ def _message_of(error: Exception) -> str:
     # Python would try again to write at exit.
     discard(sys.stdout)
     return f"standard output cannot be written: {error.strerror}"
-
-
-def _is_mistake(error: Exception) -> bool:
-    """Returns whether an error is a user's mistake and not a bug."""
-    if isinstance(error, OSError):
-        return True
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    return pathlib.Path(raised_in).is_relative_to(_PACKAGE)
 
 
 def _help_text(values: flags.FlagValues, about: str) -> str:

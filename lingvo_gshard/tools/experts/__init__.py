@@ -20,6 +20,7 @@ Params, the vocabularies and the best or newest checkpoint of --logdir.
 from __future__ import annotations
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.experts import place, prune, study, upcycle, watched
 from lingvo_gshard.tools.experts import report as experts_report
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
         return 0
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
-        raise ValueError(f"the subcommand {given}. {names.nearest(subcommand or '', SUBCOMMANDS)}")
+        raise UserError(f"the subcommand {given}. {names.nearest(subcommand or '', SUBCOMMANDS)}")
     module = SUBCOMMANDS[subcommand]
     values = module.define_flags()
     argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]

@@ -10,6 +10,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.sources.readers import SPLITS
@@ -41,7 +42,7 @@ def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     """Returns the rows that the flags choose; ValueError for an unknown split or language."""
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
-        raise ValueError(f"--split={values.split} is unknown. {hint}")
+        raise UserError(f"--split={values.split} is unknown. {hint}")
     rows = run.input.rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 
@@ -62,7 +63,7 @@ def use_by_language(
       console: shows progress.
 
     Raises:
-      ValueError: the model has no experts.
+      UserError: the model has no experts.
     """
     found: dict[str, dict[str, ExpertUse]] = {}
     done = 0
@@ -79,7 +80,7 @@ def use_by_language(
         progress.update(len(rows))
     found = {language: use for language, use in found.items() if use}
     if not found:
-        raise ValueError(
+        raise UserError(
             f"the run of {run.params.name} has no experts, or none of its rows fits a batch"
         )
     return found

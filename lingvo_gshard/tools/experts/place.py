@@ -22,6 +22,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads.record import RouterLoads
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.tools.console import output
@@ -64,7 +65,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
             row.layer: placing.order_of(row.layer, row.placement, layers) for row in loads.layers
         }
     except ValueError as error:
-        raise ValueError(f"--plan={values.plan}: {error}") from None
+        raise UserError(f"--plan={values.plan}: {error}") from None
     checkpoint = source.checkpoint
     state = placing.placed_state(source.trainer, checkpoint.theta, checkpoint.moments, orders)
     source.write(values.output, run.params, state, checkpoint.step)
@@ -79,12 +80,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
 def _loads(path: str | None) -> RouterLoads:
     """Returns the loads of the plan in a file; ValueError if it has none."""
     if not path:
-        raise ValueError("--plan is missing: the file that gshard-plan --loads --json wrote")
+        raise UserError("--plan is missing: the file that gshard-plan --loads --json wrote")
     found = file.load(path).loads
     if found is None:
-        raise ValueError(
-            f"--plan={path} has no placement of experts; plan with gshard-plan --loads"
-        )
+        raise UserError(f"--plan={path} has no placement of experts; plan with gshard-plan --loads")
     return found
 
 

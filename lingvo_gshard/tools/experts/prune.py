@@ -22,6 +22,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
@@ -58,9 +59,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     source_run.check_output(values.output)
     output.check_writable(values, "json")
     if not 0 < values.keep <= 1:
-        raise ValueError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
+        raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
-        raise ValueError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
+        raise UserError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
     with DataProgress(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
@@ -70,7 +71,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         try:
             params.task = pruning.pruned_task(params.task, values.keep)
         except ValueError as error:
-            raise ValueError(f"--logdir={values.logdir}: {error}") from None
+            raise UserError(f"--logdir={values.logdir}: {error}") from None
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run)
     pruned = source.trainer_of(params)

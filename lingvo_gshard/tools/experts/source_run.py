@@ -13,6 +13,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.arrays import unflatten
@@ -34,9 +35,9 @@ def define_output_flag(values: flags.FlagValues) -> None:
 def check_output(path: str | None) -> None:
     """Raises ValueError if --output is missing or exists."""
     if not path:
-        raise ValueError("--output is missing: the directory of the new run")
+        raise UserError("--output is missing: the directory of the new run")
     if pathlib.Path(path).exists():
-        raise ValueError(f"--output={path} exists already; give the name of a new directory")
+        raise UserError(f"--output={path} exists already; give the name of a new directory")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
@@ -76,11 +77,11 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     source_run.check_output(values.output)
     output.check_writable(values, "json")
     if values.experts is None:
-        raise ValueError(
+        raise UserError(
             "--experts is missing: the number of experts per layer, such as --experts=8"
         )
     if values.experts < 2:
-        raise ValueError(f"--experts={values.experts}; 2 or more were expected")
+        raise UserError(f"--experts={values.experts}; 2 or more were expected")
     with DataProgress(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
@@ -115,7 +116,7 @@ def _params(values: flags.FlagValues, dense: Params) -> Params:
     try:
         params.task = upcycling.upcycled_task(dense.task, values.experts, values.moe_every)
     except ValueError as error:
-        raise ValueError(f"--logdir={values.logdir}: {error}") from None
+        raise UserError(f"--logdir={values.logdir}: {error}") from None
     return gin_binding.apply_gin(params, values.gin_file, values.gin_param)
 
 
@@ -123,4 +124,4 @@ def _check(source: SourceRun, sparse: Trainer, state: NestedMap) -> None:
     try:
         upcycling.check_same_function(source.trainer.task, source.theta, sparse.task, state.theta)
     except ValueError as error:
-        raise ValueError(f"{error}. --noexact converts it anyway") from None
+        raise UserError(f"{error}. --noexact converts it anyway") from None

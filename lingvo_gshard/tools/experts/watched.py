@@ -37,6 +37,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.routers.records import RouterRecord, routers_of_run
@@ -68,7 +69,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Runs the subcommand. Raises ValueError for a user's mistake."""
     output.check_writable(values, "json")
     if values.by is not None and values.by not in KINDS:
-        raise ValueError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
+        raise UserError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
     records = _chosen(values)
     step = records[-1].step
     shown = [record for record in records if record.step == step]
@@ -88,7 +89,7 @@ def _chosen(values: flags.FlagValues) -> list[RouterRecord]:
     logdir = required_logdir(values)
     records = routers_of_run(logdir)
     if not records:
-        raise ValueError(
+        raise UserError(
             f"--logdir={logdir} has no records of watched routers: the model has no experts, "
             "trainer.routers.every_steps is 0, or the run has not reached that many steps"
         )
@@ -96,11 +97,11 @@ def _chosen(values: flags.FlagValues) -> list[RouterRecord]:
     step = values.step or steps[-1]
     if step not in steps:
         nearest = min(steps, key=lambda one: abs(one - step))
-        raise ValueError(f"--step={step} was not watched. The nearest one is {nearest}")
+        raise UserError(f"--step={step} was not watched. The nearest one is {nearest}")
     layers = list(dict.fromkeys(record.layer for record in records))
     chosen = [layer for layer in layers if (values.layer or "") in layer]
     if not chosen:
-        raise ValueError(
+        raise UserError(
             f"--layer={values.layer} is in no path of a layer with experts. "
             f"{names.nearest(values.layer, layers)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.training import job
 from lingvo_gshard.planning.training.budget import laws, machines, options
@@ -52,13 +53,13 @@ def check_budget_flags(values: flags.FlagValues) -> None:
     if values.budget is None:
         for name in _ONLY_HERE:
             if values[name].present:
-                raise ValueError(
+                raise UserError(
                     f"--{name}={values[name].value} applies to --budget, which is not given"
                 )
         return
     for name in _NOT_HERE:
         if values[name].present and values[name].value:
-            raise ValueError(
+            raise UserError(
                 f"--{name}={values[name].value} does not apply to --budget; give one of them"
             )
     options.check(budget_options(values))

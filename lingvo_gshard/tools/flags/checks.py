@@ -8,6 +8,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.checks.replay import replay
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.runtime import runtime_options
 from lingvo_gshard.training import processes
@@ -42,12 +43,12 @@ def define_check_flags(values: flags.FlagValues) -> None:
 def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Computes --replay_step again. Returns 0 if it is equal to what was recorded, else 2."""
     if not values.logdir:
-        raise ValueError("--logdir is missing: the directory of the run to replay")
+        raise UserError("--logdir is missing: the directory of the run to replay")
     for name in _CHANGES:
         given = values[name].value
         if given:
             shown = given[0] if isinstance(given, list) else given
-            raise ValueError(
+            raise UserError(
                 f"--{name}={shown} cannot be combined with --replay_step={values.replay_step}: a "
                 "run is replayed with its own Params"
             )

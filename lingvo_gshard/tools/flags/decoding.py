@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
@@ -96,7 +97,7 @@ def decoding_options(
       published: how the model was published to be decoded, where no flag says otherwise.
 
     Raises:
-      ValueError: options are wrong or do not go together.
+      UserError: options are wrong or do not go together.
     """
     fields = decoding_fields(values)
     if published is None or not published.fields:
@@ -184,4 +185,4 @@ def _id(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"--{name}: {text!r} is no id; integers were expected") from None
+        raise UserError(f"--{name}: {text!r} is no id; integers were expected") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.generation import GenerationOptions
 
 # The precision of the weights of a config that is planned to generate.
@@ -50,18 +51,18 @@ def check_generation_flags(values: flags.FlagValues) -> None:
     if not values.generate:
         for name in _ONLY_HERE:
             if values[name].present:
-                raise ValueError(
+                raise UserError(
                     f"--{name}={values[name].value} applies to --generate, which is not given"
                 )
         return
     if values.largest_batch and values["batch"].present:
-        raise ValueError(
+        raise UserError(
             f"--batch={values.batch} and --largest_batch both say how many texts are decoded "
             "together; give one of them"
         )
     for name in _NOT_HERE:
         if values[name].present and values[name].value:
-            raise ValueError(
+            raise UserError(
                 f"--{name}={values[name].value} does not apply to --generate; give one of them"
             )
 

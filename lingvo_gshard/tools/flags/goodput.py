@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.training import failures, job
@@ -89,18 +90,18 @@ def check_goodput_flags(values: flags.FlagValues) -> None:
     if not values.goodput:
         for name in _ONLY_HERE:
             if values[name].present and not (values.budget is not None and name in SHARED):
-                raise ValueError(
+                raise UserError(
                     f"--{name}={values[name].value} applies to --goodput, which is not given"
                 )
         return
     for name in (*_NOT_HERE, *(_NOT_WITH_A_FILE if values.plan else ())):
         if values[name].present and values[name].value:
             what = f"--plan={values.plan}" if name in _NOT_WITH_A_FILE else "--goodput"
-            raise ValueError(
+            raise UserError(
                 f"--{name}={values[name].value} does not apply to {what}; give one of them"
             )
     if values.tokens is None:
-        raise ValueError("--goodput needs --tokens, the tokens to train on, such as 1e12")
+        raise UserError("--goodput needs --tokens, the tokens to train on, such as 1e12")
     job.check(job_options(values))
 
 
@@ -108,7 +109,7 @@ def planned_before(values: flags.FlagValues) -> Plan | None:
     """Returns the plan in the file --plan; None if the flag is not given.
 
     Raises:
-      ValueError: the file is missing or is no plan.
+      UserError: the file is missing or is no plan.
     """
     return file.load(values.plan) if values.plan else None
 

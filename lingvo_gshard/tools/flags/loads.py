@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads.given import LoadsOptions
 
 # What is planned without a training step of an experiment.
@@ -43,7 +44,7 @@ def check_loads_flags(values: flags.FlagValues) -> None:
         return
     for name in _NOT_HERE:
         if values[name].value:
-            raise ValueError(
+            raise UserError(
                 f"--loads={values.loads} does not apply to --{name}={values[name].value}: it is "
                 "for the training step of an experiment"
             )

@@ -6,6 +6,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.observers.step_observer import ObserverFactory
 
 
@@ -33,12 +34,12 @@ def profilers(
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 
     Raises:
-      ValueError: names --profile_steps if the run has no such steps, and --plan if it is not a
+      UserError: names --profile_steps if the run has no such steps, and --plan if it is not a
         plan of the experiment.
     """
     if values.profile_steps is None:
         if values.plan is not None:
-            raise ValueError(f"--plan={values.plan} applies to --profile_steps, which is not given")
+            raise UserError(f"--plan={values.plan} applies to --profile_steps, which is not given")
         return []
     # Runs without a profile do not wait for these.
     from lingvo_gshard.profiling import steps

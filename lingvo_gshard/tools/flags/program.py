@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
 from lingvo_gshard.planning.programs.planned import ProgramFacts
 
@@ -57,7 +58,7 @@ def check_program_flags(values: flags.FlagValues, path: str) -> None:
     if not path:
         for name in _ONLY_HERE:
             if values[name].present:
-                raise ValueError(
+                raise UserError(
                     f"--{name}={values[name].value} applies to the file of a program, which is not "
                     "given"
                 )
@@ -65,7 +66,7 @@ def check_program_flags(values: flags.FlagValues, path: str) -> None:
     for name in values:
         if values[name].present and name not in (*_ONLY_HERE, *_ALSO_HERE, *_WITH_GOODPUT):
             valid = ", ".join(f"--{flag}" for flag in (*_ALSO_HERE, *_ONLY_HERE))
-            raise ValueError(
+            raise UserError(
                 f"--{name}={values[name].value} does not apply to the program {path}, only {valid}"
             )
 

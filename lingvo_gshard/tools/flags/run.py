@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.checkpoint.selection.choice import BEST
 
 
@@ -31,5 +32,5 @@ def define_checkpoint_flag(values: flags.FlagValues) -> None:
 def required_logdir(values: flags.FlagValues) -> str:
     """Returns --logdir; ValueError if it is not given."""
     if not values.logdir:
-        raise ValueError("--logdir is missing: the directory that gshard-train wrote")
+        raise UserError("--logdir is missing: the directory that gshard-train wrote")
     return values.logdir

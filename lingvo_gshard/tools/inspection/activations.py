@@ -8,6 +8,7 @@ import rich.console
 
 from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.propagation.activations import Activation
 from lingvo_gshard.runtime.propagation.reshardings import Resharding
 from lingvo_gshard.runtime.reports import LEAST_BYTES
@@ -31,13 +32,13 @@ def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
       paths: paths of all layers.
 
     Raises:
-      ValueError: no layer matches, or the mesh has one device.
+      UserError: no layer matches, or the mesh has one device.
     """
     if not any(_matches(pattern, path) for path in paths):
         hint = names.nearest(pattern.removeprefix(f"{TASK}."), [path for path in paths if path])
-        raise ValueError(f"--activations: no layer is named {pattern!r}. {hint}")
+        raise UserError(f"--activations: no layer is named {pattern!r}. {hint}")
     if mesh.size == 1:
-        raise ValueError(
+        raise UserError(
             f"--activations: nothing is split on --mesh={mesh}; expected a mesh of several "
             "devices, such as data=4,model=2"
         )
@@ -51,10 +52,10 @@ def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
       pattern: the pattern.
 
     Raises:
-      ValueError: the compiler does not say it.
+      UserError: the compiler does not say it.
     """
     if rows is None:
-        raise ValueError(
+        raise UserError(
             "--activations: the compiler for these devices does not say how it splits tensors. "
             "JAX_PLATFORMS=cpu in the environment takes virtual devices"
         )

@@ -132,7 +132,7 @@ def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> li
       pattern: a pattern of paths; see `weight_groups`.
 
     Raises:
-      ValueError: the pattern matches no weight.
+      UserError: the pattern matches no weight.
     """
     specs = trainer.theta_specs
     weight_groups.check("--placement", [pattern], specs)
@@ -161,7 +161,7 @@ def check_replicated(sharding: StateSharding, limit: float | None) -> None:
       limit: largest allowed size in MiB, the value of --max_replicated_mb; None allows any.
 
     Raises:
-      ValueError: if they are larger.
+      UserError: if they are larger.
     """
     if limit is not None:
         tensors = [*sharding.replicated_weights, *sharding.replicated_moments]

@@ -11,6 +11,7 @@ from absl import flags
 from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.tools.inspection.weights import StoredWeights, WeightStatistics, statistics
@@ -47,11 +48,11 @@ def inspect(
       record for JSON.
 
     Raises:
-      ValueError: a flag does not suit a run, or a checkpoint is missing or damaged.
+      UserError: a flag does not suit a run, or a checkpoint is missing or damaged.
     """
     for flag in ("experiment", "gin_file", "gin_param"):
         if values[flag].value:
-            raise ValueError(f"--{flag} does not go with --logdir: a run has its own settings")
+            raise UserError(f"--{flag} does not go with --logdir: a run has its own settings")
     with stages_on_terminal() as stages:
         stages.begin("Reading the weights")
         run = Run(values.logdir)
@@ -61,7 +62,7 @@ def inspect(
             specs = dict(trainer.theta_specs.flatten_items())
         for weights, place in ((stored, values.logdir), (other, values.compare)):
             if weights and (missing := sorted(specs.keys() - weights.paths)):
-                raise ValueError(f"{place} has no weight {missing[0]}, which --logdir declares")
+                raise UserError(f"{place} has no weight {missing[0]}, which --logdir declares")
         rows = list(statistics(stored, specs, other))
     head = f"{run.params.name}, step {stored.checkpoint.step:,}"
     if other:

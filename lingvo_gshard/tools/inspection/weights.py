@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.checkpoint.steps import steps_in
@@ -85,19 +86,19 @@ class StoredWeights:
           flag: the flag that named the step, for messages.
 
         Raises:
-          ValueError: there is no such checkpoint, or it is damaged.
+          UserError: there is no such checkpoint, or it is damaged.
         """
         steps = steps_in(checkpoints)
         if not steps:
-            raise ValueError(f"{checkpoints} holds no complete checkpoint")
+            raise UserError(f"{checkpoints} holds no complete checkpoint")
         if step is not None and step not in steps:
             have = ", ".join(map(str, steps))
-            raise ValueError(f"--{flag}={step}: there are checkpoints of the steps {have}")
+            raise UserError(f"--{flag}={step}: there are checkpoints of the steps {have}")
         directory = checkpoints / str(steps[-1] if step is None else step)
         try:
             return cls(directory, read_run(directory))
         except OSError as error:
-            raise ValueError(f"{directory} cannot be read: {error}") from None
+            raise UserError(f"{directory} cannot be read: {error}") from None
 
     @property
     def paths(self) -> frozenset[str]:
@@ -124,7 +125,7 @@ def statistics(
       other: a checkpoint of a model with the same weights, to compare with.
 
     Raises:
-      ValueError: a weight is damaged, or the other checkpoint lacks it.
+      UserError: a weight is damaged, or the other checkpoint lacks it.
     """
     own, theirs = stored.reader(), other and other.reader()
     for path, spec in specs.items():
@@ -190,7 +191,7 @@ class _Changes:
     def add(self, part: np.ndarray, other: np.ndarray, path: str) -> None:
         """Counts some elements. Raises ValueError if the weights have different shapes."""
         if part.shape != other.shape:
-            raise ValueError(
+            raise UserError(
                 f"--compare: {path} has the shape {list(part.shape)} here and {list(other.shape)} "
                 "there; the checkpoints are of different models"
             )

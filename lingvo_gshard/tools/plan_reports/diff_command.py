@@ -9,6 +9,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan import diff, file, limits
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.plan_reports import diff_report, limit_report
@@ -23,11 +24,11 @@ def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
     Without `diff` there are no files, and all arguments remain.
 
     Raises:
-      ValueError: another subcommand was given, or another number of files.
+      UserError: another subcommand was given, or another number of files.
     """
     subcommand = next(iter(argv[1:]), DIFF)
     if not subcommand.startswith("-") and subcommand != DIFF:
-        raise ValueError(
+        raise UserError(
             f"the subcommand {subcommand!r} is unknown. {names.nearest(subcommand, [DIFF])} "
             "Without one, flags or the file of a program say what to plan, see --help"
         )
@@ -36,7 +37,7 @@ def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
     compared = [argument for argument in argv[2:] if not argument.startswith("--")]
     rest = [argument for argument in argv[2:] if argument.startswith("--")]
     if len(compared) != 2 and not set(rest) & {"--help", "-h"}:
-        raise ValueError(
+        raise UserError(
             f"gshard-plan {DIFF} compares two files written by --json; {len(compared)} "
             f"{'was' if len(compared) == 1 else 'were'} given"
         )
@@ -52,12 +53,12 @@ def run(compared: list[str], values: flags.FlagValues, console: rich.console.Con
       console: where the report goes.
 
     Raises:
-      ValueError: a flag does not apply, or a file is no plan.
+      UserError: a flag does not apply, or a file is no plan.
     """
     for name in values:
         if values[name].present and name not in _DIFF_FLAGS:
             valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
-            raise ValueError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
+            raise UserError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
     limited = limits.parse(values.fail_on)
     output.check_writable(values, "markdown")
     before, after = (file.load(path) for path in compared)

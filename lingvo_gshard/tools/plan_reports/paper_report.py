@@ -12,6 +12,7 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.paper import report as paper_report
@@ -49,7 +50,7 @@ def check_flags(values: flags.FlagValues) -> None:
     """Raises ValueError if a flag is given that --paper does not take."""
     for name in values:
         if values[name].present and name not in _FLAGS:
-            raise ValueError(
+            raise UserError(
                 f"--paper plans the paper's own experiments on its own cores: leave --{name} out; "
                 f"--paper takes --{', --'.join(_FLAGS[1:])}"
             )
@@ -64,7 +65,7 @@ def compare(
     """Returns the comparison with the paper and shows its progress.
 
     Raises:
-      ValueError: names --paper_rows if a row is unknown.
+      UserError: names --paper_rows if a row is unknown.
     """
     cases = paper_rows.cases_of(paper_rows.select(chosen))
     with _Progress(console, len(cases)) as progress:

@@ -11,6 +11,7 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
@@ -42,9 +43,9 @@ def check_flags(values: flags.FlagValues) -> None:
     """Raises ValueError naming a flag that sets what the search is to find."""
     for flag in ("mesh", "strategy"):
         if values[flag].present:
-            raise ValueError(f"--{flag} and --search: the search finds the {flag} itself")
+            raise UserError(f"--{flag} and --search: the search finds the {flag} itself")
     if values.calibration is not None:
-        raise ValueError(
+        raise UserError(
             "--calibration and --search: the search rates by published efficiencies; plan what it "
             "finds with --calibration"
         )

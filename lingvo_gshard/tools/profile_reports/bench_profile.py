@@ -7,6 +7,7 @@ import re
 
 import rich.console
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.observer import ProfiledStep, write_profile
 from lingvo_gshard.profiling.steps import StepRange
@@ -48,4 +49,4 @@ def make_directory(directory: str) -> None:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"--profile={directory} cannot be written: {reason}") from error
+        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

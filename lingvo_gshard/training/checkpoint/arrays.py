@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
@@ -61,7 +62,7 @@ def unflatten(specs: NestedMap, arrays: Arrays, name: str) -> NestedMap:
       name: names the arrays in messages, such as "weights".
 
     Raises:
-      ValueError: names the arrays that are missing, left over, or of another shape or dtype.
+      UserError: names the arrays that are missing, left over, or of another shape or dtype.
     """
     expected = dict(specs.flatten_items())
     check_fit(expected, arrays, name)
@@ -77,7 +78,7 @@ def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], name: str) 
       name: names the arrays in messages, such as "weights".
 
     Raises:
-      ValueError: names the arrays that are missing, left over, or of another shape or dtype.
+      UserError: names the arrays that are missing, left over, or of another shape or dtype.
     """
     wrong = [f"{path} is missing" for path in expected if path not in found]
     wrong += [f"{path} is not in the model" for path in found if path not in expected]
@@ -90,7 +91,7 @@ def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], name: str) 
                 wrong.append(f"{path} is {stored}, the model's is {in_model}")
     if wrong:
         shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise ValueError(f"The checkpoint's {name} do not fit the model: {shown}")
+        raise UserError(f"The checkpoint's {name} do not fit the model: {shown}")
 
 
 def digests(arrays: Arrays) -> dict[str, int]:
@@ -108,7 +109,7 @@ def check_digests(arrays: Arrays, expected: Mapping[str, int], name: str) -> Non
     def check(found: Mapping[str, int]) -> None:
         wrong = sorted(path for path in found if found[path] != expected[path])
         if wrong:
-            raise ValueError(f"{name} has other contents than were saved: {', '.join(wrong[:3])}")
+            raise UserError(f"{name} has other contents than were saved: {', '.join(wrong[:3])}")
 
     processes.together(lambda: check(_digests(on_host, True)))
     check(digests(sharded))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 import lingvo_gshard
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import copies, json_text, objects
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.checkpoint.selection.best import Best
@@ -130,18 +131,18 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
 
     Raises:
       OSError: a file cannot be read.
-      ValueError: a file is damaged or missing, or a later version wrote the checkpoint.
+      UserError: a file is damaged or missing, or a later version wrote the checkpoint.
     """
     if problem := newer_format(checkpoint):
-        raise ValueError(problem)
+        raise UserError(problem)
     directory = copies.local_folder(checkpoint / ITEM)
     record = json_text.decode((directory / _RECORD).read_bytes(), RunRecord)
     if record.digest and record != record.with_digest():
-        raise ValueError(f"{ITEM}/{_RECORD} is damaged")
+        raise UserError(f"{ITEM}/{_RECORD} is damaged")
     found = _file_digests(directory)
     for name, digest in record.files.items():
         if found.get(name) != digest:
-            raise ValueError(f"{ITEM}/{name} is {'damaged' if name in found else 'missing'}")
+            raise UserError(f"{ITEM}/{name} is {'damaged' if name in found else 'missing'}")
     return Checkpoint(
         record=record,
         params_text=(directory / _PARAMS).read_text(encoding="utf-8"),

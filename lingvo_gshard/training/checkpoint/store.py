@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import paths
 from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.nested_map import NestedMap
@@ -169,7 +170,7 @@ class CheckpointStore:
           None if there is no checkpoint.
 
         Raises:
-          ValueError: there are checkpoints, but none is readable, or a later version of the
+          UserError: there are checkpoints, but none is readable, or a later version of the
             library wrote the newest.
         """
         for step in self._order():
@@ -203,7 +204,7 @@ class CheckpointStore:
           None if there is no checkpoint.
 
         Raises:
-          ValueError: all checkpoints are damaged, the newest does not fit `abstract_state`, or a
+          UserError: all checkpoints are damaged, the newest does not fit `abstract_state`, or a
             later version of the library wrote it.
         """
         self.finish()
@@ -288,7 +289,7 @@ class CheckpointStore:
         """
         problem = processes.from_main(run_item.newer_format(path) if processes.is_main() else None)
         if problem:
-            raise ValueError(problem)
+            raise UserError(problem)
 
     def _close_manager(self) -> None:
         # After a failed save, Orbax may raise an error of another of its threads here, such as the
@@ -340,7 +341,7 @@ class CheckpointStore:
     def _none_readable(self, steps: list[int]) -> None:
         """Returns None if there were no checkpoints, else raises ValueError."""
         if steps:
-            raise ValueError(f"{self._directory}: none of its {len(steps)} checkpoints is readable")
+            raise UserError(f"{self._directory}: none of its {len(steps)} checkpoints is readable")
 
     def _warn(self, text: str) -> None:
         if processes.is_main():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorstore
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.files.stores import key_value_store
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest_of_part
@@ -50,7 +51,7 @@ class WeightReader:
         """Returns the slice of an array with these first indices; () returns all of it.
 
         Raises:
-          ValueError: the checkpoint lacks the array, or this was its last slice and it has other
+          UserError: the checkpoint lacks the array, or this was its last slice and it has other
             contents than were saved.
         """
         with self._lock:
@@ -70,7 +71,7 @@ class WeightReader:
             del self._open_arrays[path]
             self._whole.pop(path, None)
             if total % MODULUS != self._digests[path]:
-                raise ValueError(
+                raise UserError(
                     f"{self._directory}: {path} has other contents than were saved; the checkpoint "
                     "is damaged"
                 )
@@ -91,7 +92,7 @@ class WeightReader:
 
     def _stored(self, path: str) -> tensorstore.TensorStore:
         if path not in self._digests:
-            raise ValueError(f"{self._directory} has no {path}; the checkpoint is of another model")
+            raise UserError(f"{self._directory} has no {path}; the checkpoint is of another model")
         if path not in self._open_arrays:
             base: str | dict[str, Any]
             if is_bucket(self._directory):

@@ -26,7 +26,7 @@ def restored_state(
       abstract_state: the state of a runtime, which may have more parts than the trainer's.
 
     Raises:
-      ValueError: names the arrays that do not fit the trainer's specs.
+      UserError: names the arrays that do not fit the trainer's specs.
     """
     specs = NestedMap({**(abstract_state or {}), **trainer.state_specs()})
     restored = {
@@ -45,7 +45,7 @@ def restored_theta(trainer: Trainer, checkpoint: Checkpoint) -> NestedMap:
     """Returns the part of a checkpoint that `Runtime.load_theta` takes.
 
     Raises:
-      ValueError: names the arrays that do not fit the trainer's specs.
+      UserError: names the arrays that do not fit the trainer's specs.
     """
     part = trainer.evaluated_part
     specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.lock.holder import Holder, is_running, this_process
 
 # A lock whose process cannot be seen is stale after this time without a refresh.
@@ -29,7 +30,7 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Holder)
 
 
-class LockedError(ValueError):
+class LockedError(UserError):
     """Another process holds the lock."""
 
 

@@ -6,6 +6,7 @@ import math
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -72,7 +73,7 @@ class MomentOptimizer(Optimizer):
     def __init__(self, params: Params):
         super().__init__(params)
         if params.moment_dtype not in DTYPES:
-            raise ValueError(
+            raise UserError(
                 f"trainer.optimizer.moment_dtype is {params.moment_dtype!r}. "
                 f"{names.nearest(params.moment_dtype, DTYPES)}"
             )

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -60,7 +61,7 @@ class Optimizer(Configurable):
         super().__init__(params)
         for pattern, factor in params.learning_rate_factors.items():
             if not (isinstance(factor, (int, float)) and 0.0 <= factor < math.inf):
-                raise ValueError(f"{_FACTORS}[{pattern!r}] is {factor!r}; 0 or more expected")
+                raise UserError(f"{_FACTORS}[{pattern!r}] is {factor!r}; 0 or more expected")
 
     def check(self, specs: NestedMap) -> None:
         """Checks the Params against the weights of a model.
@@ -69,13 +70,11 @@ class Optimizer(Configurable):
           specs: the weights' tree of VariableSpec.
 
         Raises:
-          ValueError: a pattern matches no weight, or all weights are frozen.
+          UserError: a pattern matches no weight, or all weights are frozen.
         """
         weight_groups.check(_FACTORS, self.p.learning_rate_factors, specs)
         if not any(self.moves(spec) for spec in specs.flatten()):
-            raise ValueError(
-                f"{_FACTORS}: {self.p.learning_rate_factors} leaves no weight to train"
-            )
+            raise UserError(f"{_FACTORS}: {self.p.learning_rate_factors} leaves no weight to train")
 
     def moves(self, spec: VariableSpec) -> bool:
         """Returns whether `update_weight` updates a weight."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -96,7 +97,7 @@ class BoundedSchedule(Schedule):
     def __init__(self, params: Params):
         super().__init__(params)
         if params.total_steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"trainer.schedule.total_steps is {params.total_steps}; 1 or more expected"
             )
 

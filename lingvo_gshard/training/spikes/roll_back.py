@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
@@ -96,7 +97,7 @@ class RollBacks:
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
         Raises:
-          ValueError: roll_backs.jsonl is damaged.
+          UserError: roll_backs.jsonl is damaged.
         """
         self._p = params
         self._path = logdir / ROLL_BACKS_FILE
@@ -188,5 +189,5 @@ def _read(path: pathlib.Path, step: int) -> list[dict]:
         try:
             rows.append(msgspec.to_builtins(_DECODER.decode(line)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}:{number} is damaged: {error}") from None
+            raise UserError(f"{path}:{number} is damaged: {error}") from None
     return rows

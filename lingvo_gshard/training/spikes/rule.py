@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -112,7 +113,7 @@ class Spikes(Configurable):
         super().__init__(params)
         if params.policy not in POLICIES:
             hint = names.nearest(params.policy, POLICIES)
-            raise ValueError(f"trainer.spikes.policy is {params.policy!r}. {hint}")
+            raise UserError(f"trainer.spikes.policy is {params.policy!r}. {hint}")
 
     def specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""

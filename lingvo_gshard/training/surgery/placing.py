@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training.checkpoint.arrays import Arrays
@@ -29,34 +30,34 @@ def order_of(
       layers: the model's layers with experts by path.
 
     Raises:
-      ValueError: the model has no such layer, the placement does not give every device the same
+      UserError: the model has no such layer, the placement does not give every device the same
         number of experts and every expert one device, or the router needs the present order.
     """
     if path not in layers:
-        raise ValueError(
+        raise UserError(
             f"{path} is no layer with experts of the run. {names.nearest(path, layers)}"
         )
     layer = layers[path]
     order = np.array([expert for experts in placement for expert in experts], int)
     count = layer.p.num_experts
     if sorted(order.tolist()) != list(range(count)):
-        raise ValueError(
+        raise UserError(
             f"{path}: the placement has {len(order):,} places for the run's {count:,} experts; "
             "expected one for each. A run has no copies of experts: plan without --replicas"
         )
     if len({len(experts) for experts in placement}) > 1:
-        raise ValueError(
+        raise UserError(
             f"{path}: the placement divides {count:,} experts over {len(placement):,} devices; "
             "expected the same number on each"
         )
     router = layer.router
     if not router.is_learned:
-        raise ValueError(
+        raise UserError(
             f"{path}.router: {type(router).__name__} does not learn which experts suit a token, so "
             "that another order of experts would be another model"
         )
     if "expert_groups" in router.p and router.p.expert_groups:
-        raise ValueError(
+        raise UserError(
             f"{path}.router.expert_groups={router.p.expert_groups} limits tokens to groups of "
             "neighboring experts, so that another order of experts would be another model"
         )

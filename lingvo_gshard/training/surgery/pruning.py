@@ -13,6 +13,7 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
@@ -34,20 +35,20 @@ def pruned_task(task: Params, keep: float) -> Params:
         experts per token.
 
     Raises:
-      ValueError: the task has no experts, or a router does not learn which experts suit a token.
+      UserError: the task has no experts, or a router does not learn which experts suit a token.
         The message names the Params path.
     """
     if not 0 < keep <= 1:
-        raise ValueError(f"keep is {keep:g}; more than 0 and at most 1 was expected")
+        raise UserError(f"keep is {keep:g}; more than 0 and at most 1 was expected")
     result = task.copy()
     sparse = {path: stack for path, stack in stacks(result).items() if has_experts(stack)}
     if not sparse:
-        raise ValueError("the task has no experts to prune")
+        raise UserError("the task has no experts to prune")
     for path, stack in sparse.items():
         moe = stack.moe
         router = moe.router.cls
         if not router.is_learned:
-            raise ValueError(
+            raise UserError(
                 f"{path}.moe.router: {router.__name__} does not learn which experts suit a token, "
                 "so the remaining experts could not replace the others"
             )
@@ -71,7 +72,7 @@ def chosen(
         other criterion breaks ties.
     """
     if criterion not in CRITERIA:
-        raise ValueError(f"{criterion!r}: {names.nearest(criterion, CRITERIA)}")
+        raise UserError(f"{criterion!r}: {names.nearest(criterion, CRITERIA)}")
     counts = {path: stack.moe.num_experts for path, stack in stacks(task).items()}
     kept = {}
     for layer, found in use.items():
@@ -112,7 +113,7 @@ def pruned_state(
     def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray:
         array = keep_experts(weights[name], name, layout)
         if tuple(array.shape) != tuple(shape):
-            raise ValueError(
+            raise UserError(
                 f"{name}: {list(array.shape)} after pruning, but the model has {list(shape)}"
             )
         return array

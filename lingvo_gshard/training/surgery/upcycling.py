@@ -11,6 +11,7 @@ import numpy as np
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -50,21 +51,21 @@ def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
         is 0.
 
     Raises:
-      ValueError: there is no layer to convert, or the layers to convert differ. The message names
+      UserError: there is no layer to convert, or the layers to convert differ. The message names
         the Params path.
     """
     if num_experts < 2:
-        raise ValueError(f"num_experts is {num_experts}; 2 or more were expected")
+        raise UserError(f"num_experts is {num_experts}; 2 or more were expected")
     found = stacks(task)
     dense = [path for path, stack in found.items() if not has_experts(stack)]
     if not dense:
         had = f"all of {', '.join(found)} have experts" if found else "it has no TransformerStack"
-        raise ValueError(f"the task has no dense layers to convert: {had}")
+        raise UserError(f"the task has no dense layers to convert: {had}")
     result = task.copy()
     converted = [_upcycle(result.get(path), path, num_experts, every) for path in dense]
     if not any(converted):
         layers = ", ".join(f"{path} has {found[path].num_layers}" for path in dense)
-        raise ValueError(
+        raise UserError(
             f"there are no dense layers to convert: layer {every or 2} and its multiples would get "
             f"experts, but {layers}"
         )
@@ -83,7 +84,7 @@ def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
     rest = inherit(stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
     for index in set(range(num_layers)) - set(replaced):
         if _feed_forward(stack, index) != rest:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the feed-forward layer of layer {index} is {path}.moe, which differs "
                 f"from that of the other layers. With experts in layers {every}, {2 * every}, ... "
                 f"it would be lost; keep {path}.moe_every = {stack.moe_every}"
@@ -103,12 +104,12 @@ def _common_params(stack: Params, replaced: list[int], path: str, every: int) ->
     """Returns the Params of the layers that become experts, which must be equal."""
     first, *rest = (_feed_forward(stack, index) for index in replaced)
     if any(other != first for other in rest):
-        raise ValueError(
+        raise UserError(
             f"{path}: the feed-forward layers of layers {every}, {2 * every}, ... differ, but "
             f"all experts are alike; keep {path}.moe_every = {stack.moe_every}"
         )
     if first.cls is not FeedForward:
-        raise ValueError(
+        raise UserError(
             f"{path}: its feed-forward layers are {first.cls.__name__}; only a FeedForward can be "
             "copied to experts"
         )
@@ -133,7 +134,7 @@ def upcycled_state(
         weights that the dense model does not have are always new.
 
     Raises:
-      ValueError: the sparse model has other weights than the dense model, experts and routers. The
+      UserError: the sparse model has other weights than the dense model, experts and routers. The
         message names them.
     """
     specs = dense.state_specs()
@@ -159,7 +160,7 @@ def upcycled_state(
     state = conversion.of_trainer(sparse, find, find_moment)
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        raise ValueError(
+        raise UserError(
             f"the dense model has no weights of the shape of {', '.join(unknown[:5])}{more}"
         )
     return state
@@ -224,7 +225,7 @@ def check_same_function(
       sparse_theta: its weights.
 
     Raises:
-      ValueError: a layer computes another function. The message says which and why.
+      UserError: a layer computes another function. The message says which and why.
     """
     for path in stacks(dense.p):
         pairs = zip(
@@ -237,7 +238,7 @@ def check_same_function(
             layers += new.feed_forward, new_theta.feed_forward
             reason = _difference(*layers, f"{path}.moe")
             if reason:
-                raise ValueError(f"{path} would compute another function than before: {reason}")
+                raise UserError(f"{path} would compute another function than before: {reason}")
 
 
 def _layers(task: Layer, theta: NestedMap, path: str) -> list[tuple[Layer, NestedMap]]:

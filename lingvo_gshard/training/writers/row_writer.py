@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import json_text
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training.monitoring.metrics import Row
@@ -85,17 +86,17 @@ def check(chosen: Sequence[str]) -> None:
     """Checks `trainer.writers`.
 
     Raises:
-      ValueError: a name is unknown, or its package is not installed.
+      UserError: a name is unknown, or its package is not installed.
     """
     if isinstance(chosen, str):
-        raise ValueError(
+        raise UserError(
             f"trainer.writers is {chosen!r}; expected several names, such as ({chosen!r},)"
         )
     for name in chosen:
         if name not in WRITERS:
-            raise ValueError(f"--writer={name} is unknown. {names.nearest(name, WRITERS)}")
+            raise UserError(f"--writer={name} is unknown. {names.nearest(name, WRITERS)}")
         if importlib.util.find_spec(WRITERS[name]) is None:
-            raise ValueError(
+            raise UserError(
                 f"--writer={name} needs the package {WRITERS[name]}, which is not installed: pip "
                 f"install 'lingvo_gshard[{name}]'"
             )

@@ -61,7 +61,7 @@ def of_pairs(p: Params) -> list[Rule]:
     """Returns the rules on sentence pairs that are switched on, cheap ones first.
 
     Raises:
-      ValueError: a setting is wrong, or needs a package that is not installed.
+      UserError: a setting is wrong, or needs a package that is not installed.
     """
     # Attributes of Params are looked up in a tree, which is slow for every row.
     rules: list[Rule] = [_lengths(p.min_characters, p.max_characters, p.max_length_ratio)]
@@ -74,7 +74,7 @@ def of_documents(p: Params) -> list[Rule]:
     """Returns the rules on documents that are switched on, cheap ones first.
 
     Raises:
-      ValueError: a setting is wrong, or needs a package that is not installed.
+      UserError: a setting is wrong, or needs a package that is not installed.
     """
     return _of_texts(p, _DocumentLanguage(p.language), (markup.KEEP, markup.DROP))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lingvo_gshard.core.errors import UserError
+
 EXTRA = "language_id"
 # Codes of corpora -> the detector's code of the same language.
 _SAME = {"nb": "no", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "sh": "sr", "mo": "ro"}
@@ -22,12 +24,12 @@ class OtherLanguage:
           model: path of a model of py3langid; "" for the one that the package has.
 
         Raises:
-          ValueError: the package is not installed, or the model cannot be read.
+          UserError: the package is not installed, or the model cannot be read.
         """
         try:
             from py3langid.langid import MODEL_FILE, LanguageIdentifier
         except ImportError:
-            raise ValueError(
+            raise UserError(
                 f"input.cleaning.max_other_language = {most} identifies languages, which needs the "
                 f"package py3langid: pip install 'lingvo_gshard[{EXTRA}]', or set it to 1"
             ) from None
@@ -36,7 +38,7 @@ class OtherLanguage:
                 model or MODEL_FILE, norm_probs=True
             )
         except Exception as error:  # Whatever the package meets in a damaged file.
-            raise ValueError(
+            raise UserError(
                 f"input.cleaning.language_model: {model} is no model of py3langid: {error}"
             ) from None
         self._known = frozenset(self._detector.labels)

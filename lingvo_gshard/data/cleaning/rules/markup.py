@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 
 KEEP, DROP, EQUAL = POLICIES = ("keep", "drop", "equal")
 
@@ -58,10 +59,10 @@ class Policy:
           choices: the policies that make sense.
 
         Raises:
-          ValueError: there is no such policy.
+          UserError: there is no such policy.
         """
         if policy not in choices:
-            raise ValueError(
+            raise UserError(
                 f"input.cleaning.{kind.name} must be {' or '.join(map(repr, choices))}, not "
                 f"{policy!r}. {names.nearest(policy, choices)}"
             )

@@ -11,6 +11,7 @@ import regex
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.rules.language_scripts import LANGUAGES
 
 _LATIN = "Latn"
@@ -47,7 +48,7 @@ class WrongScript:
           given: "language=Script+Script" for languages whose scripts differ from the table's.
 
         Raises:
-          ValueError: one of `given` is malformed, or names an unknown script.
+          UserError: one of `given` is malformed, or names an unknown script.
         """
         self._most = most
         self._given = _parsed(given)
@@ -151,13 +152,13 @@ def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
         language, equals, scripts = entry.partition("=")
         chosen = tuple(scripts.split("+"))
         if not language or not equals or not all(chosen):
-            raise ValueError(
+            raise UserError(
                 f"input.cleaning.scripts has {entry!r}; 'language=Script' or "
                 "'language=Script+Script' was expected, such as 'mni=Mtei'"
             )
         for script in chosen:
             if script not in _known_scripts():
-                raise ValueError(
+                raise UserError(
                     f"input.cleaning.scripts has {entry!r}: {script!r} is no script of ISO 15924 "
                     f"that is known. {names.nearest(script, _known_scripts())}"
                 )

@@ -11,6 +11,7 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared.table import Group
 
 
@@ -74,19 +75,19 @@ class Shares(Configurable):
         """Returns the groups whose share is not 0.
 
         Raises:
-          ValueError: a weight is of a language or a source that is not there, or no group is left.
+          UserError: a weight is of a language or a source that is not there, or no group is left.
         """
         for kind, weights in self._weights.items():
             there = {getattr(group, kind) for group in groups}
             for name in weights:
                 if name not in there:
-                    raise ValueError(
+                    raise UserError(
                         f"{kind}_weights: the prepared data has no {kind} {name!r}. "
                         f"{names.nearest(name, there)}"
                     )
         left = [group for group in groups if all(self._weight(group))]
         if not left:
-            raise ValueError("language_weights and source_weights leave out all rows")
+            raise UserError("language_weights and source_weights leave out all rows")
         return left
 
     def at(self, step: float, groups: Sequence[Group]) -> np.ndarray:
@@ -129,11 +130,11 @@ class _Piecewise:
         found = [(float(step), float(value)) for step, value in _pairs(name, pairs)]
         steps = [step for step, _ in found]
         if not found or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
-            raise ValueError(
+            raise UserError(
                 f"{name} is {pairs!r}; pairs (step, temperature) with ascending steps were expected"
             )
         if low := [value for _, value in found if not value >= 1]:
-            raise ValueError(f"{name} is {pairs!r}; {low[0]} is below 1")
+            raise UserError(f"{name} is {pairs!r}; {low[0]} is below 1")
         return cls(steps, [value for _, value in found])
 
     def at(self, step: float) -> float:
@@ -150,7 +151,7 @@ def _weights(name: str, pairs: object) -> Mapping[str, float]:
     found = {str(key): float(value) for key, value in _pairs(name, pairs)}
     for key, value in found.items():
         if not 0 <= value < math.inf:
-            raise ValueError(f"{name} is {pairs!r}; the weight of {key!r} must be 0 or more")
+            raise UserError(f"{name} is {pairs!r}; the weight of {key!r} must be 0 or more")
     return found
 
 
@@ -159,4 +160,4 @@ def _pairs(name: str, pairs: object) -> list[tuple[object, float]]:
     try:
         return [(key, float(value)) for key, value in pairs]  # pyright: ignore
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is {pairs!r}; a tuple of pairs was expected") from None
+        raise UserError(f"{name} is {pairs!r}; a tuple of pairs was expected") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
@@ -70,7 +71,7 @@ class LatentAttention(Attention):
         p = self.p
         rotary.check_pairs(p, path)
         if p.rotary_dim % 2:
-            raise ValueError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
+            raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
         self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         self._create_weights()
         self._create_common(p.plain_dim + p.rotary_dim)

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.sharding import annotate
@@ -27,7 +28,7 @@ def check(p: Params, path: str) -> None:
       path: path of the attention, for error messages.
 
     Raises:
-      ValueError: the number of buckets is odd or too small, or the largest distance is too small.
+      UserError: the number of buckets is odd or too small, or the largest distance is too small.
     """
     if p.relative_buckets:
         names = f"{path}.relative_buckets", f"{path}.relative_max_distance"
@@ -47,18 +48,18 @@ def check_buckets(
       distance_name: path of the distance.
 
     Raises:
-      ValueError: the number of buckets is odd or too small, or the largest distance is too small.
+      UserError: the number of buckets is odd or too small, or the largest distance is too small.
     """
     least = 2 if is_causal else 4
     if buckets < least or buckets % 2:
         causal_name = f"{buckets_name.rpartition('.')[0]}.is_causal"
-        raise ValueError(
+        raise UserError(
             f"{buckets_name}: {buckets}; an even number of {least} or more was "
             f"expected with {causal_name} {is_causal}"
         )
     exact = _exact_buckets(buckets, is_causal)
     if max_distance <= exact:
-        raise ValueError(
+        raise UserError(
             f"{distance_name}: {max_distance}; more than {exact} was "
             f"expected, the distances that have a bucket of their own with {buckets_name} {buckets}"
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
 from lingvo_gshard.sharding import annotate
@@ -63,7 +64,7 @@ def check_pairs(p: Params, path: str) -> None:
     """Raises ValueError if `rotary_pairs` is unknown."""
     if p.rotary_pairs not in (HALVES, NEIGHBORS):
         nearest = names.nearest(p.rotary_pairs, [HALVES, NEIGHBORS])
-        raise ValueError(f"{path}.rotary_pairs: {p.rotary_pairs!r}. {nearest}")
+        raise UserError(f"{path}.rotary_pairs: {p.rotary_pairs!r}. {nearest}")
 
 
 def check(p: Params, head_dim: int, path: str) -> None:
@@ -75,7 +76,7 @@ def check(p: Params, head_dim: int, path: str) -> None:
       path: path of the attention, for error messages.
 
     Raises:
-      ValueError: the rotated fraction of D is not an even number of dimensions, or the pairs are
+      UserError: the rotated fraction of D is not an even number of dimensions, or the pairs are
         unknown.
     """
     check_pairs(p, path)
@@ -83,7 +84,7 @@ def check(p: Params, head_dim: int, path: str) -> None:
         return
     rotated = p.rotary_fraction * head_dim
     if rotated % 2 or rotated < 2:
-        raise ValueError(
+        raise UserError(
             f"{path}.rotary_fraction: {p.rotary_fraction} of {path}.head_dim {head_dim} is "
             f"{rotated:g} dimensions; an even number was expected"
         )

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -89,7 +90,7 @@ class DynamicNTKScaling(RotaryScaling):
         """Returns the timescales [B,L,1,r/2]; see the base class."""
         p = self.p
         if rotated < 4:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: DynamicNTKScaling with {rotated} rotated dimensions; 4 or more were "
                 "expected"
             )
@@ -129,7 +130,7 @@ class Llama3Scaling(RotaryScaling):
         super().__init__(params, path)
         low, high = self.p.low_frequency_factor, self.p.high_frequency_factor
         if high <= low:
-            raise ValueError(
+            raise UserError(
                 f"{path}.high_frequency_factor: {high}; more than {path}.low_frequency_factor, "
                 f"{low}, was expected"
             )

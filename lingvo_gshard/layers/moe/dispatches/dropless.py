@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
@@ -49,7 +50,7 @@ class DroplessDispatch(Dispatch):
         """Raises ValueError if any option of the exchange is set; all options are for buffers."""
         for name, value in exchange.items():
             if value != exchange.default(name):
-                raise ValueError(
+                raise UserError(
                     f"{path}.{name}={value!r} applies to capacity buffers, which {self.path} "
                     "(DroplessDispatch) does not have; reset it or choose another dispatch"
                 )

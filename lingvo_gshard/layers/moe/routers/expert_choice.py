@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -48,7 +49,7 @@ class ExpertChoiceRouter(LinearRouter):
         super().__init__(params, path)
         for name in ("capacity_factor", "evaluation_capacity_factor"):
             if self.p.get(name) > self.p.num_experts:
-                raise ValueError(
+                raise UserError(
                     f"{path}.{name}: {self.p.get(name)}; 0 to {self.p.num_experts} was expected, "
                     "the number of experts"
                 )

@@ -9,6 +9,7 @@ its k / groups_per_token largest ones (DeepSeek-V3, arXiv 2412.19437, section 2.
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.router import Router
@@ -48,29 +49,29 @@ def check(router: Router, k: int, k_name: str = "k") -> None:
     p, path = router.p, router.path
     if not p.expert_groups:
         if p.groups_per_token:
-            raise ValueError(
+            raise UserError(
                 f"{path}.groups_per_token={p.groups_per_token} with {path}.expert_groups=0; "
                 "set the number of groups"
             )
         return
     if p.num_experts % p.expert_groups:
-        raise ValueError(
+        raise UserError(
             f"{path}.expert_groups={p.expert_groups} does not divide "
             f"{path}.num_experts={p.num_experts}"
         )
     group_size = p.num_experts // p.expert_groups
     if not 1 <= p.groups_per_token <= p.expert_groups:
-        raise ValueError(
+        raise UserError(
             f"{path}.groups_per_token={p.groups_per_token} of "
             f"{path}.expert_groups={p.expert_groups}; 1 to {p.expert_groups} was expected"
         )
     if not 1 <= p.scores_per_group <= group_size:
-        raise ValueError(
+        raise UserError(
             f"{path}.scores_per_group={p.scores_per_group} with {path}.expert_groups="
             f"{p.expert_groups} of {group_size} experts; 1 to {group_size} was expected"
         )
     if k > p.groups_per_token * group_size:
-        raise ValueError(
+        raise UserError(
             f"{path}.{k_name}={k} experts of {path}.groups_per_token={p.groups_per_token} groups "
             f"of {group_size} experts; {p.groups_per_token * group_size} at most was expected"
         )

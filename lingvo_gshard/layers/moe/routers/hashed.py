@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -45,10 +46,10 @@ class HashRouter(TokenChoiceRouter):
         """Returns the routing of a batch; see `Router.fprop`.
 
         Raises:
-          ValueError: `ids_GS` is None.
+          UserError: `ids_GS` is None.
         """
         if ids_GS is None:
-            raise ValueError(f"{self.path}: HashRouter routes by token ids, but none were given")
+            raise UserError(f"{self.path}: HashRouter routes by token ids, but none were given")
         gate_GS = tf.fill(ids_GS.shape, 1.0 / self.p.k)
         choices = [
             Choice(expert_GS, gate_GS, mask_GS, mask_GS)

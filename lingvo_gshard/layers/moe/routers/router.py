@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -72,7 +73,7 @@ class Router(Layer):
         used = self.experts_per_token(self.p)
         if used > self.p.num_experts:
             option = self.experts_per_token_option
-            raise ValueError(
+            raise UserError(
                 f"{path}{'.' if option else ''}{option}: {used:g} experts per token, but "
                 f"{path}.num_experts={self.p.num_experts}"
             )
@@ -115,9 +116,9 @@ class Router(Layer):
         """Disables capacity, so that no token is dropped. Dropless dispatches call it.
 
         Raises:
-          ValueError: the router, or one of its options, limits the load of experts.
+          UserError: the router, or one of its options, limits the load of experts.
         """
-        raise ValueError(
+        raise UserError(
             f"{self.path}: {type(self).__name__} limits how many tokens an expert computes, and a "
             "dropless dispatch does not; choose another router or another dispatch"
         )
@@ -125,7 +126,7 @@ class Router(Layer):
     def check_causal(self) -> None:
         """Raises ValueError if a causal decoder must not use this router."""
         if self.sees_later_tokens and not self.p.allow_causal:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: {type(self).__name__} routes a token by the tokens after it, but "
                 "the layer has is_causal=True. Choose another router, or set "
                 f"{self.path}.allow_causal to train a decoder that cannot generate text the way "
@@ -136,4 +137,4 @@ class Router(Layer):
         """Raises ValueError, which suggests the nearest value, if a hyperparameter is invalid."""
         value = self.p.get(name)
         if value not in valid:
-            raise ValueError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")
+            raise UserError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")

@@ -6,6 +6,7 @@ import functools
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -52,7 +53,7 @@ class SigmoidRouter(LinearTokenChoiceRouter):
         super().__init__(params, path)
         p = self.p
         if p.k == 1 and p.normalize:
-            raise ValueError(
+            raise UserError(
                 f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "
                 f"router could not learn; set {path}.normalize=False"
             )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.capacity import (
@@ -91,11 +92,11 @@ class TokenChoiceRouter(Router):
         """Disables capacity, so that no token is dropped. Dropless dispatches call it.
 
         Raises:
-          ValueError: a capacity factor is set.
+          UserError: a capacity factor is set.
         """
         for name in ("capacity_factor", "evaluation_capacity_factor"):
             if self.p.get(name):
-                raise ValueError(
+                raise UserError(
                     f"{self.path}.{name}={self.p.get(name):g} limits how many tokens an expert "
                     "computes, and a dropless dispatch does not; set it to 0 or choose another "
                     "dispatch"
@@ -112,12 +113,12 @@ class TokenChoiceRouter(Router):
         if self.p.allow_causal or not self._has_capacity:
             return
         if self.p.priority == "gate":
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.priority='gate' lets later tokens displace earlier ones, but the "
                 f"layer has is_causal=True; set {self.path}.priority='position'"
             )
         if self._order == CHOICE and self.experts_per_token(self.p) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}.order='choice' lets first choices of later tokens displace second "
                 f"choices of earlier ones, but the layer has is_causal=True; set "
                 f"{self.path}.order='token', or {self.path}.allow_causal to accept it"

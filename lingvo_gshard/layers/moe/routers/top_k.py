@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -38,7 +39,7 @@ class TopKRouter(SoftmaxRouter):
         super().__init__(params, path)
         p = self.p
         if p.k == 1 and p.normalize:
-            raise ValueError(
+            raise UserError(
                 f"{path}.k=1 with {path}.normalize=True: every gate would be 1, so the router "
                 f"could not learn; set {path}.normalize=False"
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.sequential import Sequential
@@ -65,11 +66,11 @@ def activation_of(config: PublishedConfig, name: str, published: str) -> str:
       published: its published name.
 
     Raises:
-      ValueError: there is no such activation here.
+      UserError: there is no such activation here.
     """
     if published not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise ValueError(
+        raise UserError(
             f"{config.where}: {name} is {config.get(name, None)!r}, which is not supported; one of "
             f"{known} was expected"
         )

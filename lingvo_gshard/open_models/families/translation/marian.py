@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.translation.fairseq import (
     fairseq_config,
@@ -47,7 +48,7 @@ def _task(config: PublishedConfig) -> Params:
         config.expect("tie_word_embeddings", True)
     target = config.get("decoder_vocab_size", task.source_vocabulary_size)
     if shares and target != task.source_vocabulary_size:
-        raise ValueError(
+        raise UserError(
             f"{config.where}: decoder_vocab_size is {target} and vocab_size is "
             f"{task.source_vocabulary_size}, but share_encoder_decoder_embeddings needs one table"
         )

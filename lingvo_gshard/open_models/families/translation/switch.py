@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SwitchRouter
@@ -85,13 +86,13 @@ def _sparse_step(config: PublishedConfig, side: str, layers: int) -> int:
     """Returns the period of the layers with experts.
 
     Raises:
-      ValueError: the config gives two different ones.
+      UserError: the config gives two different ones.
     """
     sparse = config.get(f"num_sparse_{side}_layers", 3)
     step = layers // sparse if sparse else layers
     given = config.get(f"{side}_sparse_step", step)
     if f"num_sparse_{side}_layers" in config.values and given != step:
-        raise ValueError(
+        raise UserError(
             f"{config.where}: {side}_sparse_step is {given}, but num_sparse_{side}_layers is "
             f"{sparse} of {layers} layers; {step} was expected"
         )

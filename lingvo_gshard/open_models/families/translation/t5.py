@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.family import Family
@@ -134,7 +135,7 @@ def _task(config: PublishedConfig) -> Params:
     if gate:
         activation = _GATED.get(activation, "") if gate == "gated" else ""
         if not activation:
-            raise ValueError(
+            raise UserError(
                 f"{config.where}: feed_forward_proj is {published!r}, which is not supported; "
                 "'relu' or 'gated-gelu' was expected"
             )

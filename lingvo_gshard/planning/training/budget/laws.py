@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.training.budget.shapes import Experts, Shapes
 
 Loss = Callable[[Shapes, np.ndarray], np.ndarray]
@@ -114,10 +115,10 @@ def get(name: str, flag: str = "law") -> Law:
     """Returns the law of a name.
 
     Raises:
-      ValueError: there is none; names the flag and the nearest name.
+      UserError: there is none; names the flag and the nearest name.
     """
     if name not in LAWS:
-        raise ValueError(
+        raise UserError(
             f"--{flag}={name}: unknown scaling law; expected one of {', '.join(LAWS)}. "
             f"{names.nearest(name, LAWS)}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -30,13 +31,13 @@ def named(text: str) -> list[Topology]:
     """Returns the machines of --topology: names, separated by commas.
 
     Raises:
-      ValueError: a name is no topology, or no price is published for its chip.
+      UserError: a name is no topology, or no price is published for its chip.
     """
     found = [topologies.get(name) for name in text.split(",")]
     for topology in found:
         if topology.chip.price is None:
             priced = [chip.key for chip in chips.CHIPS.values() if chip.price is not None]
-            raise ValueError(
+            raise UserError(
                 f"--topology={text}: no price of {topology.chip.name} is published, so a budget "
                 f"buys no time on it; expected one of {', '.join(priced)}"
             )

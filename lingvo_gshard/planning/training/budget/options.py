@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.training import failures, job
 from lingvo_gshard.planning.training.budget import laws
 from lingvo_gshard.planning.training.record import Assumption
@@ -68,12 +69,12 @@ def check(options: BudgetOptions) -> None:
         ("checkpoint_rate", options.checkpoint_rate, "1e9 bytes per second"),
     ):
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"--{flag}={value:g}: expected more than 0, such as {example}")
+            raise UserError(f"--{flag}={value:g}: expected more than 0, such as {example}")
     for value in (options.dense_mfu, options.sparse_mfu):
         if not 0 < value <= 1:
-            raise ValueError(f"--mfu={value:g}: expected more than 0 and at most 1, such as 0.4")
+            raise UserError(f"--mfu={value:g}: expected more than 0 and at most 1, such as 0.4")
     if not 0 <= options.restart < math.inf:
-        raise ValueError(f"--restart={options.restart:g}: expected seconds, 0 or more")
+        raise UserError(f"--restart={options.restart:g}: expected seconds, 0 or more")
 
 
 def assumptions(options: BudgetOptions) -> list[Assumption]:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.training import failures
 from lingvo_gshard.planning.training.budget import laws, options, shapes
@@ -107,7 +108,7 @@ def rate(topology: Topology, experts: Experts, asked: BudgetOptions) -> Rated:
 def _price_per_second(topology: Topology, asked: BudgetOptions) -> float:
     price = topology.chip.price
     if price is None:
-        raise ValueError(f"--topology={topology.name}: no price is published")
+        raise UserError(f"--topology={topology.name}: no price is published")
     factor = asked.price_factors.get(topology.chip.key, 1.0)
     return price.amount * factor * topology.chips / _HOUR
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.training.budget import laws
 from lingvo_gshard.planning.training.budget.options import BudgetOptions, assumptions, check
@@ -31,14 +32,14 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
       machines: the machines to choose from.
 
     Raises:
-      ValueError: an option is not in its range, or no machine can train the smallest model; names
+      UserError: an option is not in its range, or no machine can train the smallest model; names
         the flag.
     """
     check(options)
     rated = _rate_all(options, machines)
     best = _best(rated)
     if best is None:
-        raise ValueError(
+        raise UserError(
             f"--budget={options.budget:g}: no machine of {len(machines)} can train even the "
             f"smallest model in --days={options.days:g}; expected more money or days, or a larger "
             "--topology"

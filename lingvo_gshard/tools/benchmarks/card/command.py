@@ -8,6 +8,7 @@ import typing
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.benchmarks.card.files import CardRecord
@@ -61,10 +62,10 @@ def run_fill(values: flags.FlagValues, console: rich.console.Console) -> tuple[s
 
     for name in ("folder", "topology"):
         if not values[name].value:
-            raise ValueError(f"fill needs --{name}, such as --topology=gpu:h100:1x1 --folder=dense")
+            raise UserError(f"fill needs --{name}, such as --topology=gpu:h100:1x1 --folder=dense")
     if not values["experiment"].present:
         known = " or ".join(f"--experiment={name}" for name in EXPERIMENTS)
-        raise ValueError(f"fill needs an experiment, such as {known}")
+        raise UserError(f"fill needs an experiment, such as {known}")
     topology = topologies.get(values.topology)
     memory = topology.chip.memory_bytes
     if values.memory_gib is not None:
@@ -76,7 +77,7 @@ def run_fill(values: flags.FlagValues, console: rich.console.Console) -> tuple[s
         try:
             record, plan = fill(wanted, values.folder, shown.begin)
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"--folder={values.folder} cannot be written: {error.strerror}"
             ) from None
     _print_filled(values.folder, record, plan, console)
@@ -91,7 +92,7 @@ def run_card(
     from lingvo_gshard.tools.benchmarks.card.measure import measure
 
     if len(folders) != 1:
-        raise ValueError(
+        raise UserError(
             f"card takes one folder, {len(folders)} were given; write it with gshard-bench fill "
             "--folder=FOLDER"
         )
@@ -106,7 +107,7 @@ def check_flags(values: flags.FlagValues, subcommand: str) -> None:
     """Raises ValueError for flags of `fill` with another subcommand."""
     for name in ("topology", "folder", "grow", "gin_param", "share", "memory_gib"):
         if values[name].present and subcommand != FILL:
-            raise ValueError(
+            raise UserError(
                 f"--{name}={values[name].value} applies to `{FILL}`, not to `{subcommand}`"
             )
 

@@ -7,6 +7,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import json_text
 from lingvo_gshard.planning.plan import file
 from lingvo_gshard.planning.plan.plan import Plan
@@ -57,16 +58,16 @@ def read(folder: str) -> CardFolder:
     """Returns the content of a folder that `gshard-bench fill` wrote.
 
     Raises:
-      ValueError: names the folder, or the file in it that is missing or damaged.
+      UserError: names the folder, or the file in it that is missing or damaged.
     """
     path = pathlib.Path(folder)
     missing = [name for name in (STEP, PLAN, CARD) if not (path / name).is_file()]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
         )
     try:
         card = json_text.decode((path / CARD).read_bytes(), CardRecord)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
+        raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
     return CardFolder(str(path / STEP), file.load(str(path / PLAN)), card)

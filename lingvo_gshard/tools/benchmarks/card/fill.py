@@ -10,6 +10,7 @@ import msgspec
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import planned_program, planner
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines import cuda
@@ -60,7 +61,7 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
       begin: called with each stage as it begins.
 
     Raises:
-      ValueError: the setting is no number of the experiment, or nothing fits the card.
+      UserError: the setting is no number of the experiment, or nothing fits the card.
       OSError: the folder cannot be written.
     """
     first = _first_value(wanted)
@@ -80,7 +81,7 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
     value = largest(peak, capacity, first, _COMPILATIONS)
     if not value:
         least = made[min(made)][1].bytes_per_device.peak
-        raise ValueError(
+        raise UserError(
             f"--grow={wanted.grown}: a step with {wanted.grown} = {min(made)} needs "
             f"{units.in_bytes(least)}, more than {units.in_bytes(capacity)}, {wanted.share:.0%} of "
             f"the memory of {wanted.topology.chip.name}; choose a smaller model by --gin_param"
@@ -123,9 +124,9 @@ def _first_value(wanted: Wanted) -> int:
     try:
         value = params.get(wanted.grown)
     except (AttributeError, ValueError) as error:
-        raise ValueError(f"--grow={wanted.grown}: {error}") from None
+        raise UserError(f"--grow={wanted.grown}: {error}") from None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(
+        raise UserError(
             f"--grow={wanted.grown} is {value!r} in {wanted.experiment}; expected a positive "
             "integer, such as task.decoder.num_layers or input.batch_rows"
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import jax
 import msgspec
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.profiling.comparison import Comparison, compare
 from lingvo_gshard.profiling.profile import Profile, Rate
@@ -77,7 +78,7 @@ def measure(
       report: called with each stage.
 
     Raises:
-      ValueError: names the folder or file that cannot be read, or that is for another card.
+      UserError: names the folder or file that cannot be read, or that is for another card.
     """
     read = files.read(folder)
     _check_card(folder, read.card, jax.devices()[0])
@@ -120,7 +121,7 @@ def _check_card(folder: str, card: CardRecord, device: jax.Device) -> None:
     if key == wanted.key or (found is None and device.platform == wanted.kind):
         return
     here = f"gpu:{key}:1x1" if device.platform == "gpu" else f"{key}:1"
-    raise ValueError(
+    raise UserError(
         f"{folder} was filled for {wanted.name} ({card.topology}), but this machine has "
         f"{device.device_kind}; fill it again with --topology={here}"
     )

@@ -37,7 +37,7 @@ def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, byte
       attainable: the rate that products reach on the same devices.
 
     Raises:
-      ValueError: the trace has no operations of devices.
+      UserError: the trace has no operations of devices.
     """
     if step.devices[0].platform == "gpu":
         step.recompile(_WITHOUT_GRAPHS)

@@ -15,6 +15,7 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
@@ -83,7 +84,7 @@ def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
     """
     input_ = experiment.input.instantiate()
     if not isinstance(input_, TranslationInput):
-        raise ValueError(f"--experiment={experiment.name} is not for translation")
+        raise UserError(f"--experiment={experiment.name} is not for translation")
     rows, normal = input_.rows("test"), Normalizer()
     chosen = random.Random(0).sample(rows, min(count, len(rows)))
     encoded = input_.source_vocabulary.encode_batch([normal(row.source) for row in chosen])

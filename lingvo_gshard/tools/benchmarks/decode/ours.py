@@ -52,7 +52,7 @@ def initial_model(experiment: Params, positions: int | None = None) -> Model:
       positions: positions of a text of a language model; None for those of a training row.
 
     Raises:
-      ValueError: the experiment's task decodes nothing.
+      UserError: the experiment's task decodes nothing.
     """
     task = with_configured_vocabularies(experiment).instantiate()
     facts = facts_of(task, experiment.input, positions)

@@ -71,7 +71,7 @@ def measure(directory: str, tell: Callable[[str], None]) -> list[Row]:
       tell: shows what is being done.
 
     Raises:
-      ValueError: the directory cannot be read.
+      UserError: the directory cannot be read.
     """
     rows = []
     for source_length, longest_target, batch_rows in _SHAPES:

@@ -13,6 +13,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.parity.case import Case
 from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from lingvo_gshard.tools.benchmarks.parity.measure import Row, measure
@@ -24,12 +25,12 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> list[Row]:
     """Compares the models of --families, and returns the rows.
 
     Raises:
-      ValueError: a family is unknown, or there is no Python with transformers.
+      UserError: a family is unknown, or there is no Python with transformers.
     """
     cases = chosen_cases(values.families)
     python = find_python(values.peers_python, LIBRARIES)
     if not python:
-        raise ValueError(
+        raise UserError(
             "parity compares with transformers, which is not installed: --peers_python names "
             "another Python that has torch and transformers"
         )
@@ -49,12 +50,12 @@ def chosen_cases(families: list[str]) -> list[Case]:
     """Returns the cases of these families; of all if none is given.
 
     Raises:
-      ValueError: a family has no case.
+      UserError: a family has no case.
     """
     known = {case.model_type for case in CASES}
     for family in families:
         if family not in known:
-            raise ValueError(f"--families={family} is unknown. {names.nearest(family, known)}")
+            raise UserError(f"--families={family} is unknown. {names.nearest(family, known)}")
     return [case for case in CASES if not families or case.model_type in families]
 
 

@@ -32,6 +32,7 @@ import pathlib
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.study import results
@@ -94,10 +95,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
 def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
     if not values.folder:
-        raise ValueError("--folder is missing: the directory of the study's runs")
+        raise UserError("--folder is missing: the directory of the study's runs")
     seeds = [_seed(text) for text in values.seeds]
     if not seeds or not values.models:
-        raise ValueError("--models and --seeds must each name one or more")
+        raise UserError("--models and --seeds must each name one or more")
     make = functools.partial(
         Member,
         pathlib.Path(values.folder),
@@ -116,5 +117,5 @@ def _members(values: flags.FlagValues) -> list[Member]:
 
 def _seed(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
+        raise UserError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
     return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.checkpoint.run_item import read_run
 from lingvo_gshard.training.checkpoint.selection.best import Best
 from lingvo_gshard.training.checkpoint.steps import steps_in
@@ -15,7 +16,7 @@ BEST, NEWEST = "best", "newest"
 def check_choice(choice: str | int) -> None:
     """Raises ValueError if a choice is neither BEST nor NEWEST nor a step."""
     if choice not in (BEST, NEWEST) and not str(choice).isdigit():
-        raise ValueError(
+        raise UserError(
             f"--checkpoint={choice}: expected {BEST}, {NEWEST} or the step of a checkpoint"
         )
 
@@ -51,7 +52,7 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
       choice: BEST, NEWEST, or a step, whose checkpoint is then the only one.
 
     Raises:
-      ValueError: there is no checkpoint of the step.
+      UserError: there is no checkpoint of the step.
     """
     check_choice(choice)
     newest_first = [*reversed(steps)]
@@ -62,5 +63,5 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
         return sorted(newest_first, key=lambda step: not best or step != best.step)
     if int(choice) not in steps:
         there = ", ".join(str(step) for step in steps) or "none"
-        raise ValueError(f"--checkpoint={choice}: {directory} has the checkpoints {there}")
+        raise UserError(f"--checkpoint={choice}: {directory} has the checkpoints {there}")
     return [int(choice)]

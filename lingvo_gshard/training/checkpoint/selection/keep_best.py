@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from lingvo_gshard.core.config.names import nearest
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.selection.best import Best
 from lingvo_gshard.training.monitoring.metrics import Row
@@ -32,17 +33,17 @@ def check(p: Params) -> None:
     """Raises ValueError if the hyperparameters of a trainer contradict each other."""
     if not p.keep_best:
         if p.patience:
-            raise ValueError(
+            raise UserError(
                 f"trainer.patience={p.patience} needs trainer.keep_best, such as 'dev/loss'"
             )
         return
     if not p.keep_best.startswith(PREFIX):
-        raise ValueError(
+        raise UserError(
             f"trainer.keep_best={p.keep_best!r}: expected a metric of the dev split, such as "
             "'dev/loss'"
         )
     if not p.evaluate_every_steps:
-        raise ValueError(
+        raise UserError(
             f"trainer.keep_best={p.keep_best!r} needs trainer.evaluate_every_steps, which is 0"
         )
 
@@ -67,7 +68,7 @@ class KeepBest:
     def check_splits(self, splits: Collection[str]) -> None:
         """Raises ValueError if the data has no dev split, from which the metric would come."""
         if self._metric and "dev" not in splits:
-            raise ValueError(f"trainer.keep_best={self._metric!r}: the data has no dev split")
+            raise UserError(f"trainer.keep_best={self._metric!r}: the data has no dev split")
 
     def check_metrics(self, names: Collection[str]) -> None:
         """Raises ValueError if the metric is none of those of the dev split.
@@ -77,7 +78,7 @@ class KeepBest:
             short.
         """
         if names and self._metric not in names:
-            raise ValueError(
+            raise UserError(
                 f"trainer.keep_best={self._metric!r} is no metric of the dev split. "
                 f"{nearest(self._metric, names)}"
             )
