@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from docs.planned import cells, machines, models, page, setups
-from lingvo_gshard.planning.compilation import TooLargeError
+from lingvo_gshard.planning.compiling.compilation import TooLargeError
 from lingvo_gshard.planning.machines import topologies
 
 FOUND = cells.load()

@@ -16,7 +16,7 @@ from docs.planned import setups
 from docs.planned.machines import Machine
 from docs.planned.models import Model
 from docs.planned.setups import Setup
-from lingvo_gshard.planning.compilation import TooLargeError
+from lingvo_gshard.planning.compiling.compilation import TooLargeError
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.planning.machines import topologies

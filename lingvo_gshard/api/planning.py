@@ -14,8 +14,7 @@ from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import GenerationOptions
 from lingvo_gshard.planning.generation import plan_generation as plan_batch
-from lingvo_gshard.planning.largest_batch.generation import plan_largest_batch
-from lingvo_gshard.planning.largest_batch.record import LargestBatch
+from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.generation_plan import GenerationPlan

@@ -2,7 +2,7 @@
 
 Only this module defines ambient state. There are three scopes: the context of the current forward
 pass (core/context.py), its partitioning (sharding/scope.py), and how plans are compiled
-(planning/compiling/settings.py).
+(planning/compiling/cache.py).
 """
 
 from __future__ import annotations

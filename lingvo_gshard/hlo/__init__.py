@@ -12,7 +12,7 @@ from lingvo_gshard.hlo.operations import (
     count_per_step,
 )
 from lingvo_gshard.hlo.reader import OperationList, read_operations
-from lingvo_gshard.hlo.slices.slices import Slices
+from lingvo_gshard.hlo.tpu_slices import Slices
 
 __all__ = [
     "PHASES",

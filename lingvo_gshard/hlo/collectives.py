@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from lingvo_gshard.hlo import demand
+from lingvo_gshard.hlo import demand, tpu_slices
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.hlo.replica_groups import (
@@ -16,8 +16,7 @@ from lingvo_gshard.hlo.replica_groups import (
     source_target_pairs,
 )
 from lingvo_gshard.hlo.shapes import Shape, numpy_name
-from lingvo_gshard.hlo.slices import megascale
-from lingvo_gshard.hlo.slices.slices import ONE_SLICE, Slices
+from lingvo_gshard.hlo.tpu_slices import ONE_SLICE, Slices
 from lingvo_gshard.sharding.mesh import Mesh
 
 KINDS = (
@@ -33,7 +32,7 @@ KINDS = (
 
 def is_collective(instruction: Instruction) -> bool:
     """Returns whether the instruction itself is a collective, or starts one."""
-    return instruction.base_opcode in KINDS or megascale.is_send(instruction)
+    return instruction.base_opcode in KINDS or tpu_slices.is_send(instruction)
 
 
 def collectives(
@@ -49,7 +48,7 @@ def collectives(
       mesh: the mesh that the program was partitioned for.
       slices: the TPU slices that the mesh extends over.
     """
-    if megascale.is_send(instruction):
+    if tpu_slices.is_send(instruction):
         return [(instruction, _across_slices(instruction, mesh, slices))]
     if is_collective(instruction):
         return [(instruction, _collective(instruction, instruction.base_opcode, mesh, slices))]
@@ -96,10 +95,10 @@ def _collective(instruction: Instruction, kind: str, mesh: Mesh, slices: Slices)
 
 def _across_slices(send: Instruction, mesh: Mesh, slices: Slices) -> Collective:
     """The collective between slices that a send is part of."""
-    sent, received = megascale.sent(send), megascale.received(send)
+    sent, received = tpu_slices.sent(send), tpu_slices.received(send)
     size = max(sum(array.bytes for array in arrays) for arrays in (sent, received))
-    groups = megascale.groups(send, mesh.size // slices.count)
-    return _make(megascale.kind(send), groups, sent, size, mesh, slices)
+    groups = tpu_slices.groups(send, mesh.size // slices.count)
+    return _make(tpu_slices.kind(send), groups, sent, size, mesh, slices)
 
 
 def _make(

@@ -1,7 +1,7 @@
 """Compiled programs as data: a module's computations and their instructions, read from protos.
 
 The proto is XLA's, https://github.com/openxla/xla/blob/main/xla/service/hlo.proto, which all of its
-compilers (CPU, GPU and TPU) return. protos/ has the classes that parse it.
+compilers (CPU, GPU and TPU) return. messages.py has the classes that parse it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.hlo.protos.hlo_messages import HloModuleProto, HloProto
+from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
 from lingvo_gshard.hlo.shapes import Shape, shape_from_proto
 
 

@@ -1,11 +1,17 @@
 """Finds the layer and the phase of an operation in its op_name.
 
-Names of jax programs are first translated (frameworks/jax_names.py).
+Names of jax programs are first translated.
 
 TensorFlow names an operation by its nested name scopes, followed by its own name. The scope tells
 the phase: `gradient_tape/`, or `gradients/` in loops, for the backward pass, `rematerialized/` for
 recomputed operations, and `optimizer/`. Gradients of recomputed operations have both scopes and
 belong to the backward pass. Loops and calls add scopes before and within those of the layer.
+
+jax names an operation by its name scopes, in which transformations wrap the scopes they apply to:
+`jit(step)/transpose(jvp(model))/layer_0/dense/dot_general` is in the backward pass of
+`model/layer_0/dense`. `jax.checkpoint` adds `checkpoint`, and `rematted_computation` around what it
+recomputes: https://docs.jax.dev/en/latest/gradient-checkpointing.html. A transformation within
+another repeats the scopes around it.
 """
 
 from __future__ import annotations
@@ -15,9 +21,69 @@ import re
 from collections.abc import Set
 
 from lingvo_gshard.core.layer import RECOMPUTED
-from lingvo_gshard.hlo.frameworks.jax_names import to_tensorflow
 from lingvo_gshard.layers.moe.exchange import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER
+
+_BACKWARD = "gradient_tape"
+_WRAPPED = re.compile(r"([a-z_]+)\((.*)\)")
+# Scopes of transformations and calls, which belong to no layer.
+_JAX_ADDED = re.compile(
+    r"checkpoint|remat2?|closed_call|core_call|pjit|shard_map|xla_call|branch_\d+_fun|"
+    r"custom_(jvp|vjp)_call(_jaxpr)?"
+)
+_RECOMPUTED = "rematted_computation"
+# An argument's name, such as `params['w']`, with which the compiler names a copy of it.
+_ARGUMENT = re.compile(r"\w+\S*\[\S*\]\S*")
+_SIGNS = re.compile(rf"[a-z]\(|(?:^|/)(?:checkpoint|closed_call|{_RECOMPUTED})/")
+
+
+def to_tensorflow(name: str) -> str:
+    """Returns a jax name as TensorFlow would spell it; other names as they are.
+
+    Args:
+      name: the operation's name without the scopes of the outermost `jit`.
+
+    Returns:
+      The scopes of the layer and the operation's own name, such as `model/dense/dot_general`, after
+      `gradient_tape/` in the backward pass and `rematerialized/` for what is recomputed.
+    """
+    if _ARGUMENT.fullmatch(name):
+        return ""
+    if not _SIGNS.search(name):
+        return name
+    scopes, phase = [], ""
+    for segment in _segments(name):
+        wrappers, scope = _unwrapped(segment)
+        if "jvp" in wrappers or "transpose" in wrappers:
+            scopes = []
+        if "transpose" in wrappers:
+            phase = _BACKWARD
+        if scope == _RECOMPUTED:
+            phase = RECOMPUTED
+        elif "jit" not in wrappers and scope and not _JAX_ADDED.fullmatch(scope):
+            scopes += scope.split("/")
+    return "/".join([phase, *scopes] if phase else scopes)
+
+
+def _segments(name: str) -> list[str]:
+    """Splits a name at the slashes that are in no parentheses."""
+    found, depth, start = [], 0, 0
+    for at, character in enumerate(name):
+        depth += (character == "(") - (character == ")")
+        if character == "/" and depth <= 0:
+            found.append(name[start:at])
+            start = at + 1
+    return [*found, name[start:]]
+
+
+def _unwrapped(segment: str) -> tuple[set[str], str]:
+    """Returns the transformations around a scope, and the scope."""
+    wrappers = set()
+    while match := _WRAPPED.fullmatch(segment):
+        wrappers.add(match[1])
+        segment = match[2]
+    return wrappers, segment
+
 
 # Name scopes within a layer whose matrix products only move tokens.
 DISPATCH_SCOPES = (DISPATCH_SCOPE, COMBINE_SCOPE)

@@ -6,6 +6,7 @@ import collections
 import os
 from collections.abc import Iterator
 
+from lingvo_gshard.hlo import tpu_slices
 from lingvo_gshard.hlo.module import Instruction
 from lingvo_gshard.hlo.names import (
     OPTIMIZER,
@@ -16,7 +17,6 @@ from lingvo_gshard.hlo.names import (
     operation_name,
 )
 from lingvo_gshard.hlo.operations import PHASES
-from lingvo_gshard.hlo.slices import megascale
 
 # The number of operations to follow back from an operation without a name.
 _GENERATIONS = 8
@@ -179,8 +179,8 @@ def _names_of_operands(instruction: Instruction) -> list[str]:
 def _users(instruction: Instruction) -> Iterator[Instruction]:
     """The operations that use a value, also within the loops that it is passed to."""
     all_users = instruction.computation.users
-    if megascale.is_send(instruction):
-        for result in megascale.results(instruction):
+    if tpu_slices.is_send(instruction):
+        for result in tpu_slices.results(instruction):
             yield from all_users[result]
     for user in all_users[instruction]:
         if user.opcode not in _GATHERING:

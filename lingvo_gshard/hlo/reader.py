@@ -6,16 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from lingvo_gshard.hlo import collectives as hlo_collectives
-from lingvo_gshard.hlo import demand, traffic
-from lingvo_gshard.hlo import flops as hlo_flops
+from lingvo_gshard.hlo import costs, demand
+from lingvo_gshard.hlo import costs as hlo_flops
 from lingvo_gshard.hlo import names as hlo_names
-from lingvo_gshard.hlo.loops import Loop, values_of_entry
+from lingvo_gshard.hlo.loops import Loop, Values, values_of_entry
 from lingvo_gshard.hlo.module import Computation, Instruction, Module
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
 from lingvo_gshard.hlo.shapes import numpy_name
-from lingvo_gshard.hlo.slices.slices import ONE_SLICE, Slices
-from lingvo_gshard.hlo.values import Values
+from lingvo_gshard.hlo.tpu_slices import ONE_SLICE, Slices
 from lingvo_gshard.layers.expected_trips import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -85,7 +84,7 @@ class _Reader:
                 (called,) = instruction.called
                 arguments = [values.of(operand) for operand in instruction.operands]
                 yield from self.operations(called, values.within(called, arguments), times)
-            elif not (traffic.is_free(instruction) or _is_scalar(instruction)):
+            elif not (costs.is_free(instruction) or _is_scalar(instruction)):
                 yield from self._instruction(instruction, times)
 
     def _loop(self, instruction: Instruction, values: Values, times: int) -> Iterator[Operation]:
@@ -128,7 +127,7 @@ class _Reader:
             other_flops=sum(hlo_flops.other_flops(part, count) for part, count in parts),
             dtype=numpy_name(matmuls[0].operands[0].shape.dtype) if matmuls else "",
             passes=hlo_flops.passes(matmuls[0]) if matmuls else 1,
-            bytes=traffic.memory_bytes(instruction),
+            bytes=costs.memory_bytes(instruction),
             collective=collectives[0][1] if collectives else None,
             dispatch=self._origins.is_dispatch(instruction, name, matmuls),
             op_name=name,

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf import unknown_fields
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.hlo.protos.hlo_messages import (
+from lingvo_gshard.hlo.messages import (
     NEWEST_INSTRUCTION_FIELD,
     MeshAxesReplicaGroupListProto,
 )
@@ -153,7 +153,7 @@ def _device_order(mesh: Any) -> np.ndarray:
 
 
 def _has_newer_fields(instruction: Any) -> bool:
-    """Returns whether an instruction has fields that are newer than the tables of protos/."""
+    """Returns whether an instruction has fields that are newer than the tables of messages.py."""
     found = unknown_fields.UnknownFieldSet(instruction)
     return any(field.field_number > NEWEST_INSTRUCTION_FIELD for field in found)
 

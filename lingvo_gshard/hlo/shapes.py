@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from lingvo_gshard.hlo.protos.hlo_messages import ELEMENT_TYPES, TUPLE, ShapeProto
+from lingvo_gshard.hlo.messages import ELEMENT_TYPES, TUPLE, ShapeProto
 
 # HLO's short names of element types -> the beginning of NumPy's.
 _NUMPY_NAMES = {

@@ -8,7 +8,8 @@ from typing import Protocol
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.planning import calibration, compilation, planner
+from lingvo_gshard.planning import calibration, planner
+from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.loads.given import GivenLoads, LoadsOptions
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan

@@ -9,16 +9,11 @@ from typing import Any
 import lingvo_gshard
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning import (
-    compilation,
-    memory,
-    operation_rows,
-    planned_program,
-    roofline,
-)
+from lingvo_gshard.planning import memory, operation_rows, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
-from lingvo_gshard.planning.compilation import CompiledProgram
-from lingvo_gshard.planning.machines import compilers, cuda, data_center
+from lingvo_gshard.planning.compiling import compilation
+from lingvo_gshard.planning.compiling.compilation import CompiledProgram
+from lingvo_gshard.planning.machines import compilers, cuda
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
@@ -30,6 +25,48 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.records.launch import installed_versions
 from lingvo_gshard.training.trainer import Trainer
+
+# Phases in which a sum over data-parallel axes has no place.
+_PHASES = ("forward", "rematerialized")
+# Layers also count tokens and sum losses, which takes a smaller share of a step than this.
+_LEAST_SHARE = 0.01
+
+
+def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tuple[str, ...]:
+    """Returns notes for the plan of a step on several slices.
+
+    Args:
+      timed: the operations of the step.
+      topology: the machine.
+    """
+    if topology.slices == 1:
+        return ()
+    chip = topology.chip
+    rate = chip.network_bandwidth * chip.partitions * 8 / 1e9
+    found = [
+        f"{topology.slices} slices, joined by the data-center network at {rate:g} Gbit/s for each "
+        f"chip: {chip.sources['network_bandwidth']}. Its latency and the copies to and from the "
+        "hosts are not published and are left out"
+    ]
+    return (*found, *_notes_on_layers(timed))
+
+
+def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
+    """Returns a note for each mesh axis over which layers send activations across slices."""
+    seconds: dict[str, float] = {}
+    for each in timed:
+        collective = each.operation.collective
+        if collective and collective.slices > 1 and each.operation.phase in _PHASES:
+            axes = ",".join(collective.axes) or "all"
+            seconds[axes] = seconds.get(axes, 0.0) + each.seconds
+    return [
+        f"axis {axes} crosses slices, and layers communicate over it in the forward pass: "
+        f"{amount * 1e3:.3g} ms a step over the data-center network. The leading axes of --mesh "
+        "cross slices: put one first that only sums gradients, such as a replicated data axis"
+        for axes, amount in seconds.items()
+        if amount >= _LEAST_SHARE * sum(each.seconds for each in timed)
+    ]
+
 
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 # Stands for the name of a strategy in plans of programs that were partitioned without one.
@@ -195,7 +232,7 @@ def _notes_on_operations(
 ) -> list[str]:
     """Returns notes on the times, on what crosses slices, and on what a GPU computes again."""
     notes = [calibration.note] if calibration else []
-    notes += data_center.notes(timed, topology)
+    notes += data_center_notes(timed, topology)
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
     return notes

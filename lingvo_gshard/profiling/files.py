@@ -15,12 +15,12 @@ import pathlib
 import socket
 
 from lingvo_gshard.planning.calibration import Calibration
+from lingvo_gshard.profiling import perfetto
 from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.profiling.step_program import StepProgram
 from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.profiling.traces import perfetto
-from lingvo_gshard.profiling.traces.trace import Trace
+from lingvo_gshard.profiling.trace import Trace
 from lingvo_gshard.training import processes
 
 FOLDER = "profile"

@@ -1,31 +1,44 @@
-"""The observer that profiles some steps of a training run."""
+"""The observer that profiles some steps of a training run.
+
+Compiled programs name operations, but not lines: TensorFlow passes on only its own innermost frame.
+The step is therefore traced once more, without compiling it, and its operations are asked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import os
 import pathlib
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 
+from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.tracing.graph_lines import line_of_operation
+from lingvo_gshard.core.tracing.source_lines import shown
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.planning.calibration import Calibration
-from lingvo_gshard.planning.kinds import kinds_of_layers
+from lingvo_gshard.planning.kinds import OPTIMIZER, kinds_of_layers
+from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.planned_program import layer_scopes
 from lingvo_gshard.profiling import steps as steps_lib
-from lingvo_gshard.profiling.attainable import attainable
+from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.comparison import Comparison, calibrate, check_plan, compare
 from lingvo_gshard.profiling.files import ProfileFiles
-from lingvo_gshard.profiling.profile import Profile
-from lingvo_gshard.profiling.sources import SourceLines
+from lingvo_gshard.profiling.profile import Profile, Rate
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.traces import xspace
-from lingvo_gshard.profiling.traces.recorder import Recorder
-from lingvo_gshard.profiling.traces.tracers import tracer_of
+from lingvo_gshard.profiling.tracer import Recorder, Tracer
+from lingvo_gshard.profiling.tracers import tracer_of
+from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.observers.step_observer import (
@@ -35,6 +48,142 @@ from lingvo_gshard.training.observers.step_observer import (
 )
 from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
+
+_SIZE = 2048
+_REPEATS = 5
+_CPU = "cpu"
+
+
+def attainable(tracer: Tracer, devices: int) -> Rate | None:
+    """Returns the rate that large products reach on the devices of this process together.
+
+    It is the published rate in bfloat16 if the chip is known. Otherwise a large float32 product is
+    timed on one device. CPU devices share the machine's cores: one product uses them all.
+
+    Args:
+      tracer: the tracer of the library that runs the steps, which computes the product.
+      devices: number of devices of this process.
+
+    Returns:
+      None if the chip is unknown and no product can be timed.
+    """
+    key = tracer.chip_key()
+    if key and key != _CPU:
+        chip = chips.get(key)
+        source = f"{devices} x the published bfloat16 rate of {chip.name}"
+        return Rate(flops_per_second=chip.peak("bfloat16") * devices, source=source)
+    multiply = tracer.product(_SIZE)
+    if multiply is None:
+        return None
+    multiply()
+    seconds = min(_seconds_of(multiply) for _ in range(_REPEATS))
+    count = 1 if key == _CPU else devices
+    source = f"the best of {_REPEATS} float32 products of {_SIZE} x {_SIZE} matrices, timed here"
+    return Rate(flops_per_second=count * 2 * _SIZE**3 / seconds, source=source)
+
+
+def _seconds_of(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+_NUMBER = re.compile(r"_\d+$")
+# Name scopes that the backward pass adds to those of the forward pass.
+_BACKWARD = re.compile(r"(?:gradient_tape|gradients(?:_\d+)?|rematerialized(?:_\d+)?)/")
+
+
+class SourceLines:
+    """Finds lines by the names of operations.
+
+    Args:
+      trainer: the trainer of the step.
+      batch: shape and dtype of each array of a batch.
+        partitioning: the mesh and strategy; None on one device.
+    """
+
+    def __init__(self, trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning | None):
+        self._trainer, self._batch, self._partitioning = trainer, batch, partitioning
+        self._layers = {scope_name(layer.path): layer for layer in _all_layers(trainer.task)}
+
+    def of(self, op_name: str) -> str:
+        """Returns the file and line that made an operation, such as "attention/dense.py:40".
+
+        An operation of the backward pass has the line of the forward operation that it
+        differentiates. Without such a line it is that of the layer's class, and "" without a layer.
+        """
+        forward = _BACKWARD.sub("", op_name)
+        scope = forward
+        while "/" in scope:
+            # Of two gradients of one operation, the second has a number.
+            for name in (scope, _NUMBER.sub("", scope)):
+                if name in self._lines:
+                    return self._lines[name]
+            scope = scope.rpartition("/")[0]
+            if scope in self._layers:
+                break
+        layer, phase = hlo_names.layer_and_phase(op_name, frozenset(self._layers))
+        if phase == OPTIMIZER:
+            return _line_of_class(type(self._trainer.optimizer))
+        return _line_of_class(type(self._layers[layer])) if layer else ""
+
+    @functools.cached_property
+    def _lines(self) -> Mapping[str, str]:
+        """The line of each operation, and of each name scope the line of its first operation."""
+        lines: dict[str, str] = {}
+        for operation in _operations(self._traced()):
+            line = line_of_operation(operation)
+            name = _BACKWARD.sub("", operation.name)
+            while line and name and name not in self._layers:
+                lines.setdefault(name, line)
+                name = name.rpartition("/")[0]
+        return lines
+
+    def _traced(self) -> tf.Graph:
+        specs = self._trainer.state_specs()
+        flat = [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.flatten()]
+
+        def step(state: list[tf.Tensor], batch: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+            new_state, metrics = self._trainer.train_step(specs.pack(state), batch)
+            return [*new_state.flatten(), *metrics.flatten()]
+
+        traced = tf.function(step, jit_compile=True, autograph=False)
+        if self._partitioning is None:
+            return traced.get_concrete_function(flat, self._batch).graph
+        with use_partitioning(self._partitioning):
+            return traced.get_concrete_function(flat, self._batch).graph
+
+
+def _all_layers(layer: Layer) -> Iterator[Layer]:
+    yield layer
+    for child in layer.child_layers():
+        yield from _all_layers(child)
+
+
+def _operations(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """Yields the operations of a graph, and of the functions that it calls in loops."""
+    pending, seen = [graph], set()
+    while pending:
+        current = pending.pop()
+        for operation in current.get_operations():
+            yield operation
+            for attribute in operation.node_def.attr.values():
+                name = attribute.func.name
+                if name and name not in seen:
+                    seen.add(name)
+                    called = getattr(current._get_function(name), "graph", None)
+                    pending += [called] if called is not None else []
+
+
+def _line_of_class(cls: type) -> str:
+    """Returns the line of a class, or of its fprop if it has one of its own."""
+    subject = vars(cls).get("fprop", cls)
+    subject = inspect.unwrap(subject) if callable(subject) else cls
+    try:
+        filename = inspect.getsourcefile(subject) or ""
+        return shown(filename, inspect.getsourcelines(subject)[1])
+    except (OSError, TypeError):
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)

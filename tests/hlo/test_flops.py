@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo import flops as hlo_flops
+from lingvo_gshard.hlo import costs as hlo_flops
 from lingvo_gshard.hlo.module import Module
 from tests.hlo.parsing import parse_module
 

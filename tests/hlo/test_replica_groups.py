@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from google.protobuf import unknown_fields
 
-from lingvo_gshard.hlo.protos.hlo_messages import HloInstructionProto
+from lingvo_gshard.hlo.messages import HloInstructionProto
 from lingvo_gshard.hlo.replica_groups import (
     axes_of_groups,
     axes_of_pairs,

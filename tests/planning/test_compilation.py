@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.planning import compilation
+from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import libtpu, topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner

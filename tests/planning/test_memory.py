@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning import compilation, memory
+from lingvo_gshard.planning import memory
+from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import TemporaryRow
 from lingvo_gshard.runtime.partition import Partitioned

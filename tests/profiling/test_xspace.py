@@ -8,9 +8,9 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from lingvo_gshard.planning.kinds import ATTENTION, COLLECTIVES, PRODUCTS
+from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.summary import Summary
-from lingvo_gshard.profiling.traces import xspace
-from lingvo_gshard.profiling.traces.trace import INPUT, STEP, Run
+from lingvo_gshard.profiling.trace import INPUT, STEP, Run
 from tests.profiling.cpu_trace import HLO, NUMBER, PROGRAM, UNIT, Plane
 from tests.profiling.test_summary import MICRO, facts
 

@@ -1,4 +1,4 @@
-"""The cache of the planner: programs compiled for a topology, kept on disk for later plans.
+"""Programs compiled for a topology, and the cache that keeps them on disk for later plans.
 
 A file holds a SHA-256 of its content and the compressed content. It is written atomically and
 checked when it is read. One that is damaged or of another format is removed, and its program
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import msgspec
 from lingvo_gshard import hlo
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
-from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+from lingvo_gshard.core.scopes import Scope
 
 # Files used longest ago are removed when all together have more bytes.
 MOST_BYTES = 2 * 2**30
@@ -114,3 +115,60 @@ def _decoded(content: bytes) -> CompiledProgram:
     packed = zlib.decompress(checked_content(content))
     found = msgspec.msgpack.decode(packed, type=_Content)
     return CompiledProgram(**{name: getattr(found, name) for name in found.__struct_fields__})
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A program compiled for a topology.
+
+    Attributes:
+      proto: the program of one device, a serialized HloModuleProto.
+      memory: bytes per device by class, as runtime.program.memory_bytes returns them.
+      seconds: compile time.
+      full_replications: tensors that the partitioner replicates in full to reshard them.
+      refused: whether the chip's own compiler reported that the program does not fit, so that it
+        was compiled for another chip with more memory.
+      note: an explanation for the user if the program was refused; else empty.
+      has_code: whether the compiler generated the device's code. If not, `memory` has no bytes of
+        code, and `seconds` lacks the time to generate it.
+    """
+
+    proto: bytes
+    memory: dict[str, int]
+    seconds: float
+    full_replications: list[hlo.FullReplication]
+    refused: bool = False
+    note: str = ""
+    has_code: bool = True
+
+    @functools.cached_property
+    def module(self) -> hlo.Module:
+        """The program of one device."""
+        return hlo.Module.from_bytes(self.proto)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How the planner compiles.
+
+    Attributes:
+      cache: keeps compiled programs for later plans; None compiles every program.
+      generates_code: whether libtpu generates a device's code. A plan reads the optimized program
+        and its memory, which are ready before.
+    """
+
+    cache: CompilationCache | None = None
+    generates_code: bool = False
+
+
+_settings = Scope("settings", Settings())
+
+
+def current_settings() -> Settings:
+    """Returns the settings that hold here."""
+    return _settings.get()
+
+
+def using_settings(settings: Settings) -> contextlib.AbstractContextManager[Settings]:
+    """Has plans inside a `with` block compile with these settings."""
+    return _settings.use(settings)

@@ -11,7 +11,7 @@ import collections
 import pathlib
 from typing import Any
 
-from lingvo_gshard.hlo.protos.hlo_messages import HloProto
+from lingvo_gshard.hlo.messages import HloProto
 
 _BUFFERS = "*.after_optimizations.hlo.pb"
 # Written once the program and its buffers are complete and fit.

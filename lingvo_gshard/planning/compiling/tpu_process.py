@@ -17,7 +17,7 @@ import msgspec
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.planning.compiling import dump
-from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+from lingvo_gshard.planning.compiling.cache import CompiledProgram
 from lingvo_gshard.planning.compiling.tpu_worker import Answer, Request
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.runtime.child_process import start_module

@@ -19,15 +19,113 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.planning.loads import notes
-from lingvo_gshard.planning.loads.devices import EMPTY, rows_by_device
+from lingvo_gshard.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
 from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.layers import ExpertLayer
-from lingvo_gshard.planning.loads.placement import least_largest, place
 from lingvo_gshard.planning.loads.record import LayerLoads, Quantiles, RouterLoads
 from lingvo_gshard.planning.loads.rows import LayerRows
-from lingvo_gshard.planning.loads.seconds import LayerSeconds
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER_PHASE
+
+_MOST_NAMED = 3
+
+
+def notes(loads: Loads, layers: Sequence[LayerRows], replicas: int) -> list[str]:
+    """Returns the notes.
+
+    Args:
+      loads: the loads.
+      layers: the rows of all layers.
+      replicas: further copies of experts.
+    """
+    found = []
+    if loads.is_measured:
+        found.append(
+            f"loads: {loads.path} has no watched steps (trainer.routers.every_steps), so that the "
+            "loads are those of its test rows: one load for all quantiles, dropped tokens as there"
+        )
+    fixed = [rows for rows in layers if not rows.layer.is_dropless]
+    if fixed:
+        found.append(
+            f"loads: all capacity slots of {_paths(fixed)} are computed, full or empty: loads "
+            "decide what is dropped, and neither they nor a placement change the time"
+        )
+    others = [rows for rows in layers if not (loads.is_measured or rows.has_same_groups)]
+    if others:
+        record, layer = others[0].records[0], others[0].layer
+        found.append(
+            f"loads: {_paths(others)} have other groups than in the file ({record.groups:,} of "
+            f"{record.group_size:,} tokens there, {layer.groups * layer.micro_batches:,} of "
+            f"{layer.group_size:,} here): loads are scaled, and capacities that suffice are a guess"
+        )
+    unknown = [rows for rows in layers if rows.layer.is_dropless and rows.sent is None]
+    if unknown:
+        found.append(
+            f"loads: {_paths(unknown)}: the file does not tell which of the planned devices sends "
+            "which rows, so that sufficient bounds are unknown"
+        )
+    if any(rows.layer.micro_batches > 1 for rows in layers):
+        found.append(
+            "loads: loads are means over the micro-batches of a step; single ones are less even"
+        )
+    if replicas:
+        found.append("loads: a run has one copy of each expert; replicas are planned only")
+    return found
+
+
+def _paths(layers: Sequence[LayerRows]) -> str:
+    paths = [rows.layer.path for rows in layers]
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(paths[:_MOST_NAMED]) + more
+
+
+_EXPERTS = "experts"
+_EXCHANGE = "all-to-all"
+_EXPERT_LETTER = "E"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSeconds:
+    """The plan's estimates for one layer with experts, of one device in one step.
+
+    Attributes:
+      experts: time of the experts' arithmetic, forward, rematerialized and backward.
+      exchange: time of the all-to-alls between groups and experts.
+      bytes_per_expert: weights of one expert.
+    """
+
+    experts: float
+    exchange: float
+    bytes_per_expert: int
+
+    @classmethod
+    def of(cls, plan: Plan, layer: ExpertLayer) -> LayerSeconds:
+        """Returns what a plan says of a layer. Layers of one loop have equal shares of its time."""
+        scope = f"{layer.scope}/{_EXPERTS}"
+        rows = [row for row in plan.layers if _is_in(row.layer, scope)]
+        # Weights that are gathered, and gradients that are summed, do not depend on the rows.
+        others = [row for row in plan.collectives if _is_in(row.layer, scope)]
+        experts = sum(row.seconds for row in rows if row.phase != OPTIMIZER_PHASE)
+        experts -= sum(row.seconds for row in others if row.phase != OPTIMIZER_PHASE)
+        exchange = sum(
+            row.seconds
+            for row in plan.collectives
+            if row.kind.startswith(_EXCHANGE) and _is_in(row.layer, layer.scope)
+        )
+        weights = sum(
+            row.bytes
+            for row in plan.tensors
+            if row.kind == "weights" and _is_in(row.layer, scope) and _EXPERT_LETTER in row.layout
+        )
+        return cls(
+            max(experts, 0.0) / layer.times,
+            exchange / layer.times,
+            weights // (layer.times * layer.num_experts),
+        )
+
+
+def _is_in(layer: str, scope: str) -> bool:
+    return layer == scope or layer.startswith(f"{scope}/")
 
 
 def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int = 0) -> RouterLoads:
@@ -64,7 +162,7 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
         dropped_share=None if dropped is None else _quantiles(dropped / requests),
         layers=[each.record() for each in rated],
         replica_bytes=sum(each.replica_bytes for each in rated),
-        notes=notes.notes(loads, [each.rows for each in rated], replicas),
+        notes=notes(loads, [each.rows for each in rated], replicas),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.compiling import settings
+from lingvo_gshard.planning.compiling.cache import current_settings, using_settings
 from lingvo_gshard.planning.paper import comparison as paper
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.planning.paper.comparison import Case, Comparison, ComparisonRow
@@ -81,7 +81,7 @@ def make_report(chosen: Sequence[str], plan_case: Callable[[Case], Plan]) -> Pap
     for case in paper_rows.cases_of(comparisons):
         has_code = case.name in to_the_end
         try:
-            with settings.using(dataclasses.replace(settings.current(), generates_code=has_code)):
+            with using_settings(dataclasses.replace(current_settings(), generates_code=has_code)):
                 plans[case.name] = plan_case(case)
         except ValueError as error:
             failures[case.name] = str(error)

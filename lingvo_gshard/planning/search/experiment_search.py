@@ -3,24 +3,90 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import msgspec
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.hlo.operations import Collective, Operation
+from lingvo_gshard.planning import planner, roofline
+from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.plan.plan import Plan, Record
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.candidates import Candidate, policy_params
-from lingvo_gshard.planning.search.compile_candidates import candidate_compiler
-from lingvo_gshard.planning.search.costs.topology_rates import rates_of
-from lingvo_gshard.planning.search.result import SearchResult
+from lingvo_gshard.planning.search.costs import Rates
+from lingvo_gshard.planning.search.result import CompileCandidate, CompiledCost, SearchResult
 from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.trace.tracing import trace
+from lingvo_gshard.planning.search.tracing import trace
+from lingvo_gshard.runtime.program.step_programs import BatchSpecs
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
 from lingvo_gshard.training.trainer import Trainer
+
+
+def candidate_compiler(
+    make_trainer: Callable[[str], Trainer],
+    batch: BatchSpecs,
+    topology: Topology,
+    partitioner: str = "gspmd",
+    plans: dict[Candidate, Plan] | None = None,
+    progress: Progress = ignore_progress,
+) -> CompileCandidate:
+    """Returns a function that compiles a candidate's training step for a topology.
+
+    Args:
+      make_trainer: makes the trainer with a rematerialization policy.
+      batch: shape and dtype of each array of a batch.
+      topology: the machine.
+      partitioner: "gspmd" or "shardy".
+      plans: collects the plan of each compiled candidate.
+      progress: called with each stage of a compilation.
+    """
+
+    def compile_candidate(candidate: Candidate) -> CompiledCost:
+        overrides = dict(candidate.overrides)
+        partitioning = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
+        trainer = make_trainer(candidate.rematerialize)
+        plan = planner.plan_step(
+            trainer, batch, partitioning, topology, "searched", partitioner, progress=progress
+        )
+        if plans is not None:
+            plans[candidate] = plan
+        return CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
+
+    return compile_candidate
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+# FLOPs of a matrix product that reaches the highest measured efficiency.
+_LARGE = 1e13
+
+
+def rates_of(topology: Topology) -> Rates:
+    """Returns the estimated rates of one device of a topology."""
+    chip = topology.chip
+    share = efficiencies.matmul_efficiency(chip, _LARGE).value
+
+    @functools.cache
+    def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
+        size = mesh.parts(axes)
+        slices = interconnect.spanned_slices(axes, topology, mesh)
+        call = Collective(kind, axes, size, "float32", bytes, slices=slices)
+        operation = Operation("searched", kind, "", "other", collective=call)
+        (timed,) = roofline.time_operations([operation], topology, mesh)
+        return timed.seconds
+
+    return Rates(
+        flops_per_second={dtype: share * chip.peak(dtype) for dtype in _DTYPES},
+        bytes_per_second=efficiencies.memory_efficiency(chip).value * chip.memory_bandwidth,
+        capacity=chip.usable_bytes,
+        collective_seconds=collective_seconds,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +167,92 @@ def _torus(topology: Topology) -> tuple[int, ...]:
         return ()
     sizes = (topology.slices, *topology.shape, topology.chip.partitions)
     return sizes[topology.slices == 1 : None if topology.chip.partitions > 1 else -1]
+
+
+class CostRecord(Record, frozen=True, kw_only=True):
+    """The cost model's estimate for a candidate.
+
+    Attributes:
+      seconds: time of one step.
+      peak: peak bytes of one device.
+    """
+
+    seconds: float
+    peak: int
+
+
+class CandidateRecord(Record, frozen=True, kw_only=True):
+    """A candidate with its costs.
+
+    Attributes:
+      mesh: axes and sizes.
+      strategy: table of letters and axes, or a strategy's name.
+      overrides: (pattern of layer paths, table) for layers that are sharded differently.
+      rematerialize: rematerialization policy.
+      micro_batches: number of micro-batches of a step.
+      name: name of the strategy; empty for candidates that the search made.
+      flags: command-line flags that select the candidate.
+      model: the cost model's estimate.
+      compiled: the compiler's figures; None if it was not compiled.
+      problem: why it could not be compiled; empty if it could.
+    """
+
+    mesh: str
+    strategy: str
+    overrides: list[tuple[str, str]]
+    rematerialize: str
+    micro_batches: int
+    name: str
+    flags: list[str]
+    model: CostRecord
+    compiled: search_result.CompiledCost | None
+    problem: str
+
+
+class SearchRecord(Record, frozen=True, kw_only=True):
+    """The result of a search.
+
+    Attributes:
+      best: the fastest candidate that fits; None if none fits.
+      front: candidates that no other one beats in both time and memory, fastest first.
+      candidates: all candidates that the search made.
+      baselines: named strategies, for comparison.
+      capacity: bytes of a device that a program may use.
+      plan: plan of the best candidate; None if it was not compiled.
+    """
+
+    best: CandidateRecord | None
+    front: list[CandidateRecord]
+    candidates: list[CandidateRecord]
+    baselines: list[CandidateRecord]
+    capacity: int
+    plan: Plan | None
+
+
+def to_record(search: ExperimentSearch) -> SearchRecord:
+    """Returns a search's result as data."""
+    result = search.result
+    return SearchRecord(
+        best=_candidate(search, result.best) if result.best else None,
+        front=[_candidate(search, row) for row in result.front],
+        candidates=[_candidate(search, row) for row in result.rows],
+        baselines=[_candidate(search, row) for row in result.baselines],
+        capacity=result.capacity,
+        plan=search.plan,
+    )
+
+
+def _candidate(search: ExperimentSearch, row: search_result.RatedCandidate) -> CandidateRecord:
+    candidate = row.candidate
+    return CandidateRecord(
+        mesh=candidate.mesh,
+        strategy=candidate.strategy,
+        overrides=list(candidate.overrides),
+        rematerialize=candidate.rematerialize,
+        micro_batches=candidate.micro_batches,
+        name=row.name,
+        flags=search.flags(row),
+        model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
+        compiled=row.compiled,
+        problem=row.problem,
+    )

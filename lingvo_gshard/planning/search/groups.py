@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.planning.search.trace.graph import Einsum, Flow, TracedStep
+from lingvo_gshard.planning.search.graph import Einsum, Flow, TracedStep
 
 # The first of these letters that a layer's weights have determines its group.
 _KINDS = {"E": "experts", "V": "vocabulary", "N": "attention", "H": "feed_forward"}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from lingvo_gshard.planning.search.candidates import Candidate
-from lingvo_gshard.planning.search.costs.cost import Cost
+from lingvo_gshard.planning.search.costs import Cost
 
 
 @dataclasses.dataclass(frozen=True)

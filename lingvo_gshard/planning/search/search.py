@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.letters import ROWS
 from lingvo_gshard.planning.progress import Progress, ignore_progress
-from lingvo_gshard.planning.search import meshes, sharding_options
-from lingvo_gshard.planning.search.candidates import Candidate, candidate
-from lingvo_gshard.planning.search.costs.cost import Cost
-from lingvo_gshard.planning.search.costs.cost_model import CostModel
-from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.planning.search.candidates import (
+    AxisRole,
+    Candidate,
+    ShardingOption,
+    candidate,
+    sharding_options,
+)
+from lingvo_gshard.planning.search.cost_model import CostModel
+from lingvo_gshard.planning.search.costs import Cost, Rates
+from lingvo_gshard.planning.search.graph import TracedStep
 from lingvo_gshard.planning.search.groups import LayerGroups, group
 from lingvo_gshard.planning.search.ilp import OptionCost, PairCosts, pareto_optimal, solve
 from lingvo_gshard.planning.search.result import (
@@ -22,11 +28,60 @@ from lingvo_gshard.planning.search.result import (
     SearchResult,
     front,
 )
-from lingvo_gshard.planning.search.sharding_options import ShardingOption
-from lingvo_gshard.planning.search.trace.graph import TracedStep
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
+
+_LETTERS = "abc"
+
+
+def mesh_shapes(
+    devices: int, torus: tuple[int, ...] = (), most_axes: int = 3
+) -> list[tuple[int, ...]]:
+    """Returns mesh shapes of up to `most_axes` axes, fewest axes first.
+
+    Three axes are listed only in descending order of size: the sharding options already permute
+    their use, and the devices of the last axis are neighbors, so it is best the smallest.
+
+    Args:
+      devices: number of devices, the product of every shape.
+      torus: shape of the interconnect. Axes then align with its dimensions.
+      most_axes: maximum number of axes.
+    """
+    shapes: list[tuple[int, ...]] = []
+    for axes in range(1, most_axes + 1):
+        for sizes in _factorizations(devices, axes):
+            is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
+            if is_ordered and _follows(sizes, torus):
+                shapes.append(sizes)
+    return shapes
+
+
+def unnamed_mesh(sizes: tuple[int, ...]) -> Mesh:
+    """Returns a mesh of these sizes with placeholder names."""
+    return Mesh(tuple(zip(_LETTERS, sizes, strict=False)))
+
+
+def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yields all ordered products of `count` factors larger than 1 that equal a number."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in range(2, number // 2 + 1):
+        if number % first == 0:
+            for rest in _factorizations(number // first, count - 1):
+                yield (first, *rest)
+
+
+def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
+    """Returns whether every axis divides a dimension of the torus or spans whole dimensions."""
+    if math.prod(torus) != math.prod(sizes):
+        return True
+    ends = [math.prod(torus[i:]) for i in range(len(torus))]
+    starts = [math.prod(sizes[i:]) for i in range(len(sizes))]
+    return all(a % b == 0 or b % a == 0 for a in ends for b in starts)
+
 
 # Shares of the device's memory that the cost model may fill. The first leaves room for elementwise
 # operations, which the model ignores; the others yield the rest of the Pareto front.
@@ -67,8 +122,8 @@ def search(
     """
     layer_groups = group(step)
     mesh_searches = [
-        _MeshSearch(step, layer_groups, meshes.unnamed(sizes), rates)
-        for sizes in meshes.shapes(devices, torus, most_axes) or [(devices,)]
+        _MeshSearch(step, layer_groups, unnamed_mesh(sizes), rates)
+        for sizes in mesh_shapes(devices, torus, most_axes) or [(devices,)]
     ]
     rows: dict[Candidate, RatedCandidate] = {}
     for mesh_search in mesh_searches:
@@ -100,7 +155,7 @@ class _MeshSearch:
         self._paths = [spec.path.rpartition(".")[0] for spec in step.weights]
         self._capacity = rates.capacity - step.inputs // mesh.size
         self._model = CostModel(mesh, rates)
-        self._options = [sharding_options.options(mesh, g.letters) for g in layer_groups.groups]
+        self._options = [sharding_options(mesh, g.letters) for g in layer_groups.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
         self._boundaries = [[o.rows(mesh) for o in options] for options in self._options]
 
@@ -193,10 +248,10 @@ class _MeshSearch:
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     """Returns a strategy that shards the batch over these axes and nothing else."""
-    role = sharding_options.AxisRole(ROWS)
-    return ShardingOption(
-        tuple(role if a in axes else sharding_options.AxisRole() for a in mesh.names)
-    ).strategy(mesh)
+    role = AxisRole(ROWS)
+    return ShardingOption(tuple(role if a in axes else AxisRole() for a in mesh.names)).strategy(
+        mesh
+    )
 
 
 def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:

@@ -21,7 +21,7 @@ import msgspec
 
 import lingvo_gshard
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
+from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor, RollCall
 from lingvo_gshard.runtime.cluster.place import (
     DEFAULT_TIMEOUT,
     ClusterOptions,
@@ -34,7 +34,6 @@ from lingvo_gshard.runtime.cluster.rendezvous import (
     is_open_to_strangers,
     meet,
 )
-from lingvo_gshard.runtime.cluster.roll_call import RollCall
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError, end_abruptly
 

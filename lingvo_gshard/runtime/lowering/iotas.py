@@ -1,15 +1,26 @@
-"""Rewrites tensors that count along a dimension as iotas, which XLA's partitioner recognizes.
+"""Rewrites counters as iotas, and small tables so that each device computes them whole.
 
 The partitioner cuts a gather or scatter of rows within rows without communication if the indices
 are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one.
 Indices that NumPy computed are constants.
+
+A table such as [1,L,M] is broadcast to [B,L,M]. XLA's partitioner may cut its first dimension as it
+cuts B: one device then computes the table, and the others receive it. An annotation keeps it whole.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.annotations import (
+    CUSTOM_CALL,
+    ENTERS_REGION,
+    annotated,
+    call_target,
+)
 
 # Smaller constants stay as they are.
 _MIN_CONSTANT_SIZE = 64
@@ -117,3 +128,47 @@ def _is_int32(value: ir.Value) -> bool:
 
 def _shape(value: ir.Value) -> list[int]:
     return list(ir.RankedTensorType(value.type).shape)
+
+
+# Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer
+# computes constants up to this size when it folds them.
+_LARGEST_BYTES = 10 * 2**20
+_BROADCAST = "stablehlo.broadcast_in_dim"
+# They have no operands, but a device has them whatever their split.
+_SOURCES = ("stablehlo.constant", "stablehlo.iota")
+
+
+def keep_tables_whole(module: ir.Module) -> None:
+    """Annotates the small operands of broadcasts that depend on no input as replicated.
+
+    A program with manual regions stays as it is: what a region computes is split by hand.
+    """
+    closed: set[ir.Value] = set()
+    tables: list[ir.Operation] = []
+    has_regions = False
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal has_regions
+        has_regions |= call_target(operation) == ENTERS_REGION
+        is_plain = not operation.regions and operation.name != CUSTOM_CALL
+        if is_plain and len(operation.results) == 1 and closed.issuperset(operation.operands):
+            if operation.operands or operation.name in _SOURCES:
+                closed.add(operation.results[0])
+                if _broadcasts_table(operation):
+                    tables.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in () if has_regions else tables:
+        with ir.InsertionPoint(operation), operation.location:
+            operation.operands[0] = annotated(operation.operands[0], "{replicated}")
+
+
+def _broadcasts_table(operation: ir.Operation) -> bool:
+    """Returns whether an operation repeats a table that is computed, and not large."""
+    if operation.name != _BROADCAST:
+        return False
+    table, result = (ir.RankedTensorType(v.type) for v in (operation.operands[0], operation.result))
+    is_computed = operation.operands[0].owner.name not in _SOURCES
+    size = math.prod(table.shape)
+    return is_computed and 1 < size < math.prod(result.shape) and 4 * size <= _LARGEST_BYTES

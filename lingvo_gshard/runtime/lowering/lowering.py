@@ -1,10 +1,15 @@
-"""Lowering: traces a TensorFlow function under a partitioning and makes a Program of it."""
+"""Lowering: traces a TensorFlow function under a partitioning and makes a Program of it.
+
+Caches of compiled programs find a program by its digest, so the same step must lower to the same
+bytes in every process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -12,17 +17,21 @@ from typing import TypeAlias
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
-from lingvo_gshard.runtime.lowering.folding import without_folding
-from lingvo_gshard.runtime.lowering.iotas import make_iotas
-from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
-from lingvo_gshard.runtime.lowering.names import name_module
+from lingvo_gshard.runtime.lowering.annotations import shorten_shardings
+from lingvo_gshard.runtime.lowering.constants import (
+    captured_constants,
+    make_constants,
+    separate_constants,
+)
+from lingvo_gshard.runtime.lowering.folding import (
+    remove_barriers,
+    unfolded_constants,
+    without_folding,
+)
+from lingvo_gshard.runtime.lowering.iotas import keep_tables_whole, make_iotas
 from lingvo_gshard.runtime.lowering.partial_sums import add_before_reducing
-from lingvo_gshard.runtime.lowering.sharding_text import shorten_shardings
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
-from lingvo_gshard.runtime.lowering.unfolded import remove_barriers, unfolded_constants
-from lingvo_gshard.runtime.lowering.whole_tables import keep_tables_whole
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -176,3 +185,45 @@ def _portable(
             to_shardy(parsed, mesh)
         version = stablehlo.get_minimum_version()
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
+
+
+# TensorFlow copies constants into functions, and numbers the copies in an order that differs.
+_COPY = re.compile(r"/_\d+$")
+# Operations that such a copy is lowered to.
+_CONSTANTS = ("stablehlo.constant", "stablehlo.broadcast_in_dim")
+
+
+def name_module(module: ir.Module, name: str) -> None:
+    """Names a module, its functions, and its copies of constants.
+
+    TensorFlow numbers functions by how many the process has traced before. One walk renames all
+    uses: MLIR's own `replace_all_symbol_uses` walks the module once for every function.
+    """
+    module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    functions = [function for function in module.body if function.name.value != "main"]
+    names = {function.name.value: f"function_{index}" for index, function in enumerate(functions)}
+
+    def rename(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(names.get(callee, callee))
+        elif operation.name in _CONSTANTS:
+            _rename_copy(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(rename)
+    for function in functions:
+        ir.SymbolTable.set_symbol_name(function, names[function.name.value])
+
+
+def _rename_copy(operation: ir.Operation) -> None:
+    """Takes the number off the name of a constant that TensorFlow copied."""
+    location = operation.location
+    found = location.locations if isinstance(location, ir.FusedLoc) else [location]
+    if not any(isinstance(each, ir.NameLoc) and _COPY.search(each.name_str) for each in found):
+        return
+    renamed = [
+        ir.Location.name(_COPY.sub("", each.name_str)) if isinstance(each, ir.NameLoc) else each
+        for each in found
+    ]
+    operation.location = ir.Location.fused(renamed) if len(renamed) > 1 else renamed[0]

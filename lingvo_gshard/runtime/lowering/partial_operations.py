@@ -11,9 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.annotations import annotated, annotation_of
+from lingvo_gshard.runtime.lowering.annotations import annotated, annotation_of, text_of_split
 from lingvo_gshard.runtime.lowering.iotas import is_all
-from lingvo_gshard.runtime.lowering.sharding_text import text_of_split
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split

@@ -14,8 +14,8 @@ from lingvo_gshard.runtime.lowering.annotations import (
     LEAVES_REGION,
     annotation_of,
     call_target,
+    split_of_text,
 )
-from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -22,9 +23,42 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jax_export, jnp
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.platforms import platforms_of
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
+
+ALL = ("cpu", "cuda", "rocm", "tpu")
+# What TensorFlow is asked to lower for. Calls of libraries are this platform's.
+_LOWERED_FOR = "cpu"
+
+_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
+# Calls that are part of every compiler of XLA.
+_OF_ALL = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.FuncResultSharding"}
+
+
+def calls_of_libraries(module: str) -> list[str]:
+    """Returns the functions of platform libraries that a StableHLO module calls, sorted."""
+    return sorted(set(_CALL.findall(module)) - _OF_ALL)
+
+
+def platforms_of(module: str) -> tuple[str, ...]:
+    """Returns the platforms that run a StableHLO module that was lowered from TensorFlow."""
+    return (_LOWERED_FOR,) if calls_of_libraries(module) else ALL
+
+
+def check_platform(path: str, record: ProgramRecord, device: jax.Device) -> None:
+    """Raises ValueError naming the file if a device's platform does not run the program."""
+    if record.platforms is msgspec.UNSET:
+        return
+    found = {"gpu": "cuda"}.get(device.platform, device.platform)
+    if found == "cuda" and "rocm" in device.client.platform_version.lower():
+        found = "rocm"
+    if found not in record.platforms:
+        raise UserError(
+            f"{path} was exported for {' and '.join(record.platforms)}, but jax found {found} "
+            f"({device.device_kind}) here; export it again without operations that only that "
+            "platform has"
+        )
+
 
 PARTITIONERS = ("gspmd", "shardy")
 

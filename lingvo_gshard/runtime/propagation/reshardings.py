@@ -11,8 +11,7 @@ import msgspec
 from lingvo_gshard import hlo
 from lingvo_gshard.hlo.module import Instruction, Module
 from lingvo_gshard.hlo.names import operation_name
-from lingvo_gshard.runtime.propagation.chosen import Chosen, chosen
-from lingvo_gshard.runtime.propagation.traced import Annotated, Traced
+from lingvo_gshard.runtime.propagation.propagated import Annotated, Chosen, Traced, chosen
 from lingvo_gshard.sharding.mesh import Mesh
 
 # Sums over devices are part of what a product computes; these only move data.

@@ -20,7 +20,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.platforms import check_platform
+from lingvo_gshard.runtime.program.program import check_platform
 from lingvo_gshard.runtime.program.program_file import ProgramRecord
 
 STEP, INITIAL = "train_step", "init_state"

@@ -7,7 +7,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.training import job
-from lingvo_gshard.planning.training.budget import laws, machines, options
+from lingvo_gshard.planning.training.budget import laws, options
 from lingvo_gshard.planning.training.budget.options import BudgetOptions
 
 _ONLY_HERE = ("days", "law", "mfu", "state_bytes")
@@ -84,7 +84,7 @@ def budget_options(values: flags.FlagValues) -> BudgetOptions:
 
 def budget_machines(values: flags.FlagValues) -> list[Topology]:
     """Returns the machines of --topology, or all that have a list price."""
-    return machines.named(values.topology) if values.topology else machines.machines()
+    return options.named_machines(values.topology) if values.topology else options.priced_machines()
 
 
 def _or(value: float | None, default: float) -> float:

@@ -10,8 +10,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core import user_cache
-from lingvo_gshard.planning.compiling import settings
-from lingvo_gshard.planning.compiling.cache import CompilationCache
+from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.tools.console import output
 
 # The user's directory of the cache.
@@ -43,7 +42,7 @@ def using_flags(values: flags.FlagValues, console: rich.console.Console) -> Iter
     if values.compilation_cache != "":
         directory = user_cache.directory(_NAME, values.compilation_cache)
         cache = CompilationCache(pathlib.Path(directory))
-    with settings.using(settings.Settings(cache, values.generate_code)):
+    with using_settings(Settings(cache, values.generate_code)):
         yield
     if cache and (cache.read or cache.compiled):
         output.say(console, _counts(cache))

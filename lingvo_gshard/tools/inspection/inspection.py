@@ -19,9 +19,8 @@ from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
 from lingvo_gshard.runtime.propagation.activations import Activation, activations
-from lingvo_gshard.runtime.propagation.propagated import compile_with_shardings
+from lingvo_gshard.runtime.propagation.propagated import Traced, compile_with_shardings
 from lingvo_gshard.runtime.propagation.reshardings import Resharding, reshardings
-from lingvo_gshard.runtime.propagation.traced import Traced
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.sharding.reports import replication

@@ -9,7 +9,7 @@ from typing import Any
 
 import rich.console
 
-from lingvo_gshard.planning.plan.change import Change, is_number
+from lingvo_gshard.planning.plan.diff import Change, is_number
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.plan_reports.layout import say
 

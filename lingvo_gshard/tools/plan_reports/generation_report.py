@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import rich.console
 
-from lingvo_gshard.planning.largest_batch.record import LargestBatch
+from lingvo_gshard.planning.largest_batch import LargestBatch
 from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.roofline import Budget

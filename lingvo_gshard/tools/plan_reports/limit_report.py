@@ -9,7 +9,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.planning.plan import limits
-from lingvo_gshard.planning.plan.change import Change
+from lingvo_gshard.planning.plan.diff import Change
 from lingvo_gshard.planning.plan.limits import Checked
 from lingvo_gshard.tools.plan_reports.diff_report import value_text
 from lingvo_gshard.tools.plan_reports.layout import make_table, say

@@ -11,8 +11,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.observer import ProfiledStep, write_profile
 from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.profiling.traces.recorder import Recorder
-from lingvo_gshard.profiling.traces.tracers import tracer_of
+from lingvo_gshard.profiling.tracer import Recorder
+from lingvo_gshard.profiling.tracers import tracer_of
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.profile_reports.profile_report import print_result

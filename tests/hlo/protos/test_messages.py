@@ -5,7 +5,8 @@ from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_gshard.hlo.protos import hlo_messages, trace_messages
+from lingvo_gshard.hlo import messages
+from lingvo_gshard.profiling import xspace
 
 # Fields that compilers write and TensorFlow's classes do not have yet.
 NEWER = {"iota"}
@@ -30,8 +31,8 @@ def kind(field):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (hlo_messages.HloProto, hlo_pb2.HloProto),
-        (trace_messages.XSpace, xplane_pb2.XSpace),
+        (messages.HloProto, hlo_pb2.HloProto),
+        (xspace.XSpace, xplane_pb2.XSpace),
     ],
 )
 def test_fields_are_those_of_tensorflow(ours, theirs):
@@ -51,30 +52,30 @@ def test_fields_are_those_of_tensorflow(ours, theirs):
 
 def test_enums_are_those_of_tensorflow():
     types = {number: name.lower() for name, number in xla_data_pb2.PrimitiveType.items()}
-    assert hlo_messages.ELEMENT_TYPES == types
+    assert messages.ELEMENT_TYPES == types
     config = xla_data_pb2.PrecisionConfig
     assert (
-        list(hlo_messages.PRECISIONS)
+        list(messages.PRECISIONS)
         == [name for name, number in sorted(config.Precision.items(), key=lambda pair: pair[1])][
-            : len(hlo_messages.PRECISIONS)
+            : len(messages.PRECISIONS)
         ]
     )
     algorithms = {
         number: name.removeprefix("ALG_").removeprefix("DOT_")
         for name, number in config.Algorithm.items()
     }
-    assert hlo_messages.ALGORITHMS == algorithms
+    assert messages.ALGORITHMS == algorithms
 
 
 def test_no_field_of_instructions_is_newer_than_the_table():
     numbers = [field.number for field in hlo_pb2.HloInstructionProto.DESCRIPTOR.fields]
-    assert max(numbers) <= hlo_messages.NEWEST_INSTRUCTION_FIELD
+    assert max(numbers) <= messages.NEWEST_INSTRUCTION_FIELD
 
 
 def test_what_is_not_read_is_kept():
     theirs = hlo_pb2.HloInstructionProto(name="a", fusion_kind="kLoop")
     theirs.sharding.tile_assignment_dimensions.extend([2, 4])
-    ours = hlo_messages.HloInstructionProto.FromString(theirs.SerializeToString())
+    ours = messages.HloInstructionProto.FromString(theirs.SerializeToString())
     assert ours.HasField("sharding") and ours.name == "a"
     assert hlo_pb2.HloInstructionProto.FromString(ours.SerializeToString()) == theirs
     sharding = xla_data_pb2.OpSharding.FromString(ours.sharding.SerializeToString())

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from lingvo_gshard.hlo import FullReplication
-from lingvo_gshard.planning.compiling.cache import CompilationCache
-from lingvo_gshard.planning.compiling.compiled_program import CompiledProgram
+from lingvo_gshard.planning.compiling.cache import CompilationCache, CompiledProgram
 
 REPLICATED = FullReplication("layer/einsum", "{devices=[2,1]0,1}", "{devices=[1,2]0,1}")
 KEYS = tuple(digit * 64 for digit in "abc")

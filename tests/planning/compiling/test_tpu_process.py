@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard import hlo
-from lingvo_gshard.planning import compilation
-from lingvo_gshard.planning.compiling import settings
-from lingvo_gshard.planning.compiling.cache import CompilationCache
+from lingvo_gshard.planning.compiling import compilation
+from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.planning.compiling.tpu_process import TpuProcess
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import Partitioned
@@ -98,10 +97,10 @@ def test_process_that_dies_is_reported():
 def test_second_compilation_is_read_from_the_cache(tmp_path):
     told = []
     cache = CompilationCache(tmp_path)
-    with settings.using(settings.Settings(cache)):
+    with using_settings(Settings(cache)):
         first = compilation.compile_for(program(), TOPOLOGY, told.append)
         second = compilation.compile_for(program(), TOPOLOGY, told.append)
-        with settings.using(settings.Settings(cache, generates_code=True)):
+        with using_settings(Settings(cache, generates_code=True)):
             third = compilation.compile_for(program(), TOPOLOGY, told.append)
     assert first == second and not first.has_code and third.has_code
     compiling = "compiling for v3:2x2"

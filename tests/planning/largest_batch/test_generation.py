@@ -7,7 +7,7 @@ import pytest
 import lingvo_gshard
 from lingvo_gshard.planning.experiments import PlanOptions
 from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
-from lingvo_gshard.planning.largest_batch.generation import plan_largest_batch
+from lingvo_gshard.planning.largest_batch import plan_largest_batch
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.devices import EMPTY
-from lingvo_gshard.planning.loads.placement import copies, least_largest, place
+from lingvo_gshard.planning.loads.devices import EMPTY, copies, least_largest, place
 
 
 def largest(load, placement):

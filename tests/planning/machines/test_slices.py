@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from lingvo_gshard.hlo.operations import Collective, Operation
-from lingvo_gshard.planning import compilation, operation_rows, roofline
-from lingvo_gshard.planning.machines import chips, data_center, interconnect, topologies
-from lingvo_gshard.planning.search import meshes
-from lingvo_gshard.planning.search.costs.topology_rates import rates_of
+from lingvo_gshard.planning import operation_rows, planner, roofline
+from lingvo_gshard.planning.compiling import compilation
+from lingvo_gshard.planning.machines import chips, interconnect, topologies
+from lingvo_gshard.planning.search import search
+from lingvo_gshard.planning.search.experiment_search import rates_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 MIB = 2**20
@@ -100,10 +101,10 @@ def test_the_search_rates_axes_across_slices_by_their_network():
 def test_the_search_tries_meshes_that_fit_the_slices(name):
     topology = topologies.get(name)
     torus = (topology.slices, *topology.shape, topology.chip.partitions)
-    found = meshes.shapes(topology.devices, torus)
+    found = search.mesh_shapes(topology.devices, torus)
     assert (topology.devices,) in found and len(found) > 2
     for sizes in found:
-        meshes.unnamed(sizes).across_slices(topology.slices)
+        search.unnamed_mesh(sizes).across_slices(topology.slices)
 
 
 def timed(axes, size, slices, phase):
@@ -127,17 +128,17 @@ def test_rows_tell_collectives_across_slices_apart():
 
 def test_an_axis_that_layers_need_across_slices_is_noted():
     topology = topologies.get("v5e:2x2*2")
-    (rate,) = data_center.notes(timed(("model",), 2, 2, "backward"), topology)
+    (rate,) = planner.data_center_notes(timed(("model",), 2, 2, "backward"), topology)
     assert rate.startswith("2 slices, joined by the data-center network at 25 Gbit/s for each chip")
-    _, note = data_center.notes(timed(("model",), 2, 2, "forward"), topology)
+    _, note = planner.data_center_notes(timed(("model",), 2, 2, "forward"), topology)
     assert note.startswith("axis model crosses slices, and layers communicate over it")
     assert "1.01 ms a step" in note
     # Counting tokens takes a thousandth of the step.
     counted = dataclasses.replace(timed(("model",), 2, 2, "forward")[0], seconds=1e-6)
     summed = timed(("model",), 2, 2, "backward")
-    assert data_center.notes([counted, *summed], topology) == (rate,)
+    assert planner.data_center_notes([counted, *summed], topology) == (rate,)
     alone = topologies.get("v5e:2x4")
-    assert data_center.notes(timed(("model",), 2, 2, "forward"), alone) == ()
+    assert planner.data_center_notes(timed(("model",), 2, 2, "forward"), alone) == ()
 
 
 def test_meshes_that_do_not_fit_the_slices_are_refused():

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import lingvo_gshard
-from lingvo_gshard.planning import compilation
+from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.programs.jax_program import to_program
 from lingvo_gshard.sharding.mesh import Mesh

@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.planning.search.costs import Rates
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adafactor import Adafactor

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
-from lingvo_gshard.planning.search import meshes, sharding_options
+from lingvo_gshard.planning.search import candidates, search
 from lingvo_gshard.planning.search.candidates import Candidate, candidate, patterns, policy_params
 from lingvo_gshard.planning.search.groups import group
-from lingvo_gshard.planning.search.trace.tracing import trace
+from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.planning.search.search_rates import batch
@@ -42,9 +42,9 @@ def parts(mesh: Mesh, split) -> tuple:
 
 @hypothesis.given(st.sampled_from(SIZES), st.data())
 def test_flags_shard_every_layer_as_chosen(sizes, data):
-    mesh = meshes.unnamed(sizes)
+    mesh = search.unnamed_mesh(sizes)
     chosen = [
-        data.draw(st.sampled_from(sharding_options.options(mesh, g.letters)))
+        data.draw(st.sampled_from(candidates.sharding_options(mesh, g.letters)))
         for g in layer_groups().groups
     ]
     found = candidate(layer_groups(), chosen, mesh, "none", paths())
@@ -102,7 +102,7 @@ def test_remat_policy_is_set_on_every_stack():
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 12, 512])
 def test_mesh_shapes_multiply_to_the_number_of_devices(devices):
-    found = meshes.shapes(devices)
+    found = search.mesh_shapes(devices)
     assert len(set(found)) == len(found)
     for sizes in found:
         assert Mesh(tuple(zip("abc", sizes, strict=False))).size == devices
@@ -110,5 +110,5 @@ def test_mesh_shapes_multiply_to_the_number_of_devices(devices):
 
 
 def test_mesh_axes_follow_torus_dimensions():
-    assert (6, 2) in meshes.shapes(12) and (6, 2) not in meshes.shapes(12, (4, 3))
-    assert (4, 3) in meshes.shapes(12, (4, 3))
+    assert (6, 2) in search.mesh_shapes(12) and (6, 2) not in search.mesh_shapes(12, (4, 3))
+    assert (4, 3) in search.mesh_shapes(12, (4, 3))

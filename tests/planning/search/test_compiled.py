@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from lingvo_gshard import hlo
-from lingvo_gshard.planning.search.costs.cost_model import CostModel
+from lingvo_gshard.planning.search.cost_model import CostModel
 from lingvo_gshard.planning.search.groups import LayerGroups, group
-from lingvo_gshard.planning.search.trace.tracing import trace
+from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.runtime.program.program import memory_bytes
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding import strategies

@@ -6,7 +6,7 @@ import pytest
 
 import lingvo_gshard
 from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.trace.tracing import trace
+from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.experiments import batch_specs, make_trainer

@@ -5,7 +5,7 @@ import pytest
 
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.formulas import Interruptions
-from lingvo_gshard.planning.training.simulation import simulate
+from lingvo_gshard.planning.training.goodput import simulate
 
 
 def one_run(costs, work, interval, generator):

@@ -1,7 +1,7 @@
 """Tests which process a roll call calls stuck."""
 
-from lingvo_gshard.runtime.cluster import roll_call
-from lingvo_gshard.runtime.cluster.roll_call import Hang, RollCall, StacksWanted
+from lingvo_gshard.runtime.cluster import peer_monitor
+from lingvo_gshard.runtime.cluster.peer_monitor import Hang, RollCall, StacksWanted
 from lingvo_gshard.training.observers.snapshot import Snapshot
 
 
@@ -58,7 +58,7 @@ def test_processes_at_one_place_wait_for_a_device(tmp_path):
 
 
 def test_a_process_that_does_not_answer_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(roll_call, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(peer_monitor, "_ANSWER_SECONDS", 0.1)
     process, reason = ends([snapshot(0), snapshot(1)], tmp_path, count=3)
     assert process == 2
     assert reason.startswith("does not answer: it is stopped, or a library blocks its interpreter;")
@@ -78,7 +78,7 @@ def test_one_process_alone_is_stuck_without_others(tmp_path):
 
 
 def test_other_processes_ask_process_0_and_answer_it(monkeypatch):
-    monkeypatch.setattr(roll_call, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(peer_monitor, "_ANSWER_SECONDS", 0.05)
     sent, ended = [], []
     call = RollCall(
         1, 2, lambda *sending: sent.append(sending), lambda *end: ended.append(end), str

@@ -1,7 +1,7 @@
 """Modules that differ in the numbers that TensorFlow gives to names become equal."""
 
 from lingvo_gshard.core.lazy import ir, mlir
-from lingvo_gshard.runtime.lowering.names import name_module
+from lingvo_gshard.runtime.lowering.lowering import name_module
 
 MODULE = """
 module @{module} {{

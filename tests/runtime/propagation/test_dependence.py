@@ -1,6 +1,6 @@
 """Which instructions depend on a program's inputs, in calls, branches and loops."""
 
-from lingvo_gshard.runtime.propagation.dependence import dependents
+from lingvo_gshard.runtime.propagation.activations import dependents
 from tests.hlo.parsing import parse_module
 
 LOOP = """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.planning.compiling import settings
+from lingvo_gshard.planning.compiling.cache import current_settings
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.tools import plan
 from tests.planning import example_plan
@@ -75,7 +75,7 @@ def test_only_plans_whose_compile_times_are_compared_generate_code(monkeypatch, 
     has_code = {}
 
     def plan_experiment(params, topology, options, progress):
-        has_code[params.name, topology.name] = settings.current().generates_code
+        has_code[params.name, topology.name] = current_settings().generates_code
         return example_plan.as_plan(example_plan.example_plan())
 
     monkeypatch.setattr(plan, "plan_experiment", plan_experiment)

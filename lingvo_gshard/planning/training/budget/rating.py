@@ -9,12 +9,34 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.training import failures
-from lingvo_gshard.planning.training.budget import laws, options, shapes
+from lingvo_gshard.planning.training.budget import laws, options
+from lingvo_gshard.planning.training.budget.laws import Experts, Shapes
 from lingvo_gshard.planning.training.budget.options import BudgetOptions
 from lingvo_gshard.planning.training.budget.record import Choice
-from lingvo_gshard.planning.training.budget.reliability import goodputs
-from lingvo_gshard.planning.training.budget.shapes import Experts, Shapes
 from lingvo_gshard.planning.training.job import COPY_RATE
+
+
+def goodputs(
+    between_failures: float, stall: np.ndarray, write: np.ndarray, restart: np.ndarray
+) -> np.ndarray:
+    """Returns the expected goodput of trainings that save at Daly's interval.
+
+    The same as `formulas.expected_goodput` at `formulas.daly_interval`, for arrays.
+
+    Args:
+      between_failures: mean seconds between two failures of the machine.
+      stall: seconds that training waits for a checkpoint.
+      write: seconds after that until the checkpoint is complete.
+      restart: seconds from a failure until training goes on.
+    """
+    ratio = stall / (2 * between_failures)
+    root = np.sqrt(2 * stall * between_failures)
+    daly = root * (1 + np.sqrt(ratio) / 3 + ratio / 9) - stall
+    interval = np.where(ratio < 1, daly, between_failures).clip(np.maximum(write - stall, 1.0))
+    period = np.minimum((interval + stall) / between_failures, 600.0)
+    fixed = np.minimum((restart + write) / between_failures, 600.0)
+    return interval / between_failures * np.exp(-fixed) / np.expm1(period)
+
 
 _HOUR = 3600
 _DAY = 24 * _HOUR
@@ -64,7 +86,7 @@ class Rated:
             experts=str(experts),
             expansion=experts.expansion,
             granularity=experts.granularity,
-            model_dim=layers * shapes.HEAD_DIM,
+            model_dim=layers * laws.HEAD_DIM,
             layers=layers,
             active=float(models.active[index]),
             total=float(models.total[index]),
@@ -79,7 +101,7 @@ class Rated:
 
 def rate(topology: Topology, experts: Experts, asked: BudgetOptions) -> Rated:
     """Returns models of all sizes with such experts, trained on a machine for the budget."""
-    models = shapes.shapes(experts)
+    models = laws.shapes(experts)
     chip = topology.chip
     price = _price_per_second(topology, asked)
     mfu = asked.dense_mfu if experts.expansion == 1 else asked.sparse_mfu

@@ -7,14 +7,13 @@ import os
 import msgspec
 
 from lingvo_gshard import hlo
-from lingvo_gshard.hlo.protos.hlo_messages import HloModuleProto, HloProto
+from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
+from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.profile import Profile, Rate
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.traces import xspace
-from lingvo_gshard.profiling.traces.jax_tracer import JaxTracer
-from lingvo_gshard.profiling.traces.recorder import Recorder
-from lingvo_gshard.profiling.traces.trace import Trace
+from lingvo_gshard.profiling.trace import Trace
+from lingvo_gshard.profiling.tracer import JaxTracer, Recorder
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks.exported_step import SavedStep

@@ -6,14 +6,18 @@ import functools
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning.search.costs.cost import Cost
-from lingvo_gshard.planning.search.costs.cost_model import CostModel
+from lingvo_gshard.planning.search.cost_model import CostModel
+from lingvo_gshard.planning.search.costs import (
+    RESULT,
+    Collective,
+    Cost,
+    ShardedTensor,
+    resharding,
+    shard_einsum,
+)
+from lingvo_gshard.planning.search.graph import Tensor
 from lingvo_gshard.planning.search.groups import group
-from lingvo_gshard.planning.search.resharding import Collective, resharding
-from lingvo_gshard.planning.search.sharded_einsum import RESULT, ShardedTensor, shard_einsum
-from lingvo_gshard.planning.search.trace.graph import Tensor
-from lingvo_gshard.planning.search.trace.tracing import trace
-from lingvo_gshard.planning.search.trace.upstream import UpstreamFinder
+from lingvo_gshard.planning.search.tracing import UpstreamFinder, trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.training.budget import laws, shapes
-from lingvo_gshard.planning.training.budget.shapes import Experts, Shapes
+from lingvo_gshard.planning.training.budget import laws
+from lingvo_gshard.planning.training.budget.laws import Experts, Shapes
 
 
 def models(experts, active=1e9, total=None):
@@ -81,7 +81,7 @@ def test_loss_falls_with_size_tokens_and_experts(law):
 
 def test_shapes_count_the_weights_of_their_paper():
     # Appendix E: 16 layers of 1,024 with 32 experts have 5.0B weights, 321M of them active.
-    found = shapes.shapes(Experts(32))
+    found = laws.shapes(Experts(32))
     index = list(found.layers).index(16)
     assert found.active[index] == pytest.approx(321e6, rel=0.01)
     assert found.total[index] == pytest.approx(5.0e9, rel=0.01)

@@ -7,15 +7,18 @@ import pytest
 
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.planning.training.budget import machines
-from lingvo_gshard.planning.training.budget.options import STATE_SHARE, BudgetOptions
-from lingvo_gshard.planning.training.budget.rating import rate
-from lingvo_gshard.planning.training.budget.reliability import goodputs
+from lingvo_gshard.planning.training.budget.laws import Experts
+from lingvo_gshard.planning.training.budget.options import (
+    STATE_SHARE,
+    BudgetOptions,
+    named_machines,
+    priced_machines,
+)
+from lingvo_gshard.planning.training.budget.rating import goodputs, rate
 from lingvo_gshard.planning.training.budget.search import plan_budget
-from lingvo_gshard.planning.training.budget.shapes import Experts
 from lingvo_gshard.planning.training.formulas import Interruptions
 
-MACHINES = machines.named("gpu:h100:16x8,gpu:h100:128x8,v5e:8x8,v5p:8x8x8")
+MACHINES = named_machines("gpu:h100:16x8,gpu:h100:128x8,v5e:8x8,v5p:8x8x8")
 OPTIONS = BudgetOptions(3e5)
 
 
@@ -68,11 +71,11 @@ def test_limits_that_are_met_are_noted():
     short = plan_budget(dataclasses.replace(OPTIONS, days=0.5), MACHINES)
     assert "--days=0.5 limits the training" in short.notes
     assert any(note.startswith("only ") for note in short.notes)
-    small = plan_budget(OPTIONS, machines.named("v5e:2x4"))
+    small = plan_budget(OPTIONS, named_machines("v5e:2x4"))
     assert "the memory of v5e:2x4 limits the size of the model" in small.notes
     for budget, which in ((1.0, "smallest"), (1e13, "largest")):
         options = BudgetOptions(budget, days=1e6, state_bytes=0.01)
-        end = plan_budget(options, machines.named("gpu:h100:4096x8"))
+        end = plan_budget(options, named_machines("gpu:h100:4096x8"))
         assert any(f"the {which} model that is searched" in note for note in end.notes)
 
 
@@ -87,7 +90,7 @@ def test_goodput_of_arrays_equals_the_scalar_formulas():
 
 
 def test_machines_are_those_with_a_price_and_within_a_pod():
-    found = machines.machines()
+    found = priced_machines()
     assert all(machine.chip.price and machine.kind in ("tpu", "gpu") for machine in found)
     names = [machine.name for machine in found]
     assert len(set(names)) == len(names)
@@ -119,4 +122,4 @@ def test_options_out_of_range_are_named(changes, words):
 
 def test_a_machine_without_a_price_is_refused():
     with pytest.raises(ValueError, match="no price of TPU7x is published"):
-        machines.named("v5e:4x4,tpu7x:4x4x4")
+        named_machines("v5e:4x4,tpu7x:4x4x4")

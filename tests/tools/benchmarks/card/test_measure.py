@@ -12,16 +12,16 @@ import pytest
 import tensorflow as tf
 from jaxlib import _hlo
 
-from lingvo_gshard.hlo.protos.trace_messages import XSpace
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.programs.planned import ProgramFacts
 from lingvo_gshard.planning.programs.plans import plan_file
+from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.traces import xspace
-from lingvo_gshard.profiling.traces.trace import INPUT, STEP
+from lingvo_gshard.profiling.trace import INPUT, STEP
+from lingvo_gshard.profiling.xspace import XSpace
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program import platforms, program_file
+from lingvo_gshard.runtime.program import program, program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, Work
 from lingvo_gshard.sharding.mesh import Mesh
@@ -231,7 +231,7 @@ def test_another_card_is_refused(folder, capsys, tmp_path):
 
 def test_a_program_of_another_platform_is_refused(folder, tmp_path):
     record, exported = program_file.read(folder / files.STEP)
-    assert record.platforms == platforms.ALL
+    assert record.platforms == program.ALL
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
     with pytest.raises(ValueError, match="tpu.zip was exported for tpu, but jax found cpu"):
@@ -240,8 +240,8 @@ def test_a_program_of_another_platform_is_refused(folder, tmp_path):
 
 def test_calls_of_libraries_bind_a_program_to_a_platform():
     call = "%1 = stablehlo.custom_call @{}(%0) : (tensor<8xf32>) -> tensor<8xf32>"
-    assert platforms.platforms_of(call.format("Sharding")) == platforms.ALL
-    assert platforms.platforms_of(call.format("lapack_spotrf_ffi")) == ("cpu",)
+    assert program.platforms_of(call.format("Sharding")) == program.ALL
+    assert program.platforms_of(call.format("lapack_spotrf_ffi")) == ("cpu",)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,218 @@
+"""Counts the floating-point operations of HLO instructions and the bytes that they move.
+
+TPU compilers write matrix products as convolutions. A batched product becomes a window over a
+dilated base, where most taps meet the zeros between the data. Those taps do not count.
+
+A fusion counts as one instruction, since the values within it are not in memory. Arrays in another
+memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
+padding of their tiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import numpy as np
+
+from lingvo_gshard.hlo import demand, tpu_slices
+from lingvo_gshard.hlo.collectives import KINDS
+from lingvo_gshard.hlo.messages import ALGORITHMS, PRECISIONS
+from lingvo_gshard.hlo.module import Instruction
+from lingvo_gshard.hlo.shapes import Shape, element_bits
+
+_ELEMENTWISE = frozenset(
+    """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
+    exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply
+    negate not or popcnt power real reduce-precision remainder round-nearest-afz
+    round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign
+    sine sqrt stochastic-convert subtract tan tanh xor""".split()
+)
+_ALGORITHM_PASSES = re.compile(r"_X(\d)$")
+# By the number of a precision.
+_PRECISION_PASSES = {
+    PRECISIONS.index(name): passes for name, passes in (("DEFAULT", 1), ("HIGH", 3), ("HIGHEST", 6))
+}
+# The taps of long windows are counted in tables of at most this many entries.
+_LARGEST_TABLE = 2**22
+
+
+def is_matmul(instruction: Instruction) -> bool:
+    """Returns whether an instruction is a matrix product or a convolution."""
+    return instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
+
+
+def matmul_flops(instruction: Instruction) -> int:
+    """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction."""
+    if instruction.opcode == "dot":
+        left = instruction.operands[0].shape.dimensions
+        contracted = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
+        return 2 * instruction.shape.size * math.prod(left[index] for index in contracted)
+    if instruction.opcode == "convolution":
+        return _convolution_flops(instruction)
+    if _is_library_matmul(instruction):
+        return _library_flops(instruction)
+    return 0
+
+
+def passes(instruction: Instruction) -> int:
+    """Returns the number of passes that a TPU's matrix unit makes for a product.
+
+    A float32 product takes 1 bfloat16 pass at default precision, 3 at high and 6 at highest, as in
+    https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision.
+    """
+    config = instruction.proto.precision_config
+    algorithm = _ALGORITHM_PASSES.search(ALGORITHMS.get(config.algorithm, ""))
+    if algorithm:
+        return int(algorithm[1])
+    if instruction.operands[0].shape.dtype not in ("f32", "f64"):
+        return 1
+    return max((_PRECISION_PASSES.get(each, 1) for each in config.operand_precision), default=1)
+
+
+def other_flops(instruction: Instruction, count: int) -> int:
+    """Returns the FLOPs for `count` result elements of an elementwise operation or a reduction."""
+    opcode = instruction.opcode
+    if opcode in _ELEMENTWISE:
+        return count
+    if opcode == "reduce":
+        share = count / max(instruction.shape.size, 1)
+        inputs = instruction.operands[: len(instruction.operands) // 2]
+        return round(sum(operand.shape.size for operand in inputs) * share)
+    if opcode == "reduce-window":
+        return count * math.prod(each.size for each in instruction.proto.window.dimensions)
+    return 0
+
+
+def _convolution_flops(instruction: Instruction) -> int:
+    left, right = (operand.shape.dimensions for operand in instruction.operands[:2])
+    out = instruction.shape.dimensions
+    proto = instruction.proto
+    numbers = proto.convolution_dimension_numbers
+    spatial = zip(
+        numbers.input_spatial_dimensions,
+        numbers.kernel_spatial_dimensions,
+        numbers.output_spatial_dimensions,
+        proto.window.dimensions,
+        strict=True,
+    )
+    taps = 1
+    for left_at, right_at, out_at, window in spatial:
+        taps *= _taps(
+            left[left_at],
+            right[right_at],
+            out[out_at],
+            stride=window.stride,
+            low=window.padding_low,
+            left_dilation=window.base_dilation,
+            right_dilation=window.window_dilation,
+        )
+    features = right[numbers.kernel_input_feature_dimension]
+    features *= right[numbers.kernel_output_feature_dimension]
+    batch = left[numbers.input_batch_dimension]
+    return 2 * taps * features * batch // max(proto.batch_group_count, 1)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _taps(
+    base: int, window: int, out: int, stride: int, low: int, left_dilation: int, right_dilation: int
+) -> int:
+    """Returns the pairs of an output position and a tap that meets data, along one dimension."""
+    dilated = (base - 1) * left_dilation + 1 if base else 0
+    rows = max(1, _LARGEST_TABLE // max(window, 1))
+    taps = np.arange(window, dtype=np.int64)[None] * right_dilation - low
+    total = 0
+    for start in range(0, out, rows):
+        positions = np.arange(start, min(start + rows, out), dtype=np.int64)[:, None]
+        at = positions * stride + taps
+        total += np.count_nonzero((at >= 0) & (at < dilated) & (at % left_dilation == 0))
+    return int(total)
+
+
+def _is_library_matmul(instruction: Instruction) -> bool:
+    if instruction.opcode != "custom-call":
+        return False
+    target = instruction.proto.custom_call_target.lower()
+    return "matmul" in target or "gemm" in target
+
+
+def _library_flops(instruction: Instruction) -> int:
+    """FLOPs of [..., M, K] x [..., K, N] -> [..., M, N]; either operand may be transposed."""
+    left, right = (operand.shape for operand in instruction.operands[:2])
+    out = instruction.shape.arrays[0]
+    batch = math.prod(out.dimensions[:-2]) or 1
+    return 2 * out.size * math.isqrt(left.size * right.size // (out.size * batch or 1))
+
+
+FREE = frozenset(
+    """parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id
+    replica-id optimization-barrier opt-barrier domain while conditional call""".split()
+)
+_FREE_TARGETS = ("AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def is_free(instruction: Instruction) -> bool:
+    """Returns whether an instruction executes nothing itself.
+
+    What a loop, conditional or call executes is counted by the instructions that it calls. What
+    is received from other slices is counted by the instruction that sends.
+    """
+    opcode = instruction.opcode
+    if opcode.endswith(("-done", "-update")) or tpu_slices.is_receive(instruction):
+        return True
+    return opcode in FREE or instruction.proto.custom_call_target in _FREE_TARGETS
+
+
+def memory_bytes(instruction: Instruction) -> int:
+    """Returns the bytes that one execution reads and writes."""
+    if is_free(instruction):
+        return 0
+    if tpu_slices.is_send(instruction):
+        arrays = tpu_slices.sent(instruction) + tpu_slices.received(instruction)
+        return round(sum(_array_bytes(array) for array in arrays))
+    if instruction.opcode == "fusion":
+        (called,) = instruction.called
+        if called.root.proto.custom_call_target == demand.ASYNC_DONE:
+            return 0
+    return _read(instruction) + _written(instruction)
+
+
+def _read(instruction: Instruction) -> int:
+    operands = instruction.operands
+    if instruction.opcode.endswith("-start"):
+        reads_all = instruction.base_opcode in (*KINDS, "async", "fusion", "custom-call", "call")
+        made = instruction.result.size
+        amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
+    else:
+        amounts = demand.operand_demand(instruction, instruction.shape.size)
+    used: dict[Instruction, int] = {}
+    for operand, amount in zip(operands, amounts, strict=False):
+        used[operand] = max(used.get(operand, 0), amount)
+    return sum(_bytes(operand.shape, amount) for operand, amount in used.items())
+
+
+def _written(instruction: Instruction) -> int:
+    shape = instruction.result
+    if instruction.opcode != "fusion":
+        return _bytes(shape, min(demand.written(instruction), shape.size))
+    (called,) = instruction.called
+    if called.root.proto.custom_call_target == demand.ASYNC_START:
+        return _bytes(shape.elements[1], shape.elements[1].size)
+    if called.root.opcode != "tuple":
+        return _bytes(shape, demand.written(called.root))
+    return sum(
+        _bytes(part, demand.written_tuple_element(made))
+        for part, made in zip(shape.elements, called.root.operands, strict=True)
+    )
+
+
+def _bytes(shape: Shape, elements: int) -> int:
+    """The bytes in main memory of a share of a shape, given by its number of elements."""
+    share = elements / max(shape.size, 1)
+    return round(sum(_array_bytes(array) for array in shape.arrays) * share)
+
+
+def _array_bytes(array: Shape) -> float:
+    """The bytes of an array in main memory."""
+    return array.size * element_bits(array.dtype) / 8 * array.padding if array.space == 0 else 0.0

@@ -1,1 +1,0 @@
-"""How frameworks other than TensorFlow name the operations of their programs."""

@@ -1,1 +1,0 @@
-"""XLA's messages as this package reads them: compiled programs and traces, without TensorFlow."""

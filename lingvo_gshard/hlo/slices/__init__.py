@@ -1,1 +1,0 @@
-"""TPU slices that a program runs on, and the transfers between them."""

@@ -1,0 +1,276 @@
+"""Compiles programs for a topology that this machine does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.planning.compiling.cache import CompiledProgram, current_settings
+from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
+from lingvo_gshard.planning.machines import chips, compilers, libtpu, topologies
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.training.records.launch import installed_versions
+
+# To be raised when the content of the cache's files changes its meaning.
+_FORMAT = 1
+_PACKAGES = ("jax", "jaxlib")
+
+
+def key_of(
+    program: Program,
+    topology: Topology,
+    generates_code: bool,
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """Returns the key of a compilation, 64 hexadecimal digits.
+
+    Args:
+      program: what is compiled.
+      topology: what it is compiled for. Its name stands for its shape and its chips.
+      generates_code: whether code is generated in any case.
+      options: options of the compiler besides those of the topology.
+    """
+    packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
+    content = msgspec.json.encode(
+        {
+            "format": _FORMAT,
+            "program": program.digest,
+            "topology": topology.name,
+            "compiler": topology.compiler,
+            "options": {**topology.compiler_options, **(options or {})},
+            "versions": installed_versions(packages),
+            "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", libtpu.OPTIONS)],
+            "effort": [getattr(jax.config, name) for name in EFFORT],
+            "usable_bytes": topology.chip.usable_bytes,
+            "generates_code": generates_code,
+        },
+        order="deterministic",
+    )
+    return hashlib.sha256(content).hexdigest()
+
+
+# Every line contains this text: all compiler output is hidden.
+_EVERYTHING = ("",)
+# TPU compilers refuse a program in two forms. Both state the sum of arguments, outputs and
+# temporaries.
+_NEEDED = re.compile(
+    r"(?:Used |temporaries \()(?P<bytes>[\d.]+)(?P<unit>[KMGT]?)(?:\)| of)", re.IGNORECASE
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# The chips with the most memory that libtpu compiles for. The second has two devices per chip.
+_LARGEST_CHIPS = ("v5p", "tpu7x")
+# A user who waits longer for a substitute for the chip's compiler is told what would help.
+_PATIENCE_SECONDS = 10.0
+
+
+class TooLargeError(UserError):
+    """A program needs far more memory than a device has, so that there is no plan of it."""
+
+
+def compile_for(
+    program: Program,
+    topology: Topology,
+    progress: Progress = ignore_progress,
+    options: Mapping[str, str] | None = None,
+) -> CompiledProgram:
+    """Compiles a program with the topology's compiler.
+
+    A program that does not fit the chip's memory is compiled for a chip with more memory, so that
+    it can be planned all the same. Its memory is then as the chip's own compiler states it.
+
+    Args:
+      program: the program to compile.
+      topology: the topology to compile it for.
+      progress: called with each stage's description.
+      options: options of the compiler besides those of the topology.
+
+    Raises:
+      UserError: if the mesh and the topology differ in the number of devices, if the compiler
+        rejects the program, or if the program fits no chip.
+    """
+    check_mesh(program.mesh, topology)
+    chosen = current_settings()
+    if chosen.cache is None:
+        return _compile_anew(program, topology, progress, options)
+    key = key_of(program, topology, chosen.generates_code, options)
+    found = chosen.cache.get(key)
+    if found is not None:
+        progress("found the compiled program in the cache")
+        return found
+    compiled = _compile_anew(program, topology, progress, options)
+    chosen.cache.put(key, compiled)
+    return compiled
+
+
+def _compile_anew(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> CompiledProgram:
+    """Compiles a program that is not in the cache."""
+    progress(f"compiling for {topology.name}")
+    started = time.monotonic()
+    try:
+        return _compile(program, topology, started, progress, options)
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+    if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
+        raise UserError(
+            f"--topology={topology.name}: its compiler rejects {program.name}: {message}"
+        )
+    return _compile_for_larger(program, topology, message, started, progress)
+
+
+def _compile(
+    program: Program,
+    topology: Topology,
+    started: float,
+    progress: Progress,
+    options: Mapping[str, str] | None = None,
+) -> CompiledProgram:
+    """Compiles a program; `started` is the time from which its compile time counts."""
+    if topology.compiler == "tpu":
+        compiled = _compile_for_tpu(program, topology, progress, options)
+        return dataclasses.replace(compiled, seconds=time.monotonic() - started)
+    with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
+        options = {**topology.compiler_options, **(options or {})}
+        executable = Executable(program, topology.compile_devices(), options)
+    seconds = time.monotonic() - started
+    return CompiledProgram(
+        proto=executable.hlo_proto(),
+        memory=executable.memory(),
+        seconds=seconds,
+        full_replications=executable.full_replications(),
+    )
+
+
+@contextlib.contextmanager
+def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
+    """Says after a while that the chip's own compiler, which is not installed, would be faster."""
+    if topology.compiler == topology.kind:
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_SECONDS, progress, [compilers.waiting(topology.chip)])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _compile_for_tpu(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> CompiledProgram:
+    def on_code() -> None:
+        progress("generating code")
+
+    with TpuProcess(topology) as process:
+        return process.compile(program, current_settings().generates_code, on_code, options)
+
+
+def check_mesh(mesh: Mesh, topology: Topology) -> None:
+    """Checks that a mesh fits a topology: its number of devices, and its axes over slices.
+
+    Raises:
+      UserError: if the numbers of devices differ, slices do not divide the leading axes, or the
+        mesh has its own device order over several slices; names --mesh and --topology.
+    """
+    if mesh.size != topology.devices:
+        raise UserError(
+            f"--mesh={mesh} has {mesh.size:,} devices, but --topology={topology.name} has "
+            f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
+            f"data={topology.devices}"
+        )
+    if topology.slices > 1 and mesh.device_order != "contiguous":
+        raise UserError(
+            f"--device_order={mesh.device_order}: --topology={topology.name} has "
+            f"{topology.slices} slices, whose devices keep their order; expected contiguous"
+        )
+    mesh.across_slices(topology.slices)
+
+
+def _compile_for_larger(
+    program: Program, topology: Topology, message: str, started: float, progress: Progress
+) -> CompiledProgram:
+    """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
+    larger = _larger_topology(topology)
+    if larger is None:
+        raise TooLargeError(_too_large(program, topology, message))
+    progress(f"the program does not fit: compiling for {larger.name}, which has more memory")
+    try:
+        compiled = _compile(program, larger, started, progress)
+    except jax.errors.JaxRuntimeError as error:
+        raise TooLargeError(
+            f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "
+            f"{_first_line(str(error))}"
+        ) from None
+    memory = dict(compiled.memory)
+    memory["temporaries"] = _temporaries(message, memory)
+    memory["peak"] = sum(memory[name] for name in ("arguments", "outputs", "temporaries", "code"))
+    note = (
+        f"The step does not fit. Its operations and times are those of the program compiled for "
+        f"{larger.chip.name}, which has more memory. The compiler for {topology.chip.name} "
+        f"reported: {_first_line(message)}"
+    )
+    return dataclasses.replace(compiled, memory=memory, refused=True, note=note)
+
+
+def _too_large(program: Program, topology: Topology, message: str) -> str:
+    return (
+        f"--topology={topology.name}: {program.name} needs far more memory than a device has; use "
+        "more devices, or a --strategy that splits more. The compiler reported: "
+        f"{_first_line(message)}"
+    )
+
+
+def _temporaries(message: str, memory: dict[str, int]) -> int:
+    """The bytes of temporaries according to a compiler's refusal."""
+    found = _NEEDED.search(message)
+    if found is None:
+        return memory["temporaries"]
+    total = int(float(found["bytes"]) * _UNITS[found["unit"].upper()])
+    return max(total - memory["arguments"] - memory["outputs"], 0)
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0]
+
+
+def _larger_topology(topology: Topology) -> Topology | None:
+    """Slices with as many devices and more memory, as close to a cube as possible."""
+    for key in _LARGEST_CHIPS:
+        chip = chips.get(key)
+        if chip.usable_bytes <= topology.chip.usable_bytes:
+            continue
+        count, remainder = divmod(topology.devices // topology.slices, chip.partitions)
+        for shape in [] if remainder else _shapes(count):
+            try:
+                return topologies.get(f"{key}:{shape}*{topology.slices}")
+            except ValueError:
+                continue
+    return None
+
+
+def _shapes(count: int) -> list[str]:
+    """All shapes of `count` chips in three dimensions, the most even first."""
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    shapes = [
+        (a, b, count // (a * b))
+        for a, b in itertools.product(divisors, divisors)
+        if count % (a * b) == 0
+    ]
+    return ["x".join(map(str, shape)) for shape in sorted(shapes, key=lambda s: (max(s), s))]

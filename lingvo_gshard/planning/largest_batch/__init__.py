@@ -1,1 +1,0 @@
-"""The largest batch that generates texts within a machine's memory."""

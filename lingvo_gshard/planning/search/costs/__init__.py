@@ -1,1 +1,0 @@
-"""An analytic cost model of a sharded training step."""

@@ -1,1 +1,0 @@
-"""Traces a training step for the cost model."""

@@ -1,1 +1,0 @@
-"""Traces: how they are recorded, read from XProf files and written for Perfetto."""
