@@ -186,6 +186,36 @@ def test_only_tools_define_flags():
     assert not importing, importing
 
 
+def test_only_tools_spell_flags():
+    """The library names options; a command spells them (tools/console/spelling.py)."""
+    command = re.compile(r"(gshard-\w+|aws s3 cp)[^;.]*")
+    spelling = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in _sources(PACKAGE)
+        if _folder(path) != "tools"
+        for node in _texts(_tree(path))
+        if re.search(r"(^|[\s(`'])--(?!xla)[a-z{]", command.sub("", _words(node)))
+    ]
+    assert not spelling, spelling
+
+
+def _texts(tree: ast.Module) -> list[ast.expr]:
+    """Returns the strings of a file, without its docstrings and without parts of f-strings."""
+    docstrings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)]
+    parts = [p for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for p in n.values]
+    left_out = {id(node) for node in (*docstrings, *parts)}
+    texts = (n for n in ast.walk(tree) if isinstance(n, (ast.Constant, ast.JoinedStr)))
+    return [n for n in texts if id(n) not in left_out]
+
+
+def _words(text: ast.expr) -> str:
+    """Returns a string without the values that an f-string inserts."""
+    if isinstance(text, ast.Constant):
+        return text.value if isinstance(text.value, str) else ""
+    assert isinstance(text, ast.JoinedStr)
+    return "".join(p.value if isinstance(p, ast.Constant) else "{}" for p in text.values)
+
+
 def test_tensorflows_private_sharding_module_is_imported_in_one_place():
     importing = [
         str(path.relative_to(ROOT))

@@ -149,7 +149,7 @@ class Backend:
             compilation_cache.keep_in(user_cache.directory("xla", options.compilation_cache))
         if options.cluster is not None:
             shared = {name: getattr(options, name) for name in _SHARED} | {"logdir": logdir}
-            facts = {f"--{name}": value or "its default" for name, value in shared.items()}
+            facts = {name: value or "its default" for name, value in shared.items()}
             self.cluster = Cluster.join(options.cluster, {**facts, "Params": params.to_text()})
         self._devices = devices.devices_for(mesh.size if mesh else None, self.cluster.size)
         mesh = mesh or Mesh((("data", len(self._devices)),), options.device_order)
@@ -174,7 +174,7 @@ def check_choices(partitioner: str, device_order: str) -> None:
         ("device_order", device_order, DEVICE_ORDERS),
     ):
         if value not in valid:
-            raise UserError(f"--{name}={value} is unknown. {names.nearest(value, valid)}")
+            raise UserError(f"`{name}={value}` is unknown. {names.nearest(value, valid)}")
 
 
 def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str:
@@ -183,15 +183,15 @@ def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str
     has_mesh = "mesh" in given or "coordinator" in given or params.sharding.mesh
     kind = options.runtime or ("spmd" if has_mesh else "local")
     if kind not in RUNTIMES:
-        raise UserError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
+        raise UserError(f"`runtime={kind}` is unknown. {names.nearest(kind, RUNTIMES)}")
     check_choices(options.partitioner, options.device_order)
     if decodes:
         # Decoding programs are cached under every runtime.
         given.pop("compilation_cache", None)
     for name, value in given.items():
         if kind not in _READ_BY.get(name, RUNTIMES):
-            needed = " or ".join(f"--runtime={runtime}" for runtime in _READ_BY[name])
-            raise UserError(f"--{name}={value} needs {needed}; {_WHY_NOT[kind]}")
+            needed = " or ".join(f"`runtime={runtime}`" for runtime in _READ_BY[name])
+            raise UserError(f"`{name}={value}` needs {needed}; {_WHY_NOT[kind]}")
     if kind == "tpu_strategy" and not options.tpu:
-        raise UserError("--runtime=tpu_strategy needs --tpu, such as --tpu=local on a TPU VM")
+        raise UserError("`runtime=tpu_strategy` needs `tpu`, such as `tpu=local` on a TPU VM")
     return kind

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 # Registers the experiments that come with the package.
 from lingvo_gshard import params as _experiments  # noqa: F401
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config import gin_binding, gin_text, params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 
 
-@names_arguments
 def experiment(
     name: str = "",
     settings: Sequence[str] = (),
@@ -33,17 +31,16 @@ def experiment(
     """
     saved = [path for path in gin_files if params_text.is_params_text(path)]
     if not name and not saved:
-        raise UserError("--experiment is missing; gshard-train --list shows the experiments")
+        raise UserError("`experiment` is missing; gshard-train --list shows the experiments")
     params = params_text.read(saved[-1]) if saved else registry.get(name)
     if name and params.name != name:
         raise UserError(
-            f"--gin_file={os.fspath(saved[-1])} is of the experiment {params.name}, not {name}; "
-            "leave out --experiment"
+            f"`gin_files={os.fspath(saved[-1])}` is of the experiment {params.name}, not {name}; "
+            "leave out `experiment`"
         )
     return apply_settings(params, settings, [path for path in gin_files if path not in saved])
 
 
-@names_arguments
 def describe(params: Params, pattern: str = "") -> str:
     """Returns hyperparameters with their meaning, as gin that `gin_files` can read.
 

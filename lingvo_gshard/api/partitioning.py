@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from lingvo_gshard.api.backend import check_choices
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime import partition as partition_lib
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions, verify_experiment
 from lingvo_gshard.runtime.verification.function import verify_function
 from lingvo_gshard.runtime.verification.report import Verification
 
-partition = names_arguments(partition_lib.partition)
+partition = partition_lib.partition
 
 
 @overload
@@ -47,7 +46,6 @@ def verify(
 ) -> Verification: ...
 
 
-@names_arguments
 def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Verification:
     """Checks that a training step, or any function, computes over a mesh what one device computes.
 

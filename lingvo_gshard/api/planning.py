@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import planner
@@ -69,7 +68,6 @@ def plan(
 ) -> Plan: ...
 
 
-@names_arguments
 def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: Any) -> Plan:
     """Plans an experiment's training step, any function, or a program in a file, on a topology.
 
@@ -146,7 +144,6 @@ def plan_generation(
 ) -> LargestBatch: ...
 
 
-@names_arguments
 def plan_generation(
     experiment: Params,
     topology: str,
@@ -172,7 +169,7 @@ def plan_generation(
       UserError: the batch or the prompt does not fit, or `plan` would refuse the experiment.
     """
     if isinstance(batch, str) and batch != _LARGEST:
-        raise UserError(f"--batch={batch}: expected a number of texts, or {_LARGEST!r}")
+        raise UserError(f"`batch={batch}`: expected a number of texts, or {_LARGEST!r}")
     machine, options = topologies.get(topology), PlanOptions(mesh=mesh, strategy=strategy)
     asked = GenerationOptions(prompt=prompt, every_layer=every_layer)
     if isinstance(batch, str):
@@ -219,7 +216,7 @@ def _facts(
 ) -> ProgramFacts:
     for name, value in others.items():
         raise UserError(
-            f"--{name}={value} does not apply to a jax program or a file, which has its own "
+            f"`{name}={value}` does not apply to a jax program or a file, which has its own "
             "shardings; expected mesh, weights, moments, step_tokens or tokens"
         )
     return ProgramFacts(mesh, MemoryPatterns(weights, moments), step_tokens)

@@ -17,7 +17,6 @@ import msgspec
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.decoding.decoder import Decoder, TrainedModel, open_decoder, restored_model
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.open_models.published_settings import published_settings
 from lingvo_gshard.api.options import RuntimeOptions
@@ -43,7 +42,6 @@ from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer
 
 
-@names_arguments
 def load(
     logdir: str | os.PathLike,
     *,
@@ -97,7 +95,6 @@ class Run:
 
     observer: Observer = SilentObserver()
 
-    @names_arguments
     def __init__(
         self,
         logdir: str | os.PathLike,
@@ -126,13 +123,13 @@ class Run:
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.exists():
-            raise UserError(f"--logdir={logdir}: there is no such directory. {advice}")
+            raise UserError(f"`logdir={logdir}`: there is no such directory. {advice}")
         if not self.logdir.has_params() and not self.logdir.has_checkpoints():
-            raise UserError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+            raise UserError(f"`logdir={logdir}`: there is no run in it (no params.txt). {advice}")
         self.params: Params = self.logdir.read_params()
         if not self.logdir.has_checkpoints():
             raise UserError(
-                f"--logdir={logdir}: the run of {self.params.name} has no checkpoint yet. One is "
+                f"`logdir={logdir}`: the run of {self.params.name} has no checkpoint yet. One is "
                 "saved every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
             )
 
@@ -188,7 +185,6 @@ class Run:
         """Returns what `report` does of this run, and writes it to the file `html` as a page."""
         return report(self.logdir.place, html=html)
 
-    @names_arguments
     def translate(
         self, sentences: Sequence[str], options: DecodingOptions | None = None, **fields: Any
     ) -> list[str]:
@@ -213,7 +209,6 @@ class Run:
             warnings.warn(f"sentences[{index}] is too long and was cut", stacklevel=3)
         return translations.texts
 
-    @names_arguments
     def generate(
         self, beginnings: Sequence[str], options: DecodingOptions | None = None, **fields: Any
     ) -> list[list[str]]:
@@ -242,7 +237,6 @@ class Run:
                 )
         return [text.texts for text in texts]
 
-    @names_arguments
     def evaluate(
         self,
         split: str = "test",
@@ -286,7 +280,6 @@ class Run:
         """
         return open_decoder(self)
 
-    @names_arguments
     def export(
         self,
         output: str | os.PathLike,
@@ -308,7 +301,6 @@ class Run:
         """
         return export(self, output, format, settings, show_progress)
 
-    @names_arguments
     def compare_precisions(
         self,
         precisions: Sequence[str] = (TRAINED, INT8, INT8_WEIGHTS),
@@ -331,7 +323,6 @@ class Run:
         """
         return compare_precisions(self, precisions, split, limit, options, show_progress)
 
-    @names_arguments
     def translator(self, options: DecodingOptions | None = None) -> Translator:
         """Returns a translator of this model. Programs are compiled when first needed.
 
@@ -346,7 +337,6 @@ class Run:
         source, target = input_.source_vocabulary, input_.target_vocabulary
         return Translator(self.decoder.engine, source, target, options)
 
-    @names_arguments
     def writer(self, options: DecodingOptions | None = None) -> Writer:
         """Returns a writer of this model. Programs are compiled when first needed.
 
@@ -365,7 +355,7 @@ class Run:
         task: type[Task] = self.params.task.cls
         if task.DECODER != decoder.__name__:
             raise UserError(
-                f"--logdir={self._given}: the run of {self.params.name} has the task "
+                f"`logdir={self._given}`: the run of {self.params.name} has the task "
                 f"{task.__name__}, which has no {decoder.__name__}"
             )
 

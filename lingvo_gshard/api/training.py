@@ -12,7 +12,6 @@ import rich.console
 
 from lingvo_gshard.api import summary
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
@@ -38,7 +37,6 @@ from lingvo_gshard.training.trainer import Trainer
 from lingvo_gshard.training.writers import row_writer
 
 
-@names_arguments
 def train(
     params: Params,
     logdir: str | os.PathLike,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.core.scopes import Scope
@@ -117,10 +116,10 @@ class Context:
           An int32 [2] key for the hashed functions of core/random_numbers.py.
 
         Raises:
-          UserError: The pass has no seed.
+          ValueError: The pass has no seed.
         """
         if self.seed is None:
-            raise UserError(f"{path} needs random numbers, but context.scope was given no seed")
+            raise ValueError(f"{path} needs random numbers, but context.scope was given no seed")
         word = self.iteration.word(path) if self.iteration else random_numbers.word(path)
         return random_numbers.hashed_fold_in_word(self.seed, word)
 

@@ -8,4 +8,21 @@ class UserError(ValueError):
 
     A command prints the sentence alone. It prints any other exception with its traceback and asks
     for a report.
+
+    The sentence writes an option in backquotes as a caller of the API sets it, "`mesh=data=3` needs
+    3 devices", and Params as a gin file has them, "`trainer.steps = 5`". A command spells them as
+    its flags.
     """
+
+    @property
+    def option(self) -> str:
+        """Path of the option that the sentence is about, such as "mesh"; "" if it names none.
+
+        That is the first one in backquotes, or else a path of Params at the beginning.
+        """
+        first, *quoted = str(self).split("`")
+        if len(quoted) > 1:
+            return quoted[0].partition("=")[0].strip()
+        path = first.partition(" ")[0].rstrip(":").partition("=")[0]
+        is_path = "." in path and all(part.isidentifier() for part in path.split("."))
+        return path if is_path else ""

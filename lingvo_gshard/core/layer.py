@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 from lingvo_gshard.core import context, letters, random_numbers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
@@ -212,7 +211,7 @@ class Layer(Configurable):
           role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
 
         Raises:
-          UserError: A letter is unknown or repeated, a size is missing or not positive, a letter
+          ValueError: A letter is unknown or repeated, a size is missing or not positive, a letter
             of `unsplit` or `inputs` is not in the layout, or the role is unknown.
         """
         self._check_new(name)
@@ -220,19 +219,20 @@ class Layer(Configurable):
         try:
             letters.check_layout(layout, None, may_be_unnamed=False)
         except ValueError as error:
-            raise UserError(f"{path}: {error}") from None
+            raise ValueError(f"{path}: {error}") from None
         for letter in layout:
             if sizes.get(letter, 0) < 1:
-                raise UserError(
+                raise ValueError(
                     f"{path}: dimension {letter!r} of layout {layout!r} has size "
                     f"{sizes.get(letter)}; expected a positive size"
                 )
         for kind, given in (("unsplit", unsplit), ("input", inputs)):
             for letter in given:
                 if letter not in layout:
-                    raise UserError(f"{path}: {kind} letter {letter!r} is not in layout {layout!r}")
+                    where = f"{path}: {kind} letter {letter!r}"
+                    raise ValueError(f"{where} is not in layout {layout!r}")
         if role and role not in ROLES:
-            raise UserError(f"{path}: role is {role!r}. {names.nearest(role, ROLES)}")
+            raise ValueError(f"{path}: role is {role!r}. {names.nearest(role, ROLES)}")
         self._variables[name] = VariableSpec(
             path=path,
             layout=layout,
@@ -379,7 +379,7 @@ class Layer(Configurable):
 
     def _check_new(self, name: str) -> None:
         if name in self._children or name in self._variables:
-            raise UserError(f"{self._join(name)} is already a child or weight of this layer")
+            raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
 
 
 # Begins the name scopes of operations that the backward pass recomputes.

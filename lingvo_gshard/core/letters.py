@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Callable
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +103,15 @@ def check_layout(layout: str, rank: int | None, may_be_unnamed: bool = True) -> 
       may_be_unnamed: Whether dimensions may be "_".
 
     Raises:
-      UserError: A letter is unknown or repeated, or the layout has another rank.
+      ValueError: A letter is unknown or repeated, or the layout has another rank.
     """
     if UNNAMED in layout and not may_be_unnamed:
-        raise UserError(f"Layout {layout!r}: every dimension needs a letter here, not '_'")
+        raise ValueError(f"Layout {layout!r}: every dimension needs a letter here, not '_'")
     for letter in layout.replace(UNNAMED, ""):
         if letter not in LETTERS and not is_local(letter):
             hint = names.nearest(letter, LETTERS)
-            raise UserError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
+            raise ValueError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
         if layout.count(letter) > 1:
-            raise UserError(f"Layout {layout!r} repeats the letter {letter!r}")
+            raise ValueError(f"Layout {layout!r} repeats the letter {letter!r}")
     if rank is not None and rank != len(layout):
-        raise UserError(f"Layout {layout!r} has {len(layout)} letters for a tensor of rank {rank}")
+        raise ValueError(f"Layout {layout!r} has {len(layout)} letters for a tensor of rank {rank}")

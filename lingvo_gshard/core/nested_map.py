@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 
 
 class NestedMap(dict):
@@ -46,12 +45,12 @@ class NestedMap(dict):
           leaves: The leaves, in the order of `flatten`.
 
         Raises:
-          UserError: The number of leaves differs.
+          ValueError: The number of leaves differs.
         """
         leaves = list(leaves)
         count = len(self.flatten())
         if len(leaves) != count:
-            raise UserError(f"pack: {len(leaves)} leaves given for a structure of {count}")
+            raise ValueError(f"pack: {len(leaves)} leaves given for a structure of {count}")
         return _rebuild(self, iter(leaves))
 
     def transform(self, function: Callable[[Any], Any]) -> NestedMap:

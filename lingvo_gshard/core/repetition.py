@@ -6,7 +6,6 @@ import dataclasses
 import re
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -65,11 +64,11 @@ def unstacked(name: str, times: int) -> list[str]:
       times: Number of iterations.
 
     Raises:
-      UserError: `Repetition.stacked` did not return the name.
+      ValueError: `Repetition.stacked` did not return the name.
     """
     match = _STACKED.search(name)
     if match is None:
-        raise UserError(f"{name!r} names no stacked values")
+        raise ValueError(f"{name!r} names no stacked values")
     first, step = map(int, match.groups())
     return [_STACKED.sub(f"[{first + r * step}]", name, count=1) for r in range(times)]
 

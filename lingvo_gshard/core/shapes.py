@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -10,9 +9,9 @@ def known_sizes(shape: tf.TensorShape) -> list[int]:
     """Returns the sizes of a shape whose dimensions are all known.
 
     Raises:
-      UserError: A size is unknown.
+      ValueError: A size is unknown.
     """
     sizes = [size for size in shape.as_list() if size is not None]
     if len(sizes) < len(shape):
-        raise UserError(f"The shape {shape} has unknown sizes")
+        raise ValueError(f"The shape {shape} has unknown sizes")
     return sizes

@@ -18,7 +18,7 @@ def check_precision(precision: str) -> None:
     """Raises ValueError with the nearest valid name if a precision is unknown."""
     if precision not in PRECISIONS:
         raise UserError(
-            f"--precision={precision} is unknown. {names.nearest(precision, PRECISIONS)}"
+            f"`precision={precision}` is unknown. {names.nearest(precision, PRECISIONS)}"
         )
 
 

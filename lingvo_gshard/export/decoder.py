@@ -48,23 +48,23 @@ class DecoderSettings:
             if not is_ascending or any(size < 1 for size in sizes):
                 given = ",".join(map(str, sizes))
                 raise UserError(
-                    f"--{flag}={given}: ascending sizes were expected, such as --{flag}=1,8,32"
+                    f"`{flag}={given}`: ascending sizes were expected, such as `{flag}=1,8,32`"
                 )
         if not self.rows:
-            raise UserError("--rows is empty: sizes of a batch were expected, such as --rows=1,8")
+            raise UserError("`rows` is empty: sizes of a batch were expected, such as `rows=1,8`")
 
     @property
     def first_given(self) -> str:
-        """The first flag that differs from its default, for messages."""
+        """The first option that differs from its default, for messages."""
         defaults = DecodingOptions()
         for field in dataclasses.fields(DecodingOptions) if self.options else ():
             if getattr(self.options, field.name) != getattr(defaults, field.name):
-                return f"--{field.name}"
+                return f"`{field.name}`"
         if self.options:
-            return "--beam_size"
+            return "`beam_size`"
         if self.precision != TRAINED:
-            return "--precision"
-        return "--rows" if self.rows != ROWS else "--lengths"
+            return "`precision`"
+        return "`rows`" if self.rows != ROWS else "`lengths`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def check_task(params: Params) -> None:
     if not task.DECODER:
         raise UserError(
             f"{params.name} has the task {task.__name__}, which decodes nothing; "
-            "--format=safetensors writes its weights"
+            "`format=safetensors` writes its weights"
         )
 
 
@@ -128,12 +128,12 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     most_beam = facts.vocabulary_size - len(facts.end_ids)
     if options.beam_size > most_beam:
         raise UserError(
-            f"--beam_size={options.beam_size}: 1 to {most_beam:,} was expected, no more than the "
+            f"`beam_size={options.beam_size}`: 1 to {most_beam:,} was expected, no more than the "
             "vocabulary has tokens besides the end"
         )
     if options.most_tokens > facts.most_positions:
         raise UserError(
-            f"--most_tokens={options.most_tokens}: at most {facts.most_positions:,} was expected, "
+            f"`most_tokens={options.most_tokens}`: at most {facts.most_positions:,} was expected, "
             "the positions of the model"
         )
     function = DecodeFunction(task, facts, options)
@@ -156,7 +156,7 @@ def _lengths(wanted: tuple[int, ...], longest: int) -> tuple[int, ...]:
         return (*(length for length in LENGTHS if length < longest), longest)
     if wanted[-1] > longest:
         raise UserError(
-            f"--lengths={','.join(map(str, wanted))}: the model takes texts of {longest:,} tokens "
+            f"`lengths={','.join(map(str, wanted))}`: the model takes texts of {longest:,} tokens "
             "at most"
         )
     return wanted

@@ -52,7 +52,7 @@ class Format:
             self.check_installed()
         elif settings is not None:
             raise UserError(
-                f"--format={name} writes weights, which do not depend on a decoder: "
+                f"`format={name}` writes weights, which do not depend on a decoder: "
                 f"{settings.first_given} does not apply"
             )
 
@@ -90,5 +90,5 @@ FORMATS = {
 def format_of(name: str) -> Format:
     """Returns a format. Raises ValueError with the nearest valid name if it is unknown."""
     if name not in FORMATS:
-        raise UserError(f"--format={name} is unknown. {names.nearest(name, FORMATS)}")
+        raise UserError(f"`format={name}` is unknown. {names.nearest(name, FORMATS)}")
     return FORMATS[name]

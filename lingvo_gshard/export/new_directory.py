@@ -35,13 +35,13 @@ def check_output(path: str | os.PathLike) -> None:
     if target.is_dir():
         if any(target.iterdir()):
             raise UserError(
-                f"--output={path} exists and is not empty; give the name of a new directory"
+                f"`output={path}` exists and is not empty; give the name of a new directory"
             )
     elif os.path.lexists(target):
-        raise UserError(f"--output={path} is a file; give the name of a new directory")
+        raise UserError(f"`output={path}` is a file; give the name of a new directory")
     if not target.parent.is_dir():
         raise UserError(
-            f"--output={path}: there is no directory {target.parent}; create it first, or name "
+            f"`output={path}`: there is no directory {target.parent}; create it first, or name "
             "another one"
         )
     try:
@@ -73,7 +73,7 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
     free = shutil.disk_usage(target.parent).free
     if needed > free:
         raise UserError(
-            f"--output={path} cannot be written: no space left: {needed / 1e6:,.0f} MB needed, "
+            f"`output={path}` cannot be written: no space left: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )
     partial = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.partial-"))
@@ -118,4 +118,4 @@ def _cannot_be_written(path: str | os.PathLike, error: OSError) -> ValueError:
         reason = "it was created by someone else in the meantime"
     else:
         reason = (error.strerror or str(error)).lower()
-    return ValueError(f"--output={path} cannot be written: {reason}")
+    return ValueError(f"`output={path}` cannot be written: {reason}")

@@ -27,15 +27,15 @@ def check_output(path: GivenPath) -> None:
     url = os.fspath(path).rstrip("/")
     try:
         if objects.is_file(url):
-            raise UserError(f"--output={path} is a file; give the name of a new directory")
+            raise UserError(f"`output={path}` is a file; give the name of a new directory")
         if objects.names(url):
             raise UserError(
-                f"--output={path} exists and is not empty; give the name of a new directory"
+                f"`output={path}` exists and is not empty; give the name of a new directory"
             )
         objects.write_bytes(f"{url}/{_PROBE}", b"")
         objects.remove(f"{url}/{_PROBE}")
     except BucketError as error:
-        raise UserError(f"--output={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"`output={path}` cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
     free = shutil.disk_usage(local).free
     if needed > free:
         raise UserError(
-            f"--output={path} cannot be written: files are written to {local.parent.parent} first, "
+            f"`output={path}` cannot be written: files are written to {local.parent.parent} first, "
             f"where no space is left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free. "
             "Set TMPDIR to a larger disk"
         )
@@ -67,6 +67,6 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
     except OSError as error:
         with contextlib.suppress(OSError):
             objects.remove_tree(path)
-        raise UserError(f"--output={path} cannot be written: {error.strerror}") from error
+        raise UserError(f"`output={path}` cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(local, ignore_errors=True)

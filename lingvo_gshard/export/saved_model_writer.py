@@ -40,7 +40,7 @@ def check_installed() -> None:
     advice = f"To install it: pip install 'tensorflow-text~={wanted}.0'"
     if not importlib.util.find_spec("tensorflow_text"):
         raise UserError(
-            "--format=saved_model needs the package tensorflow-text, for the tokenizer in the "
+            "`format=saved_model` needs the package tensorflow-text, for the tokenizer in the "
             f"model. {advice}"
         )
     try:
@@ -69,12 +69,12 @@ def write(
     if not decoder.source or not decoder.target:
         raise UserError(
             f"{decoder.model.params.name} has no text tokenizer, which a SavedModel from strings "
-            "to strings needs; --format=stablehlo writes programs from ids to ids"
+            "to strings needs; `format=stablehlo` writes programs from ids to ids"
         )
     if isinstance(decoder.source, (PublishedVocabulary, JsonVocabulary)):
         raise UserError(
             f"{decoder.model.params.name} has a tokenizer of others, which is not computed in a "
-            "graph of TensorFlow; --format=stablehlo writes programs from ids to ids"
+            "graph of TensorFlow; `format=stablehlo` writes programs from ids to ids"
         )
     module = tf.Module()
     module.weights = [

@@ -17,7 +17,6 @@ import math
 from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
@@ -131,7 +130,7 @@ def _multiply_int8(
     is_transposed = not right.startswith(contracted)
     is_matrix = left.endswith(contracted) and output.startswith(left[:-count])
     if not is_matrix or (is_transposed and not right.endswith(contracted)):
-        raise UserError(f"multiply {left},{right}->{output}: no product of matrices in this order")
+        raise ValueError(f"multiply {left},{right}->{output}: no product of matrices in this order")
     outer, inner = known_sizes(x.shape)[:-count], math.prod(known_sizes(x.shape)[-count:])
     columns = known_sizes(weight.shape)
     columns = columns[:-count] if is_transposed else columns[count:]

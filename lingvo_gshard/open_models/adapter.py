@@ -26,7 +26,7 @@ from lingvo_gshard.training.trainer import Trainer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _SUFFIX = "base_model.model.", ".weight"
-_INSTEAD = "--format=huggingface writes a whole model, with merged weights"
+_INSTEAD = "`format=huggingface` writes a whole model, with merged weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +77,12 @@ class PublishedAdapter:
         """
         lora = source.params.task.lora
         if not lora.rank:
-            raise UserError(f"--format=peft writes adapters, and task.lora.rank is 0; {_INSTEAD}")
+            raise UserError(f"`format=peft` writes adapters, and task.lora.rank is 0; {_INSTEAD}")
         specs = trainer.theta_specs.flatten()
         others = [s.path for s in specs if trainer.optimizer.moves(s) and not is_factor(s.path)]
         if others:
             raise UserError(
-                f"--format=peft writes adapters only, but {others[0]} was trained, too; {_INSTEAD}"
+                f"`format=peft` writes adapters only, but {others[0]} was trained, too; {_INSTEAD}"
             )
         layers, factors = [], []
         for name, pieces in source.placement.pieces.items():
@@ -168,7 +168,7 @@ def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Fa
     arrangements = piece.rearrangement.of_factors(spec.inputs, RANK)
     if arrangements is None or len(piece.index) != spec.stacked or not name.endswith(_SUFFIX):
         raise UserError(
-            f"--format=peft: peft has no adapter for {piece.weight}, a part of the published "
+            f"`format=peft`: peft has no adapter for {piece.weight}, a part of the published "
             f"tensor {name}; {_INSTEAD}"
         )
     factors = []

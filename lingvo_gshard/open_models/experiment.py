@@ -35,7 +35,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     config.check_all_read()
     if length > positions and not may_exceed:
         raise UserError(
-            f"--length={length} is more than the {positions:,} positions that the model was made "
+            f"`length={length}` is more than the {positions:,} positions that the model was made "
             f"for: see max_position_embeddings in {config.where}"
         )
     trainer = Trainer.params().set(

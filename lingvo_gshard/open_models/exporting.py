@@ -76,7 +76,7 @@ class ExportSource:
         if record is None:
             raise UserError(
                 f"the run of {params.name} was not imported, and no published family describes it: "
-                f"{why_none_fits(trainer.task.p)}. --format=safetensors writes its weights"
+                f"{why_none_fits(trainer.task.p)}. `format=safetensors` writes its weights"
             )
         family = FAMILIES[record.model_type]
         config = PublishedConfig.load(checkpoint.extras)

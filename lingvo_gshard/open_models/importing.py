@@ -218,7 +218,7 @@ def check_logdir(logdir: str | os.PathLike) -> None:
     path = paths.path_of(logdir)
     is_folder = is_bucket(path) or path.is_dir()
     if objects.names(path) if is_folder else path.exists():
-        raise UserError(f"--logdir={logdir} exists already; give the name of a new directory")
+        raise UserError(f"`logdir={logdir}` exists already; give the name of a new directory")
 
 
 def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
@@ -249,7 +249,7 @@ def _check_space(logdir: pathlib.Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise UserError(
-            f"--logdir={logdir} cannot be written: {needed / 1e6:,.0f} MB needed, "
+            f"`logdir={logdir}` cannot be written: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )
 

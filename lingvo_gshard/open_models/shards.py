@@ -250,7 +250,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _files(directory: pathlib.Path) -> list[str]:
     if not directory.is_dir():
-        raise UserError(f"--from={directory}: there is no such directory")
+        raise UserError(f"`from={directory}`: there is no such directory")
     files = sorted(path.name for path in directory.glob(f"*{SUFFIX}"))
     if files:
         return files

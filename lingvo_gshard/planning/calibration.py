@@ -21,7 +21,6 @@ from lingvo_gshard.planning.plan.plan import Record
 from lingvo_gshard.planning.roofline import TimedOperation
 
 FORMAT = 1
-FLAG = "--calibration"
 
 
 class KindRatio(Record, frozen=True, kw_only=True):
@@ -88,11 +87,11 @@ def load(path: str | pathlib.Path) -> Calibration:
     try:
         return json_text.decode(pathlib.Path(path).read_bytes(), Calibration)
     except OSError as error:
-        raise UserError(f"{FLAG}={path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"`calibration={path}`: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise UserError(
-            f"{FLAG}={path}: not a calibration: {error}. gshard-train --profile_steps --plan "
-            "writes one"
+            f"`calibration={path}`: not a calibration: {error}. gshard-train --profile_steps "
+            "--plan writes one"
         ) from error
 
 
@@ -101,8 +100,8 @@ def check_chip(calibration: Calibration, path: str, topology: Topology) -> None:
     if calibration.chip != topology.chip.key:
         measured = chips.CHIPS[calibration.chip].name if calibration.chip in chips.CHIPS else "?"
         raise UserError(
-            f"{FLAG}={path}: measured on {calibration.chip} ({measured}), but "
-            f"--topology={topology.name} has {topology.chip.key} ({topology.chip.name}). Ratios "
+            f"`calibration={path}`: measured on {calibration.chip} ({measured}), but "
+            f"`topology={topology.name}` has {topology.chip.key} ({topology.chip.name}). Ratios "
             "hold for one chip only"
         )
 

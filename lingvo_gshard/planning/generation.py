@@ -152,7 +152,7 @@ class _Programs:
         assert isinstance(task, TokenTask)
         if facts.has_source:
             raise UserError(
-                f"--generate plans language models, and {type(task).__name__}, the task of "
+                f"`generate` plans language models, and {type(task).__name__}, the task of "
                 f"{experiment.name}, translates a source"
             )
         self._parts = row_parts(partitioning)
@@ -229,10 +229,10 @@ def _checked_prompt(generation: GenerationOptions, length: int, parts: int) -> i
     """Returns the positions of a prompt. Raises ValueError if the options are impossible."""
     if generation.batch > 1 and generation.batch % parts:
         raise UserError(
-            f"--batch={generation.batch}: the mesh decodes {parts} batches at once; expected 1 or "
+            f"`batch={generation.batch}`: the mesh decodes {parts} batches at once; expected 1 or "
             f"a multiple of {parts}"
         )
     prompt = generation.prompt or max(length // 2, 1)
     if prompt > length:
-        raise UserError(f"--prompt={prompt:,} is more than the {length:,} positions of a text")
+        raise UserError(f"`prompt={prompt:,}` is more than the {length:,} positions of a text")
     return prompt

@@ -61,7 +61,7 @@ def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
             seconds[axes] = seconds.get(axes, 0.0) + each.seconds
     return [
         f"axis {axes} crosses slices, and layers communicate over it in the forward pass: "
-        f"{amount * 1e3:.3g} ms a step over the data-center network. The leading axes of --mesh "
+        f"{amount * 1e3:.3g} ms a step over the data-center network. The leading axes of `mesh` "
         "cross slices: put one first that only sums gradients, such as a replicated data axis"
         for axes, amount in seconds.items()
         if amount >= _LEAST_SHARE * sum(each.seconds for each in timed)
@@ -309,7 +309,7 @@ def _notes(
     if not compiled.has_code:
         notes.append(
             "the peak lacks the bytes of the program's code, usually 1% to 2% of a device: libtpu "
-            "stopped before it generated code. --generate_code adds them, in about ten times the "
+            "stopped before it generated code. `generate_code` adds them, in about ten times the "
             "compile time"
         )
     notes += [*found.notes, *unused, *replicated]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -32,10 +33,10 @@ class Change:
     strategy: str = ""
 
     def __str__(self) -> str:
-        """Returns the command-line flags that make the change."""
-        strategy = [f"--strategy={self.strategy}"] if self.strategy else []
-        settings = [f"{path} = {json.dumps(value)}" for path, value in self.params.items()]
-        return " ".join([*strategy, *(f"--gin_param='{setting}'" for setting in settings)])
+        """Returns the settings that make the change, each in backquotes."""
+        strategy = [f"strategy={self.strategy}"] if self.strategy else []
+        params = [f"{path} = {json.dumps(value)}" for path, value in self.params.items()]
+        return " ".join(f"`{setting}`" for setting in (*strategy, *params))
 
 
 def suggest(
@@ -63,15 +64,15 @@ def suggest(
     """
     changed = experiment.copy()
     rows: list[Remedy] = []
-    flags: list[str] = []
+    settings: list[str] = []
     for _, change in zip(range(limit), _changes(changed, options, topology), strict=False):
-        flags.append(str(change))
-        log(f"it does not fit; trying {flags[-1]}")
+        settings.append(str(change))
+        log(f"it does not fit; trying {settings[-1]}")
         for path, value in change.params.items():
             changed.set_path(path, value)
         if change.strategy:
             options = dataclasses.replace(options, strategy=change.strategy)
-        rows.append(_try(changed, topology, options, " ".join(flags), progress, plan))
+        rows.append(_try(changed, topology, options, " ".join(settings), progress, plan))
         if rows[-1].fits:
             break
     return rows
@@ -81,16 +82,18 @@ def _try(
     experiment: Params,
     topology: Topology,
     options: PlanOptions,
-    flags: str,
+    settings: str,
     progress: Progress,
     plan: PlanExperiment,
 ) -> Remedy:
     try:
         planned = plan(experiment, topology, options, progress)
-    except ValueError as error:
-        return Remedy(change=flags, fits=False, peak=None, seconds_per_step=None, reason=str(error))
+    except UserError as error:
+        return Remedy(
+            change=settings, fits=False, peak=None, seconds_per_step=None, reason=str(error)
+        )
     return Remedy(
-        change=flags,
+        change=settings,
         fits=planned.fits,
         peak=planned.bytes_per_device.peak,
         seconds_per_step=planned.seconds_per_step,

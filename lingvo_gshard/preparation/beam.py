@@ -42,7 +42,7 @@ class BeamPool:
             import apache_beam  # noqa: F401
         except ImportError:
             raise UserError(
-                "--beam needs the package apache-beam: pip install 'lingvo_gshard[beam]' in an "
+                "`beam` needs the package apache-beam: pip install 'lingvo_gshard[beam]' in an "
                 "environment of its own"
             ) from None
         self._job, self._options = job, list(options)
@@ -90,7 +90,7 @@ def _perform(task: Task, job: Job) -> str:
     """Does a task and records what became of it. Repeated attempts write the same."""
     try:
         job.work.finish(task.name, task.run(job, _ignore))
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         job.work.finish(_MISTAKE.format(task.name), _Mistake(str(error)))
     return task.name
 

@@ -19,7 +19,7 @@ from lingvo_gshard.preparation.stages.unique_rows import BucketRecord
 
 CHANGED = "a file changed while it was read"
 NO_ROWS = "a source without rows"
-_SKIP = "Set --on_bad_row=skip to"
+_SKIP = "Set `on_bad_row=skip` to"
 _CHECKED = f"{STAGE}/checked"
 _REASONS_SHOWN = 3
 
@@ -95,7 +95,7 @@ class Inspector:
                 continue
             if not self._skips:
                 raise UserError(
-                    f"--source={source.path} has no rows: its files are empty. {_SKIP} go on "
+                    f"`source={source.path}` has no rows: its files are empty. {_SKIP} go on "
                     "without it."
                 )
             self._tally.leave_out(NO_ROWS, "", Example(number, 0, source.path), 0)

@@ -97,20 +97,20 @@ def prepare(
     options = options or PrepareOptions()
     parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
     if not parsed:
-        raise UserError("--source is missing: name at least one file to prepare")
+        raise UserError("`source` is missing: name at least one file to prepare")
     contents = {source.content: source.path for source in parsed}
     if len(contents) > 1:
         text, pairs = contents[manifests.TEXT], contents[manifests.PAIRS]
         raise UserError(
-            f"--source={text} is text and --source={pairs} sentence pairs; prepare them one by one"
+            f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
         )
     if options.on_bad_row not in ON_BAD_ROW:
         hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
-        raise UserError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
+        raise UserError(f"`on_bad_row={options.on_bad_row}` is unknown. {hint}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(
-            f"--output={output} is in a bucket: --work must name a local directory for unfinished "
+            f"`output={output}` is in a bucket: `work` must name a local directory for unfinished "
             "work"
         )
     job = Job(

@@ -157,7 +157,7 @@ def _death(code: int | None, task: Task) -> str:
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
-            how += ", as the system does if memory runs out; fewer --workers need less"
+            how += ", as the system does if memory runs out; fewer `workers` need less"
     else:
         how = f"ended with exit code {code}"
     return (
@@ -199,7 +199,7 @@ def _result(task: Task, job: Job, pipe: multiprocessing.connection.Connection) -
         return "done", _perform(task, job, shares)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return "mistake", str(error)
     except Exception:
         return "bug", traceback.format_exc()

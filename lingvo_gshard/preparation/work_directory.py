@@ -90,7 +90,7 @@ class WorkDirectory:
             except OSError:
                 raise UserError(
                     f"{self.root}: another process prepares data in this directory; wait for it, "
-                    "or name another one by --output"
+                    "or name another one by `output`"
                 ) from None
             yield
 
@@ -127,5 +127,5 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
             raise UserError(
                 f"{where} holds work of other settings: {name} was {found.get(name)!r}, and is now "
                 f"{settings.get(name)!r}. Go on with the settings as they were, name another "
-                "directory by --output, or remove this one"
+                "directory by `output`, or remove this one"
             )

@@ -15,8 +15,6 @@ from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Record
 from lingvo_gshard.profiling.steps import StepRange
 
-FLAG = "--plan"
-
 
 class PartComparison(Record, frozen=True, kw_only=True):
     """Predicted and measured time of a part of a step, or of a layer in one phase.
@@ -66,13 +64,13 @@ def load_plan(path: str, name: str) -> Plan:
     """
     try:
         plan = file.load(path)
-    except ValueError as error:
-        raise UserError(f"{FLAG}={error}") from error
+    except UserError as error:
+        raise UserError(f"`plan={path}`: {str(error).removeprefix(f'{path}: ')}") from error
     if plan.name != name:
-        raise UserError(f"{FLAG}={path}: a plan of {plan.name}, but this run trains {name}")
+        raise UserError(f"`plan={path}`: a plan of {plan.name}, but this run trains {name}")
     if not plan.kinds:
         raise UserError(
-            f"{FLAG}={path}: the plan does not tell kinds of work apart. Plan again with this "
+            f"`plan={path}`: the plan does not tell kinds of work apart. Plan again with this "
             "version"
         )
     return plan
@@ -94,12 +92,12 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
     planned = topologies.get(plan.topology).chip
     if chip and chip != planned.key:
         raise UserError(
-            f"{FLAG}={path}: a plan for {plan.topology} ({planned.name}), but this run's devices "
+            f"`plan={path}`: a plan for {plan.topology} ({planned.name}), but this run's devices "
             f"are of the kind {chip}"
         )
     if plan.devices != devices or (devices > 1 and plan.mesh != mesh):
         raise UserError(
-            f"{FLAG}={path}: a plan for mesh {plan.mesh} of {plan.devices:,} devices, but this run "
+            f"`plan={path}`: a plan for mesh {plan.mesh} of {plan.devices:,} devices, but this run "
             f"has mesh {mesh} of {devices:,}. Plan again with gshard-plan --mesh={mesh}"
         )
 

@@ -322,7 +322,7 @@ class ProfileObserver(StepObserver):
             work()
         except Exception as error:
             self._recorder = self._trace = None
-            self._run.say(f"Warning: {steps_lib.FLAG}: no profile: {type(error).__name__}: {error}")
+            self._run.say(f"Warning: `profile_steps`: no profile: {type(error).__name__}: {error}")
 
     def _begin(self, step: int) -> None:
         if self._recorder is None:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from lingvo_gshard.core.errors import UserError
 
-FLAG = "--profile_steps"
-
 
 class StepRange(NamedTuple):
     """The first and the last step of a profile, both included, numbered from 1."""
@@ -41,13 +39,14 @@ def parse(text: str) -> StepRange:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if not match:
         raise UserError(
-            f"{FLAG}={text}: expected the first and the last step to profile, such as 20:23"
+            f"`profile_steps={text}`: expected the first and the last step to profile, such "
+            "as 20:23"
         )
     steps = StepRange(int(match[1]), int(match[2] or match[1]))
     if not 1 <= steps.first <= steps.last:
         raise UserError(
-            f"{FLAG}={text}: steps are numbered from 1, and the first one comes first, such as "
-            f"{max(1, min(steps))}:{max(1, *steps)}"
+            f"`profile_steps={text}`: steps are numbered from 1, and the first one comes first, "
+            f"such as {max(1, min(steps))}:{max(1, *steps)}"
         )
     return steps
 
@@ -56,8 +55,8 @@ def check_within(steps: StepRange, total: int) -> None:
     """Raises ValueError if a run of `total` steps ends before the steps to profile do."""
     if steps.last > total:
         raise UserError(
-            f"{FLAG}={steps}: the run ends with step {total:,}. Profile earlier steps, or train "
-            "longer with --steps"
+            f"`profile_steps={steps}`: the run ends with step {total:,}. Profile earlier steps, or "
+            "train longer with `steps`"
         )
 
 
@@ -66,6 +65,6 @@ def check_not_taken(steps: StepRange, next_step: int) -> None:
     if steps.first < next_step:
         example = StepRange(next_step + 1, next_step + steps.count)
         raise UserError(
-            f"{FLAG}={steps}: the run resumes with step {next_step:,}. Profile later steps, such "
-            f"as {example}"
+            f"`profile_steps={steps}`: the run resumes with step {next_step:,}. Profile later "
+            f"steps, such as {example}"
         )

@@ -76,13 +76,13 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
     """
     given = [os.fspath(logdir) for logdir in logdirs]
     if not given:
-        raise UserError("--logdir is missing: the directory that gshard-train wrote")
+        raise UserError("`logdir` is missing: the directory that gshard-train wrote")
     if len(given) > MOST_RUNS:
-        raise UserError(f"--logdir names {len(given)} runs; {MOST_RUNS} at most can be compared")
+        raise UserError(f"`logdir` names {len(given)} runs; {MOST_RUNS} at most can be compared")
     places = [logdir if is_bucket(logdir) else os.path.realpath(logdir) for logdir in given]
     for place, logdir in zip(places, given, strict=True):
         if places.count(place) > 1:
-            raise UserError(f"--logdir={logdir} is named twice")
+            raise UserError(f"`logdir={logdir}` is named twice")
     points = max(_POINTS // len(given), _FEWEST)
     layer_points = _LAYER_POINTS // len(given)
     runs = [

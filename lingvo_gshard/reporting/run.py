@@ -100,7 +100,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     experiment = params.get("name", "").strip("'\"")
     if history is None:
         raise UserError(
-            f"--logdir={given}: the run of {experiment or 'an experiment'} has no metrics yet: "
+            f"`logdir={given}`: the run of {experiment or 'an experiment'} has no metrics yet: "
             f"{METRICS_FILE} has no row"
         )
     launches, programs = launch.read(path), events.read_programs(path)
@@ -131,11 +131,11 @@ def check_run(logdir: str) -> None:
     path = paths.path_of(logdir)
     advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
     if not is_bucket(logdir) and path.exists() and not path.is_dir():
-        raise UserError(f"--logdir={logdir} is a file; the directory of a run was expected")
+        raise UserError(f"`logdir={logdir}` is a file; the directory of a run was expected")
     if not found.exists():
         near = names.nearest(path.name, _runs_in(path.parent))
         hint = f"{near} " if near.startswith("Did") else ""
-        raise UserError(f"--logdir={logdir}: there is no such directory. {hint}{advice}")
+        raise UserError(f"`logdir={logdir}`: there is no such directory. {hint}{advice}")
     if found.has_params() or found.has_checkpoints():
         return
     inside = _runs_in(path)
@@ -143,10 +143,10 @@ def check_run(logdir: str) -> None:
         shown = ", ".join(str(path / name) for name in inside[:_MOST_NAMED])
         more = " and others" if len(inside) > _MOST_NAMED else ""
         raise UserError(
-            f"--logdir={logdir}: it is no run, but a directory with runs: {shown}{more}. Name one "
+            f"`logdir={logdir}`: it is no run, but a directory with runs: {shown}{more}. Name one "
             "or several of them"
         )
-    raise UserError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+    raise UserError(f"`logdir={logdir}`: there is no run in it (no params.txt). {advice}")
 
 
 def _runs_in(directory: pathlib.Path) -> list[str]:
@@ -162,6 +162,6 @@ def _mesh(split: Sharding) -> Mesh | None:
     """Returns how tensors lie on the mesh; None if the mesh cannot be read."""
     try:
         found = splits.describe(split.mesh, split.devices, split.tensors)
-    except ValueError:
+    except UserError:
         return None
     return msgspec.convert(found, Mesh)

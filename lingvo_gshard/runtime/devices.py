@@ -44,7 +44,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
     """
     if count is not None and count % processes:
         raise UserError(
-            f"--mesh needs {count} devices, which {processes} processes cannot share evenly; "
+            f"`mesh` needs {count} devices, which {processes} processes cannot share evenly; "
             f"expected a multiple of {processes}"
         )
     _leave_accelerators_to_jax()
@@ -59,7 +59,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
         devices = jax.devices("cpu")
     if len(devices) < count or (processes > 1 and len(devices) != count):
         raise UserError(
-            f"--mesh needs {count} devices, but there are {len(devices)} ({devices[0].device_kind})"
+            f"`mesh` needs {count} devices, but there are {len(devices)} ({devices[0].device_kind})"
             + (f" in {processes} processes" if processes > 1 else "")
         )
     return devices[:count]
@@ -90,7 +90,7 @@ def _make_virtual(count: int, total: int) -> None:
     """Sets the number of CPU devices, unless jax has started. `total`: that of all processes."""
     if count > _MOST_VIRTUAL:
         raise UserError(
-            f"--mesh needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
+            f"`mesh` needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
             "ones. gshard-plan knows what a step takes on machines that are not here"
         )
     try:

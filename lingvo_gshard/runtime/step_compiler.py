@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
@@ -105,7 +104,7 @@ class StepCompiler:
         for found, key in reversed(self._steps):
             if found == kind:
                 return self._steps[found, key].executable
-        raise UserError(f"No {kind} program has been compiled yet")
+        raise ValueError(f"No {kind} program has been compiled yet")
 
     def pop_messages(self) -> list[str]:
         """Returns reports on the programs compiled since the last call."""

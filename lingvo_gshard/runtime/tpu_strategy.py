@@ -206,12 +206,12 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     thread.start()
     thread.join(wait_seconds)
     if not found:
-        raise UserError(f"--tpu={tpu}: no answer within {wait_seconds:.0f} seconds")
+        raise UserError(f"`tpu={tpu}`: no answer within {wait_seconds:.0f} seconds")
     if isinstance(found[0], Exception):
         reason = " ".join(str(found[0]).split())[:300]
         raise UserError(
-            f"--tpu={tpu}: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
-            "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); --runtime=spmd needs neither"
+            f"`tpu={tpu}`: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
+            "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); `runtime=spmd` needs neither"
         )
     return one_replica(*found[0])
 
@@ -223,12 +223,12 @@ def _check_reachable(tpu: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"--tpu={tpu}: expected grpc://address:port, such as grpc://10.0.0.2:8470")
+        raise UserError(f"`tpu={tpu}`: expected grpc://address:port, such as grpc://10.0.0.2:8470")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"--tpu={tpu}: {host}:{port} cannot be reached: {reason}") from None
+        raise UserError(f"`tpu={tpu}`: {host}:{port} cannot be reached: {reason}") from None
 
 
 def one_replica(

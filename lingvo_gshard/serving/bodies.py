@@ -12,6 +12,7 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.serving.errors import UNPROCESSABLE, ClientGoneError, RequestError
@@ -69,7 +70,7 @@ class SearchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             values[name] = tuple(values[name])
         try:
             return DecodingOptions(**values | {"stop": tuple(listed(self.stop))})
-        except ValueError as error:
+        except UserError as error:
             raise RequestError(UNPROCESSABLE, str(error)) from None
 
 

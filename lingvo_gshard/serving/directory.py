@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.checkpoint.selection.choice import BEST, preferred
 from lingvo_gshard.training.logdir import Logdir
 
@@ -51,6 +52,6 @@ class DirectoryWatch:
         """Returns the step of the checkpoint to load now, if it is of a later step."""
         try:
             first = preferred(self._logdir.checkpoints, self._choice)[:1]
-        except (ValueError, OSError):  # The chosen one was deleted, or a bucket is in trouble.
+        except (UserError, OSError):  # The chosen one was deleted, or a bucket is in trouble.
             return None
         return first[0] if first and first[0] > self._step else None

@@ -58,14 +58,14 @@ class Origins:
         for name in hosts:
             if name != ANY and not (_HOST.fullmatch(name) and ":" not in name):
                 raise UserError(
-                    f"--allow_host={name}: a name without a port was expected, such as "
+                    f"`allow_host={name}`: a name without a port was expected, such as "
                     "models.example.com"
                 )
         for site in sites:
             found = urllib.parse.urlsplit(site)
             if site != ANY and site != f"{found.scheme}://{found.netloc}":
                 raise UserError(
-                    f"--allow_origin={site}: a scheme and a host without a path were expected, "
+                    f"`allow_origin={site}`: a scheme and a host without a path were expected, "
                     "such as https://app.example.com"
                 )
         is_open = host in _WILDCARDS
@@ -86,7 +86,7 @@ class Origins:
         if not self._knows(name):
             raise RequestError(
                 421,
-                f"this server is not called {given[0][:100]!r}; start it with --allow_host=NAME to "
+                f"this server is not called {given[0][:100]!r}; start it with `allow_host=NAME` to "
                 "be reached by another name",
                 code="unknown_host",
             )
@@ -96,8 +96,8 @@ class Origins:
         if urllib.parse.urlsplit(origin).netloc.lower() != given[0].lower():
             raise RequestError(
                 403,
-                f"pages of {origin[:100]} may not use this server; start it with --allow_origin="
-                "ORIGIN to let those of another site",
+                f"pages of {origin[:100]} may not use this server; start it with `allow_origin="
+                "ORIGIN` to let those of another site",
                 code="foreign_origin",
             )
 

@@ -42,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         opened.close()
         raise UserError(
-            f"--host={host} --port={port}: cannot listen there: {error.strerror or error}"
+            f"`host={host}` `port={port}`: cannot listen there: {error.strerror or error}"
         ) from None
     return opened
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.serving import visits
@@ -197,7 +198,7 @@ class Service:
         try:
             client = request.client.host if request.client else ""
             return self.desk.submit(requests, request.receive, client)
-        except ValueError as error:
+        except UserError as error:
             raise RequestError(status, str(error)) from None
 
     async def read(self, request: Request) -> bytes:

@@ -7,7 +7,6 @@ import logging
 from typing import cast
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
@@ -43,7 +42,7 @@ def annotate(
       The annotated tensor.
 
     Raises:
-      UserError: The layout has an unknown letter or another rank than the tensor. The message
+      ValueError: The layout has an unknown letter or another rank than the tensor. The message
         names the layer that is computing.
     """
     # In eager mode a batch may consist of NumPy arrays.
@@ -66,7 +65,7 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
       The annotated tensor.
 
     Raises:
-      UserError: The ranks differ.
+      ValueError: The ranks differ.
     """
     return _annotate(tensor, spec.layout, kind, spec.path, spec.unsplit)
 
@@ -83,7 +82,7 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
       The tree of annotated tensors.
 
     Raises:
-      UserError: The trees differ, or a tensor and its spec differ in rank.
+      ValueError: The trees differ, or a tensor and its spec differ in rank.
     """
     pairs = zip(theta.flatten(), specs.flatten(), strict=True)
     return theta.pack(annotate_like(weight, spec, kind) for weight, spec in pairs)
@@ -95,7 +94,7 @@ def _annotate(
     try:
         check_layout(layout, len(tensor.shape))
     except ValueError as error:
-        raise UserError(f"{path}: {error}" if path else str(error)) from None
+        raise ValueError(f"{path}: {error}" if path else str(error)) from None
     current = current_partitioning()
     if current is None or current.mesh.size == 1:
         return tensor

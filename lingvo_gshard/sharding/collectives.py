@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.listed import listed
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
@@ -28,7 +27,7 @@ def psum(part: tf.Tensor, axes: Axes) -> tf.Tensor:
     """Returns the sum of the shards of all devices along `axes`, by one all-reduce.
 
     Raises:
-      UserError: The mesh lacks one of the axes.
+      ValueError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -47,7 +46,7 @@ def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
       dimension: The dimension to slice.
 
     Raises:
-      UserError: The mesh lacks an axis, or the dimension does not divide by the devices.
+      ValueError: The mesh lacks an axis, or the dimension does not divide by the devices.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -66,7 +65,7 @@ def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
       dimension: The dimension to concatenate.
 
     Raises:
-      UserError: The mesh lacks one of the axes.
+      ValueError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -90,14 +89,14 @@ def all_to_all(
       The slices that this device receives, in the order of the devices.
 
     Raises:
-      UserError: The mesh lacks an axis, `split_dimension` does not divide by the devices, or both
+      ValueError: The mesh lacks an axis, `split_dimension` does not divide by the devices, or both
         dimensions are the same.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
     if (split_dimension - concat_dimension) % part.shape.rank == 0:
-        raise UserError(f"all_to_all: both dimensions are {split_dimension}")
+        raise ValueError(f"all_to_all: both dimensions are {split_dimension}")
     _check_divides(part, split_dimension, axes, mesh)
     full = _to_full(part, axes, _over(axes, concat_dimension, part), mesh)
     return _from_full(full, axes, _over(axes, split_dimension, part), mesh)
@@ -112,7 +111,7 @@ def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
       shift: Distance along the ring.
 
     Raises:
-      UserError: The mesh lacks the axis.
+      ValueError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None or not shift % mesh.axis_size(axis):
@@ -140,7 +139,7 @@ def axis_index(axis: str) -> tf.Tensor:
     """Returns this device's index along a mesh axis, an int32 scalar; 0 on one device.
 
     Raises:
-      UserError: The mesh lacks the axis.
+      ValueError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None:
@@ -205,7 +204,7 @@ def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:
     if part.shape[dimension] % mesh.parts(axes):
-        raise UserError(
+        raise ValueError(
             f"Dimension {dimension} of a shard {part.shape} does not divide by the "
-            f"{mesh.parts(axes)} devices along {', '.join(axes)} of --mesh={mesh}"
+            f"{mesh.parts(axes)} devices along {', '.join(axes)} of `mesh={mesh}`"
         )

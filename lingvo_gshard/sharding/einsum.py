@@ -6,7 +6,6 @@ import math
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.shapes import known_sizes
@@ -26,7 +25,7 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
       *operands: One tensor for each layout left of the arrow.
 
     Raises:
-      UserError: A letter is unknown, has two sizes or stands right of the arrow only, or the rank
+      ValueError: A letter is unknown, has two sizes or stands right of the arrow only, or the rank
         of an operand differs from its layout.
     """
     inputs, arrow, output = equation.partition("->")
@@ -50,20 +49,20 @@ def _check(
     equation: str, layouts: list[str], arrow: str, output: str, operands: tuple[tf.Tensor, ...]
 ) -> None:
     if not arrow:
-        raise UserError(f"einsum {equation!r} has no '->'")
+        raise ValueError(f"einsum {equation!r} has no '->'")
     if len(layouts) != len(operands):
-        raise UserError(f"einsum {equation!r} takes {len(layouts)} operands, not {len(operands)}")
+        raise ValueError(f"einsum {equation!r} takes {len(layouts)} operands, not {len(operands)}")
     sizes: dict[str, int] = {}
     for layout, operand in zip(layouts, operands, strict=True):
         check_layout(layout, operand.shape.rank, may_be_unnamed=False)
         for letter, size in zip(layout, operand.shape, strict=True):
             if size is not None and sizes.setdefault(letter, size) != size:
-                raise UserError(
+                raise ValueError(
                     f"einsum {equation!r}: {letter!r} has sizes {sizes[letter]} and {size}"
                 )
     for letter in output:
         if letter not in "".join(layouts):
-            raise UserError(f"einsum {equation!r}: {letter!r} is in no operand")
+            raise ValueError(f"einsum {equation!r}: {letter!r} is in no operand")
 
 
 def _is_product(layouts: list[str], output: str) -> bool:

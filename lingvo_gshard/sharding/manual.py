@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import subgraph
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import scope, xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -51,7 +50,7 @@ def manual(
         mesh axes that a split does not name, the result must be equal on all devices.
 
     Raises:
-      UserError: When the returned function is called: the number of arguments or results differs,
+      ValueError: When the returned function is called: the number of arguments or results differs,
         `function` reads a tensor that is not an argument, a split dimension does not divide evenly,
         or a letter or axis is unknown.
     """
@@ -79,7 +78,7 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
       split: A layout, or the mesh axes of each dimension.
 
     Raises:
-      UserError: A split dimension does not divide evenly, or a letter or axis is unknown.
+      ValueError: A split dimension does not divide evenly, or a letter or axis is unknown.
     """
     tensor = tf.convert_to_tensor(tensor)
     region = _region_in_use()
@@ -88,9 +87,9 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
     split = resolve(split, tensor.shape.rank)
     for dimension, axes in enumerate(split):
         if tensor.shape[dimension] % region.parts(axes):
-            raise UserError(
+            raise ValueError(
                 f"Manual region: dimension {dimension} of {tensor.shape} does not divide into the "
-                f"{region.parts(axes)} parts of {', '.join(axes)} in --mesh={region.mesh}"
+                f"{region.parts(axes)} parts of {', '.join(axes)} in `mesh={region.mesh}`"
             )
     return xla.full_to_shard(tensor, split, region.mesh)
 
@@ -103,7 +102,7 @@ def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
       split: A layout, or the mesh axes of each dimension.
 
     Raises:
-      UserError: A letter or axis is unknown.
+      ValueError: A letter or axis is unknown.
     """
     part = tf.convert_to_tensor(part)
     region = _region_in_use()
@@ -160,10 +159,10 @@ def resolve(split: str | Split, rank: int) -> Split:
       rank: The tensor's rank.
 
     Raises:
-      UserError: The ranks differ, or a letter is unknown.
+      ValueError: The ranks differ, or a letter is unknown.
     """
     if len(split) != rank:
-        raise UserError(f"Manual region: {split} does not split a tensor of rank {rank}")
+        raise ValueError(f"Manual region: {split} does not split a tensor of rank {rank}")
     region = _region_in_use()
     if region is None:
         return ((),) * rank
@@ -221,7 +220,7 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
     for op in inside:
         for tensor in op.inputs:
             if tensor.name not in known and not _is_constant(tensor.op):
-                raise UserError(
+                raise ValueError(
                     f"manual({_name(function)}): {op.name} computes with {tensor.name}, of shape "
                     f"{tensor.shape}, which is not a shard. Pass it as an argument with a split"
                 )
@@ -248,4 +247,4 @@ def _name(function: Callable) -> str:
 
 def _check_count(function: Callable, what: str, expected: int, given: int) -> None:
     if expected != given:
-        raise UserError(f"manual({_name(function)}): {given} {what}s for {expected} splits")
+        raise ValueError(f"manual({_name(function)}): {given} {what}s for {expected} splits")

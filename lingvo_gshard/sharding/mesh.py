@@ -41,13 +41,13 @@ class Mesh:
     def __post_init__(self):
         for name, size in self.axes:
             if not name.isidentifier() or name == NO_AXES:
-                raise UserError(f"--mesh={self}: {name!r} cannot name an axis; {_EXPECTED}")
+                raise UserError(f"`mesh={self}`: {name!r} cannot name an axis; {_EXPECTED}")
             if self.names.count(name) > 1:
-                raise UserError(f"--mesh={self}: axis {name!r} is repeated")
+                raise UserError(f"`mesh={self}`: axis {name!r} is repeated")
             if size < 1:
-                raise UserError(f"--mesh={self}: axis {name!r} has size {size}; {_EXPECTED}")
+                raise UserError(f"`mesh={self}`: axis {name!r} has size {size}; {_EXPECTED}")
         if not self.axes:
-            raise UserError(f"--mesh is empty; {_EXPECTED}")
+            raise UserError(f"`mesh` is empty; {_EXPECTED}")
         if self.device_order not in DEVICE_ORDERS:
             raise UserError(
                 f"Mesh {self}: unknown device order {self.device_order!r}. "
@@ -65,7 +65,7 @@ class Mesh:
         for part in text.split(",") if text.strip() else ():
             name, _, size = (piece.strip() for piece in part.partition("="))
             if not (name and size.isascii() and size.isdigit()):
-                raise UserError(f"--mesh={text}: {part.strip()!r}; {_EXPECTED}")
+                raise UserError(f"`mesh={text}`: {part.strip()!r}; {_EXPECTED}")
             axes.append((name, int(size)))
         return cls(tuple(axes), device_order)
 
@@ -100,7 +100,7 @@ class Mesh:
         """
         if name not in self.names:
             raise UserError(
-                f"--mesh={self} has no axis {name!r}. {names.nearest(name, self.names)}"
+                f"`mesh={self}` has no axis {name!r}. {names.nearest(name, self.names)}"
             )
         return dict(self.axes)[name]
 
@@ -127,7 +127,7 @@ class Mesh:
             part = math.gcd(left, size)
             if part < min(left, size):
                 raise UserError(
-                    f"--mesh={self}: the leading axes cannot be divided over {slices} slices; "
+                    f"`mesh={self}`: the leading axes cannot be divided over {slices} slices; "
                     f"expected a first axis whose size is a multiple of {slices}, such as "
                     f"{self.names[0]}={slices}"
                 )
@@ -152,7 +152,7 @@ class Mesh:
         if self.size != count:
             product = " x ".join(str(size) for size in self.shape)
             raise UserError(
-                f"--mesh={self} needs {self.size} devices ({product}), but there are {count}"
+                f"`mesh={self}` needs {self.size} devices ({product}), but there are {count}"
             )
 
     def arrange(self, devices: Sequence[Any]) -> np.ndarray:

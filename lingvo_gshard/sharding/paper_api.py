@@ -149,7 +149,7 @@ def _check_ids(devices: np.ndarray, what: str) -> None:
 
 def _on_all(devices: np.ndarray, count: int, what: str) -> np.ndarray:
     """Returns the same partitions with copies on the devices of the mesh that have none."""
-    have = f"--mesh={_mesh()} has {count} devices"
+    have = f"`mesh={_mesh()}` has {count} devices"
     if devices.max() >= count and devices.size <= count:
         raise UserError(
             f"{what}: there is no device {devices.max()}. {have}, from 0 to {count - 1}"

@@ -96,7 +96,7 @@ class Strategy:
         return " | ".join(f"{kind}: {_table_text(self.table(kind))}" for kind in KINDS)
 
 
-def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
+def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
     """Returns the strategy that a text describes.
 
     Base strategies that are joined by "_" split every letter over all axes that any of them splits
@@ -112,7 +112,7 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     Raises:
       UserError: A base strategy, letter, kind or axis is unknown.
     """
-    given = f"{where}={text}"
+    given = f"`{where}={text}`"
     if "->" in text:
         return _from_table(" ".join(text.split()), text, mesh, given)
     bases = [name.strip() for name in text.split("_")]
@@ -224,7 +224,7 @@ def _hint(axis: str, mesh: Mesh, is_named: bool) -> str:
     if not nearest or not is_named:
         return names.nearest(axis, mesh.names)
     renamed = [(axis if name == nearest[0] else name, size) for name, size in mesh.axes]
-    return f"Did you mean --mesh={','.join(f'{name}={size}' for name, size in renamed)}?"
+    return f"Did you mean `mesh={','.join(f'{name}={size}' for name, size in renamed)}`?"
 
 
 def _parse_axes(right: str, mesh: Mesh, given: str) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ def _parse_axes(right: str, mesh: Mesh, given: str) -> tuple[str, ...]:
     unknown = [axis for axis in axes if axis not in mesh.names]
     if unknown:
         raise UserError(
-            f"{given} needs axis {' and '.join(map(repr, unknown))}, which --mesh={mesh} "
+            f"{given} needs axis {' and '.join(map(repr, unknown))}, which `mesh={mesh}` "
             f"lacks. {_hint(unknown[0], mesh, is_named='->' not in given)}"
         )
     if len(set(axes)) < len(axes):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf, xla_sharding
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
@@ -40,10 +39,10 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
       The annotated tensor.
 
     Raises:
-      UserError: The ranks differ, or an axis is unknown or repeated.
+      ValueError: The ranks differ, or an axis is unknown or repeated.
     """
     if tensor.shape.rank not in (None, len(split)):
-        raise UserError(
+        raise ValueError(
             f"Split {split} has {len(split)} dimensions for a tensor of rank {tensor.shape.rank}"
         )
     return _annotate(tensor, _sharding(split, mesh))
@@ -121,7 +120,7 @@ def op_sharding(split: Split, mesh: Mesh) -> bytes:
     """Returns the split as a serialized xla.OpSharding.
 
     Raises:
-      UserError: An axis is unknown or repeated.
+      ValueError: An axis is unknown or repeated.
     """
     return _sharding(split, mesh).proto.SerializeToString()
 
@@ -199,7 +198,7 @@ def _sharding(split: Split, mesh: Mesh) -> xla_sharding.Sharding:
     used = [axis for axes in split for axis in axes]
     for axis in used:
         if used.count(axis) > 1:
-            raise UserError(f"Split {split} names the axis {axis!r} more than once")
+            raise ValueError(f"Split {split} names the axis {axis!r} more than once")
     return _from_tiling(tiling(split, mesh))
 
 

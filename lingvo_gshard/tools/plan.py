@@ -91,7 +91,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.plans import plan_file
-from lingvo_gshard.planning.search.experiment_search import search_experiment, to_record
+from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.suggestions import suggest
 from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
@@ -352,7 +352,7 @@ def _search(
     search_report.print_search(found, console)
     if found.plan:
         plan_report.print_plan(found.plan, console)
-    output.write_json(values.json, to_record(found))
+    output.write_json(values.json, search_report.to_record(found))
     if values.html and found.plan:
         output.write_text(values.html, picture.to_html(found.plan), "html")
     return 0 if found.result.best else 1

@@ -211,14 +211,14 @@ class Logdir:
         try:
             is_file = objects.is_file(self.place)
         except OSError as error:
-            raise UserError(f"--logdir {self.place} cannot be written: {error.strerror}") from None
+            raise UserError(f"`logdir={self.place}` cannot be written: {error.strerror}") from None
         if is_file:
-            raise UserError(f"--logdir {self.place} is a file; a directory was expected")
+            raise UserError(f"`logdir={self.place}` is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
         try:
             problem = processes.from_main(problem) or self._not_shared()
             if problem:
-                raise UserError(f"--logdir {self.place} {problem}")
+                raise UserError(f"`logdir={self.place}` {problem}")
             with called_before_abrupt_end(self.release):
                 self.check(params, say)
                 if not self.has_checkpoints():
@@ -261,7 +261,7 @@ class Logdir:
             if len(different) > 10:
                 shown.append(f"  and {len(different) - 10} more")
             raise UserError(
-                f"--logdir {self.place} holds a run of {saved.name or 'another experiment'} with "
+                f"`logdir={self.place}` holds a run of {saved.name or 'another experiment'} with "
                 "other Params. Choose another directory, or the same Params:\n" + "\n".join(shown)
             )
 
@@ -274,7 +274,7 @@ class Logdir:
         problem = self._write(params.to_text()) if processes.is_main() else None
         problem = processes.from_main(problem)
         if problem:
-            raise UserError(f"--logdir {self.place} {problem}")
+            raise UserError(f"`logdir={self.place}` {problem}")
 
     def _steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, ascending."""
@@ -287,7 +287,7 @@ class Logdir:
         try:
             yield
         except BucketError as error:
-            raise UserError(f"--logdir {self.place} cannot be read: {error.strerror}") from None
+            raise UserError(f"`logdir={self.place}` cannot be read: {error.strerror}") from None
 
     def _take_lock(self, say: Say) -> str | None:
         """Locks the directory for this process. Returns the problem if that is impossible."""

@@ -397,7 +397,7 @@ class TrainingLoop:
         except MovedError as error:
             raise MovedError(
                 f"{error}; steps {self._saved_step + 1:,} to {self.step:,} are lost. If it was "
-                f"moved, the same command with its new --logdir resumes from step "
+                f"moved, the same command with its new `logdir` resumes from step "
                 f"{self._saved_step:,}"
             ) from None
 

@@ -22,7 +22,6 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer
 
-_FLAG = "--init_from"
 PART = "theta"
 
 
@@ -46,8 +45,8 @@ class StartingPoint:
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
             raise UserError(
-                f"{_FLAG}={self._directory} holds neither a checkpoint of a run nor a published "
-                "model with its config.json"
+                f"`init_from={self._directory}` holds neither a checkpoint of a run nor a "
+                "published model with its config.json"
             )
         self._store = CheckpointStore(logdir.checkpoints, say=say, writable=False, choice=BEST)
         first = self._store.peek()
@@ -101,5 +100,5 @@ def params_of(directory: str | os.PathLike) -> Params:
     """Returns the Params of the run to start from. Raises ValueError if there is no such run."""
     try:
         return Logdir(directory).read_params()
-    except ValueError as error:
-        raise UserError(f"{_FLAG}={os.fspath(directory)}: {error}") from None
+    except UserError as error:
+        raise UserError(f"`init_from={os.fspath(directory)}`: {error}") from None

@@ -7,7 +7,7 @@ import pytest
 import rich.console
 
 import lingvo_gshard as gshard
-from lingvo_gshard.api.errors import ArgumentError
+from lingvo_gshard.core.errors import UserError
 from tests.tools.tiny_quickstart import SETTINGS
 from tests.tools.train import tiny_train  # noqa: F401
 
@@ -50,11 +50,11 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[2]["loss"] == outcome.metrics["loss"] and rows[4]["loss"] == again.metrics["loss"]
     assert run.step == 5 and run.params.trainer.steps == 5
-    with pytest.raises(ArgumentError, match="has the task TinyTask, which has no Translator"):
+    with pytest.raises(UserError, match="has the task TinyTask, which has no Translator"):
         run.translate(["a"])
     scores = run.evaluate("dev").to_record()
     assert scores["batches"] == 3 and scores["loss"] == pytest.approx(rows[4]["dev/loss"])
-    with pytest.raises(ArgumentError, match="TinyTask takes no evaluation option 'languages'"):
+    with pytest.raises(UserError, match="TinyTask takes no evaluation option 'languages'"):
         run.evaluate("dev", languages=["de"])
     check_report(run.report(tmp_path / "report.html"), rows)
     assert "test.tiny" in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -95,13 +95,13 @@ def test_training_on_a_mesh_matches_one_device(tmp_path):
     ],
 )
 def test_invalid_arguments_are_named(options, message, tmp_path):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(UserError, match=message):
         gshard.train(gshard.experiment("test.tiny"), tmp_path / "run", console=QUIET, **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_directory_without_a_run_is_rejected(tmp_path):
-    with pytest.raises(ArgumentError, match="^logdir=.*: there is no run in it"):
+    with pytest.raises(UserError, match="^`logdir=.*`: there is no run in it"):
         gshard.load(tmp_path)
 
 
@@ -114,12 +114,12 @@ def test_translation_run_translates(trained_logdir):
         languages=["de"], max_rows_per_language=2, beam_size=1, shuffled=False
     ).to_record()
     assert scores["rows"] == 2 and list(scores["languages"]) == ["de"]
-    with pytest.raises(ArgumentError, match="^languages: test has no rows of 'dee'"):
+    with pytest.raises(UserError, match="^`languages`: test has no rows of 'dee'"):
         run.evaluate(languages=["dee"])
     assert run.step == 20 and "translation.from_files, step 20" in repr(run)
-    with pytest.raises(ArgumentError, match="TranslationTask, which has no Writer"):
+    with pytest.raises(UserError, match="TranslationTask, which has no Writer"):
         run.generate(["the"])
-    with pytest.raises(ArgumentError, match="a list of strings was expected"):
+    with pytest.raises(UserError, match="a list of strings was expected"):
         run.translate("der Hund")
 
 
@@ -138,5 +138,5 @@ def test_experiment_is_planned():
     params = gshard.experiment("translation.quickstart", settings=SETTINGS)
     plan = gshard.plan(params, "cpu:2", mesh="data=2")
     assert plan.fits and plan.name == "translation.quickstart"
-    with pytest.raises(ArgumentError, match="^mesh=data=4"):
+    with pytest.raises(UserError, match="^`mesh=data=4`"):
         gshard.plan(params, "cpu:2", mesh="data=4")

@@ -38,7 +38,7 @@ def test_empty_directory_is_filled(is_link, tmp_path):
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
     [
-        (OSError(28, "No space left on device"), ValueError, "--output=.*/new cannot be.* no spac"),
+        (OSError(28, "No space left on device"), ValueError, "`output=.*/new` cannot be.* no spac"),
         (KeyboardInterrupt("stop"), KeyboardInterrupt, "stop"),
     ],
 )

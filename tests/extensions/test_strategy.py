@@ -48,7 +48,7 @@ def test_a_product_is_split_over_the_new_axis():
 
 def test_rejects_a_mesh_without_the_axis():
     message = (
-        "--strategy=rack needs axis 'rack', which --mesh=rock=2 lacks. Did you mean --mesh=rack=2?"
+        "`strategy=rack` needs axis 'rack', which `mesh=rock=2` lacks. Did you mean `mesh=rack=2`?"
     )
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         strategies.get("rack", Mesh.parse("rock=2"))

@@ -127,5 +127,5 @@ def test_a_mesh_finds_what_one_device_finds(strategy, monkeypatch):
 
 def test_an_unknown_precision_is_refused_with_the_nearest():
     model = tiny_engine.translation_model()
-    with pytest.raises(ValueError, match=r"--precision=int-8 is unknown.*'int8'"):
+    with pytest.raises(ValueError, match=r"`precision=int-8` is unknown.*'int8'"):
         engine_of(model, "int-8")

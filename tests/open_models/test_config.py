@@ -98,7 +98,7 @@ def test_layers_that_predict_further_tokens_are_left_out():
 
 
 def test_a_length_beyond_the_models_is_refused():
-    with pytest.raises(ValueError, match="--length=33 is more than the 32 positions"):
+    with pytest.raises(ValueError, match="`length=33` is more than the 32 positions"):
         experiment_of(config(), length=33)
 
 

@@ -111,9 +111,9 @@ def too_large() -> dict:
     memory["peak"] += 14 * 2**30
     plan["fits"] = False
     plan["remedies"] = [
-        {"change": "--gin_param='task.rematerialization=\"layer\"'", "fits": True}
+        {"change": '`task.rematerialization = "layer"`', "fits": True}
         | {"peak": 9 * 2**30, "seconds_per_step": 0.41},
-        {"change": "--gin_param='input.batch_rows=4096'", "fits": False}
+        {"change": "`input.batch_rows = 4096`", "fits": False}
         | {"peak": 17 * 2**30, "seconds_per_step": 0.19},
     ]
     return plan

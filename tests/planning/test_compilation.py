@@ -47,7 +47,7 @@ def test_progress_is_reported():
 
 
 def test_mesh_of_wrong_size_names_both_flags():
-    with pytest.raises(ValueError, match=r"--mesh=data=8 .* --topology=cpu:4 has 4.* data=4"):
+    with pytest.raises(ValueError, match=r"`mesh=data=8` .* `topology=cpu:4` has 4.* data=4"):
         compilation.compile_for(program("cpu:8"), topologies.get("cpu:4"))
 
 
@@ -85,7 +85,7 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("INTERNAL: Mosaic failed", "--topology=v3:2x2: its compiler rejects "),
+        ("INTERNAL: Mosaic failed", "`topology=v3:2x2`: its compiler rejects "),
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.", "its compiler rejects "),
         ("RESOURCE_EXHAUSTED: Used 9T of 1G hbm.\nmore", "Not even TPU v5p has enough: RESOURCE"),
     ],

@@ -108,9 +108,9 @@ def test_costs_are_those_of_a_million_tokens():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 3}, "--batch=3: the mesh decodes 2 batches at once; expected 1 or a multiple"),
-        ({"prompt": 65}, "--prompt=65 is more than the 64 positions of a text"),
-        ({"mesh": "data=8"}, "--mesh=data=8 has 8 devices, but --topology=cpu:4 has 4"),
+        ({"batch": 3}, "`batch=3`: the mesh decodes 2 batches at once; expected 1 or a multiple"),
+        ({"prompt": 65}, "`prompt=65` is more than the 64 positions of a text"),
+        ({"mesh": "data=8"}, "`mesh=data=8` has 8 devices, but `topology=cpu:4` has 4"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -121,5 +121,5 @@ def test_impossible_options_are_refused(options, message):
 def test_a_translation_model_is_refused():
     translation = lingvo_gshard.experiment("translation.quickstart")
     translation.task.source_vocabulary_size = translation.task.target_vocabulary_size = 64
-    with pytest.raises(ValueError, match="--generate plans language models"):
+    with pytest.raises(ValueError, match="`generate` plans language models"):
         plan_generation(translation, topologies.get("cpu:1"), PlanOptions(), GenerationOptions())

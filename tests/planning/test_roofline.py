@@ -77,7 +77,7 @@ def test_step_bound_overlaps_communication_and_estimate_does_not():
 
 
 def test_mesh_of_wrong_size_is_rejected():
-    with pytest.raises(ValueError, match="--mesh=data=16 needs 16 devices"):
+    with pytest.raises(ValueError, match="`mesh=data=16` needs 16 devices"):
         roofline.time_operations([MATMUL], TOPOLOGY, Mesh((("data", 16),)))
 
 

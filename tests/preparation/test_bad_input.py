@@ -35,7 +35,7 @@ def _counts(prepared):
 def test_a_bad_row(tmp_path, line, reason, detail):
     path = tmp_path / "pairs.tsv"
     path.write_bytes(b"".join([*LINES[:70], line, *LINES[70:]]))
-    with pytest.raises(ValueError, match=f"^{path}:71: {reason}: .*{detail}.*--on_bad_row=skip"):
+    with pytest.raises(ValueError, match=f"^{path}:71: {reason}: .*{detail}.*`on_bad_row=skip`"):
         raw.run(tmp_path, [str(path)])
     # The work goes on from where the first run stopped.
     directory, prepared = raw.run(tmp_path, [str(path)], on_bad_row="skip")
@@ -87,7 +87,7 @@ def test_an_empty_source(tmp_path):
     good = raw.write_tsv(tmp_path / "good.tsv", GOOD)
     (tmp_path / "none.tsv").touch()
     sources = [good, f"{tmp_path}/none.tsv"]
-    with pytest.raises(ValueError, match=f"^--source={tmp_path}/none.tsv has no rows"):
+    with pytest.raises(ValueError, match=f"^`source={tmp_path}/none.tsv` has no rows"):
         raw.run(tmp_path, sources)
     _, prepared = raw.run(tmp_path, sources, on_bad_row="skip")
     assert prepared.rejections[0].examples == [f"{tmp_path}/none.tsv"]
@@ -142,14 +142,14 @@ def test_a_file_that_is_touched_has_not_changed(tmp_path):
 
 def test_missing_files_are_named_with_their_flag(tmp_path):
     raw.write_tsv(tmp_path / "pairs.tsv", GOOD)
-    message = f"^--source={tmp_path}/pair.tsv: .*no such file. Did you mean '{tmp_path}/pairs.tsv'"
+    message = f"^`source={tmp_path}/pair.tsv`: .*no such file. Did you mean '{tmp_path}/pairs.tsv'"
     with pytest.raises(ValueError, match=message):
         raw.run(tmp_path, [f"{tmp_path}/pair.tsv"])
     with pytest.raises(ValueError, match="unknown field 'splits'. Did you mean 'split'"):
         raw.run(tmp_path, ["pairs.tsv,splits=train"])
     with pytest.raises(ValueError, match="format=tvs is unknown. Did you mean 'tsv'"):
         raw.run(tmp_path, ["pairs.txt,format=tvs"])
-    with pytest.raises(ValueError, match="--source=pairs.dat: the path does not say its format"):
+    with pytest.raises(ValueError, match="`source=pairs.dat`: the path does not say its format"):
         raw.run(tmp_path, ["pairs.dat"])
 
 

@@ -89,12 +89,12 @@ def test_plans_of_something_else(tmp_path):
     assert load().name == NAME
     with pytest.raises(ValueError) as error:
         load(name="other.experiment")
-    expected = f"--plan={path}: a plan of other.experiment, but this run trains {NAME}"
+    expected = f"`plan={path}`: a plan of other.experiment, but this run trains {NAME}"
     assert str(error.value) == expected
     with pytest.raises(ValueError, match="does not tell kinds of work apart"):
         load(kinds=[])
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"^--plan=.*/plan\.json: not a plan"):
+    with pytest.raises(ValueError, match=r"^`plan=.*/plan\.json`: not a plan"):
         load_plan(path, NAME)
 
 
@@ -112,4 +112,4 @@ def test_plans_of_other_devices(changes, reason):
     check_plan(plan(), "p.json", "data=1", 1, "cpu")
     with pytest.raises(ValueError) as error:
         check_plan(plan(**changes), "p.json", "data=1", 1, "cpu")
-    assert str(error.value).startswith(f"--plan=p.json: {reason}")
+    assert str(error.value).startswith(f"`plan=p.json`: {reason}")

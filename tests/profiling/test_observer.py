@@ -86,7 +86,7 @@ def test_a_profile_that_fails_is_a_warning(run, monkeypatch):
     observer = ProfileObserver(run, StepRange(2, 2), pytest.fail)
     walk(observer, range(1, 5))
     said = run.screen.getvalue()
-    assert "Warning: --profile_steps: no profile: OSError: the disk is full" in said
+    assert "Warning: `profile_steps`: no profile: OSError: the disk is full" in said
 
 
 def test_a_run_that_stops_within_the_steps_is_profiled_so_far(run):
@@ -115,5 +115,5 @@ def test_steps_that_come_again_after_a_roll_back_are_profiled_then(run):
 
 def test_steps_that_a_resumed_run_has_taken(run):
     run.first_step = 30
-    with pytest.raises(ValueError, match=r"--profile_steps=20:23: the run resumes with step 30"):
+    with pytest.raises(ValueError, match=r"`profile_steps=20:23`: the run resumes with step 30"):
         profile_steps(StepRange(20, 23), print)(run)

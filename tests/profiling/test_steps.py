@@ -25,12 +25,12 @@ def test_first_and_last_step_are_included(text, first, last):
 def test_wrong_text(text, reason):
     with pytest.raises(ValueError) as error:
         steps.parse(text)
-    assert str(error.value) == f"--profile_steps={text}: {reason}"
+    assert str(error.value) == f"`profile_steps={text}`: {reason}"
 
 
 def test_steps_after_the_end():
     steps.check_within(StepRange(20, 23), 23)
-    with pytest.raises(ValueError, match=r"^--profile_steps=20:23: the run ends with step 22\. "):
+    with pytest.raises(ValueError, match=r"^`profile_steps=20:23`: the run ends with step 22\. "):
         steps.check_within(StepRange(20, 23), 22)
 
 

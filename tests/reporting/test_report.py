@@ -140,14 +140,14 @@ def test_directories_without_a_run_are_named(tmp_path):
         "of them"
     )
     (tmp_path / "empty").mkdir()
-    assert problem(tmp_path / "empty").startswith("--logdir=T/empty: there is no run in it (no")
+    assert problem(tmp_path / "empty").startswith("`logdir=T/empty`: there is no run in it (no")
     assert problem(run / "params.txt") == (
-        "--logdir=T/quickstart/params.txt is a file; the directory of a run was expected"
+        "`logdir=T/quickstart/params.txt` is a file; the directory of a run was expected"
     )
-    assert problem(run, run) == "--logdir=T/quickstart is named twice"
+    assert problem(run, run) == "`logdir=T/quickstart` is named twice"
     assert problem() == "--logdir is missing: the directory that gshard-train wrote"
     assert problem(*(run / str(i) for i in range(9))) == (
-        "--logdir names 9 runs; 8 at most can be compared"
+        "`logdir` names 9 runs; 8 at most can be compared"
     )
     (run / "metrics.jsonl").write_bytes(b"")
     assert problem(run) == (

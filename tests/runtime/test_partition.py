@@ -208,11 +208,11 @@ def test_overrides_and_the_papers_annotation_functions():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("data=8", "expret"), "--strategy=expret: unknown strategy 'expret'. Did you mean"),
-        (("data=8", "tensor"), "needs axis 'model', which --mesh=data=8 lacks"),
-        (("data=", "data"), "--mesh=data="),
-        (("data=8", "data", "gspdm"), "--partitioner=gspdm is unknown. Did you mean 'gspmd'?"),
-        (("data=4", "data", "gspmd", 8), "--mesh=data=4 needs 4 devices .*, but there are 8"),
+        (("data=8", "expret"), "`strategy=expret`: unknown strategy 'expret'. Did you mean"),
+        (("data=8", "tensor"), "needs axis 'model', which `mesh=data=8` lacks"),
+        (("data=", "data"), "`mesh=data="),
+        (("data=8", "data", "gspdm"), "`partitioner=gspdm` is unknown. Did you mean 'gspmd'?"),
+        (("data=4", "data", "gspmd", 8), "`mesh=data=4` needs 4 devices .*, but there are 8"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, words):

@@ -258,7 +258,7 @@ def test_messages_report_memory_of_compiled_programs(trainer):
 
 def test_too_much_replication_is_rejected(trainer):
     # The second matrix has 5 columns, its bias 5 numbers, and so have their moments.
-    with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
+    with pytest.raises(ValueError, match="`max_replicated_mb=0`: .*\n.*output.w.*H of 5 does not"):
         make(trainer, "tensor", "model=8", "gspmd", 0.0)
     assert make(trainer, "tensor", "model=8", "gspmd", 1.0).pop_messages() == []
     assert make(trainer, "data", "data=8", "gspmd", 0.0)
@@ -266,13 +266,13 @@ def test_too_much_replication_is_rejected(trainer):
 
 def test_wrong_number_of_devices_is_rejected(trainer):
     partitioning = Partitioning.make("data=4", "data")
-    with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .*but there are 8"):
+    with pytest.raises(ValueError, match="`mesh=data=4` needs 4 devices .*but there are 8"):
         SpmdRuntime(trainer, partitioning, devices_for(8))
 
 
 def test_mesh_larger_than_the_machine_is_rejected():
     assert len(devices_for(None)) == len(jax.devices())
-    with pytest.raises(ValueError, match="--mesh needs 1000 devices, but there are"):
+    with pytest.raises(ValueError, match="`mesh` needs 1000 devices, but there are"):
         devices_for(1000)
 
 

@@ -79,7 +79,7 @@ def test_bound_functions_need_only_weights(trainer, local):
 
 def test_replicated_tensors_are_reported(trainer):
     assert one_device(trainer, "data=8").pop_messages() == []  # too small to speak of
-    with pytest.raises(ValueError, match=r"--max_replicated_mb=0: (.|\n)*hidden\.w \[6, 8\], "):
+    with pytest.raises(ValueError, match=r"`max_replicated_mb=0`: (.|\n)*hidden\.w \[6, 8\], "):
         one_device(trainer, "data=8", max_replicated_megabytes=0.0)
     one_device(trainer, "data=1", max_replicated_megabytes=0.0)
 
@@ -99,7 +99,7 @@ def test_connecting_to_a_tpu_times_out(monkeypatch):
 
     monkeypatch.setattr(tpu_strategy, "_check_reachable", lambda _: None)
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", wait)
-    with pytest.raises(ValueError, match="--tpu=grpc://192.0.2.1:8470: no answer within 0 seconds"):
+    with pytest.raises(ValueError, match="`tpu=grpc://192.0.2.1:8470`: no answer within 0 seconds"):
         tpu_strategy.connect("grpc://192.0.2.1:8470", wait_seconds=0.01)
     answer.set()
 

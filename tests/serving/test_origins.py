@@ -37,7 +37,7 @@ def test_a_local_server_answers_to_local_names_only(serving, host):
     assert statuses(client, NO_NAME) == [421] * len(NO_NAME)
     assert statuses(client, ("192.0.2.7",)) == [421]
     said = client.get("/", headers={"Host": "evil.example"}).json()["error"]
-    assert said["code"] == "unknown_host" and "--allow_host=NAME" in said["message"]
+    assert said["code"] == "unknown_host" and "`allow_host=NAME`" in said["message"]
 
 
 def test_an_open_server_answers_to_addresses_but_not_to_names_of_others(serving):
@@ -101,10 +101,10 @@ def test_nothing_is_redirected(serving):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"hosts": ["a.example:80"]}, "--allow_host=a.example:80: a name without a port was"),
-        ({"hosts": ["https://a.example"]}, "--allow_host=https://a.example: a name"),
-        ({"sites": ["app.example.com"]}, "--allow_origin=app.example.com: a scheme and a host"),
-        ({"sites": ["https://a.example/"]}, "--allow_origin=https://a.example/: a scheme"),
+        ({"hosts": ["a.example:80"]}, "`allow_host=a.example:80`: a name without a port was"),
+        ({"hosts": ["https://a.example"]}, "`allow_host=https://a.example`: a name"),
+        ({"sites": ["app.example.com"]}, "`allow_origin=app.example.com`: a scheme and a host"),
+        ({"sites": ["https://a.example/"]}, "`allow_origin=https://a.example/`: a scheme"),
     ],
 )
 def test_names_and_origins_that_are_none_are_refused(given, said):

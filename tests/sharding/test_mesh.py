@@ -58,7 +58,7 @@ def test_leading_axes_cross_slices(text, slices, parts):
 
 @pytest.mark.parametrize(("text", "slices"), [("data=3,model=4", 2), ("data=6,model=4", 4)])
 def test_slices_that_do_not_divide_the_leading_axes_are_refused(text, slices):
-    with pytest.raises(ValueError, match=f"--mesh={text}: .* over {slices} slices; expected"):
+    with pytest.raises(ValueError, match=f"`mesh={text}`: .* over {slices} slices; expected"):
         Mesh.parse(text).across_slices(slices)
 
 
@@ -96,9 +96,9 @@ def test_topology_order_places_axis_neighbors_next_to_each_other():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--mesh is empty; expected axes with their sizes, such as data=4,model=2"),
-        ("data", "--mesh=data: 'data'; expected axes"),
-        ("data=4,", "--mesh=data=4,: ''; expected axes"),
+        ("", "`mesh` is empty; expected axes with their sizes, such as data=4,model=2"),
+        ("data", "`mesh=data`: 'data'; expected axes"),
+        ("data=4,", "`mesh=data=4,`: ''; expected axes"),
         ("data=4,model", "'model'; expected axes"),
         ("data=four", "'data=four'; expected axes"),
         ("data=4=2", "'data=4=2'; expected axes"),
@@ -126,7 +126,7 @@ def test_an_unknown_axis_or_order_suggests_the_nearest():
 
 def test_rejects_the_wrong_number_of_devices():
     mesh = Mesh.parse("data=4,model=2")
-    message = r"--mesh=data=4,model=2 needs 8 devices \(4 x 2\), but there are 6"
+    message = r"`mesh=data=4,model=2` needs 8 devices \(4 x 2\), but there are 6"
     for check in (lambda: mesh.check_devices(6), lambda: mesh.arrange(range(6))):
         with pytest.raises(ValueError, match=message):
             check()

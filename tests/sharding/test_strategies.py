@@ -81,7 +81,7 @@ def test_fsdp_does_not_require_data():
         "G": ("fsdp",),
         **HNV,
     }
-    with pytest.raises(ValueError, match="'data', which --mesh=fsdp=4,model=2 lacks"):
+    with pytest.raises(ValueError, match="'data', which `mesh=fsdp=4,model=2` lacks"):
         strategies.get("expert_fsdp", mesh)
 
 
@@ -90,7 +90,7 @@ def test_context_splits_positions_and_groups_over_its_own_axis():
     assert tables(context_only) == ({"L": ("context",), "G": ("context",)}, {}, {})
     several = strategies.get("sequence_context_data", CONTEXT).activations
     assert several == {"B": ("data",), "G": ("context", "data"), "L": ("context", "model")}
-    with pytest.raises(ValueError, match="--strategy=data_context needs axis 'context', which"):
+    with pytest.raises(ValueError, match="`strategy=data_context` needs axis 'context', which"):
         strategies.get("data_context", SQUARE)
 
 
@@ -135,14 +135,14 @@ def test_axes_of_a_strategy_are_listed():
 @pytest.mark.parametrize(
     ("text", "mesh", "message"),
     [
-        ("expart", SQUARE, "--strategy=expart: unknown strategy 'expart'. Did you mean 'expert'?"),
+        ("expart", SQUARE, "`strategy=expart`: unknown strategy 'expart'. Did you mean 'expert'?"),
         ("expert_tensr", SQUARE, "unknown strategy 'tensr'. Did you mean 'tensor'?"),
         ("", SQUARE, "unknown strategy ''"),
-        ("tensor", FLAT, "--strategy=.*needs axis 'model', which --mesh=data=8 lacks"),
-        ("expert", Mesh.parse("model=2"), "needs axis 'data', which --mesh=model=2 lacks"),
+        ("tensor", FLAT, "`strategy=.*` needs axis 'model', which `mesh=data=8` lacks"),
+        ("expert", Mesh.parse("model=2"), "needs axis 'data', which `mesh=model=2` lacks"),
         ("fsdp", Mesh.parse("model=2"), "needs axis 'data'"),
         ("H->modle", SQUARE, "axis 'modle', .*Did you mean 'model'?"),
-        ("H->x,y", SQUARE, "needs axis 'x' and 'y', which --mesh=data=4,model=2 lacks"),
+        ("H->x,y", SQUARE, "needs axis 'x' and 'y', which `mesh=data=4,model=2` lacks"),
         ("H->", SQUARE, "'H->'; expected letters->axes"),
         ("H->model,none", SQUARE, "needs axis 'none'"),
         ("H->model,model", SQUARE, "'model,model' names an axis more than once"),

@@ -165,7 +165,7 @@ def test_damaged_params_without_a_copy_are_an_error(tmp_path):
 def test_claimed_directory_is_locked(tmp_path):
     logdir = Logdir(tmp_path)
     with logdir.claim(tiny.experiment_params()):
-        with pytest.raises(ValueError, match=f"--logdir {tmp_path} is in use by process .*Stop "):
+        with pytest.raises(ValueError, match=f"`logdir={tmp_path}` is in use by process .*Stop "):
             claim(Logdir(tmp_path), tiny.experiment_params())
         logdir.check_lock()
     with pytest.raises(ZeroDivisionError), logdir.claim(tiny.experiment_params()):

@@ -8,7 +8,6 @@ import os
 import rich.console
 
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
@@ -28,7 +27,6 @@ from lingvo_gshard.training.spikes.roll_back import RollBacks
 from lingvo_gshard.training.spikes.skipped import BatchesWithoutSkipped
 
 
-@names_arguments
 def replay(
     logdir: str | os.PathLike,
     replay_step: int,
@@ -85,7 +83,7 @@ def _recorded(directory: Logdir, step: int) -> dict[int, Row]:
     if step not in recorded:
         last = max(recorded, default=0)
         raise UserError(
-            f"--replay_step={step}: {directory.place / METRICS_FILE} has no row of this step; its "
+            f"`replay_step={step}`: {directory.place / METRICS_FILE} has no row of this step; its "
             f"last row up to there is of step {last:,}"
         )
     return recorded
@@ -97,7 +95,7 @@ def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Par
     if not older:
         kept = f"the oldest that was kept is of step {checkpoints[0]:,}" if checkpoints else ""
         raise UserError(
-            f"--replay_step={step}: {directory.checkpoints} holds no checkpoint before this step"
+            f"`replay_step={step}`: {directory.checkpoints} holds no checkpoint before this step"
             + (f"; {kept}. trainer.keep_checkpoints says how many are kept" if kept else "")
         )
     for one in checkpoints:

@@ -6,7 +6,6 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.inference.published_settings import PublishedSettings
@@ -16,7 +15,6 @@ from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.importing import Import
 
 
-@names_arguments
 def open_model(
     config: str | os.PathLike,
     *,
@@ -42,7 +40,6 @@ def open_model(
     return apply_settings(params, settings, gin_files)
 
 
-@names_arguments
 def import_model(
     source: str | os.PathLike,
     logdir: str | os.PathLike,

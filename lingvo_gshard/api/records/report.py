@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.report import Report, read_report
 
 
-@names_arguments
 def report(
     logdir: str | os.PathLike | Sequence[str | os.PathLike],
     *,
@@ -35,5 +33,5 @@ def report(
         try:
             objects.write_bytes(html, page.to_html(found).encode())
         except OSError as error:
-            raise UserError(f"--html={html} cannot be written: {error.strerror}") from None
+            raise UserError(f"`html={html}` cannot be written: {error.strerror}") from None
     return found

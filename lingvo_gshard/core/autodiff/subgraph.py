@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 
@@ -60,7 +59,7 @@ def copy(
       The targets' values in the current graph.
 
     Raises:
-      UserError: A target depends on a placeholder that has no known value.
+      ValueError: A target depends on a placeholder that has no known value.
     """
     if not targets:
         return []
@@ -103,7 +102,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 def _check(operation: tf.Operation) -> None:
     if operation.type == "Placeholder":
-        raise UserError(f"{operation.name}: this placeholder has no known value")
+        raise ValueError(f"{operation.name}: this placeholder has no known value")
 
 
 def _has_functions(operation: tf.Operation) -> bool:

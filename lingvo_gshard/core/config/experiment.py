@@ -19,8 +19,8 @@ class Experiment(Configurable):
 
 def _sharding_params() -> Params:
     p = Params()
-    p.define("mesh", "", "Axes and sizes, such as 'data=4,model=2'. --mesh overrides it.")
-    p.define("strategy", "", "Name or table of a strategy. --strategy overrides it.")
+    p.define("mesh", "", "Axes and sizes, such as 'data=4,model=2'. An option `mesh` overrides it.")
+    p.define("strategy", "", "Name or table of a strategy. An option `strategy` overrides it.")
     p.define(
         "overrides",
         {},

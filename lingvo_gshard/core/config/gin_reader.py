@@ -72,7 +72,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
     """
     reader = _Reader()
     for name in files:
-        reader.read_file(name, including="", flag="--gin_file")
+        reader.read_file(name, including="", source="`gin_files`")
     for binding in bindings:
         reader.read_text(binding)
     return _resolve_macros(reader.settings)
@@ -102,20 +102,20 @@ class _Reader:
         self.settings: list[Setting] = []
         self._open_files: list[str] = []
 
-    def read_file(self, name: str, including: str, flag: str) -> None:
+    def read_file(self, name: str, including: str, source: str) -> None:
         """Reads a file.
 
         Args:
           name: Name of the file.
-          including: Path of the file that includes it; empty if a flag names it.
-          flag: The flag or include statement, for messages.
+          including: Path of the file that includes it; empty if an option names it.
+          source: The option or include statement, for messages.
         """
         path = _find(name, including)
         if path is None:
-            raise UserError(f"{flag}: there is no file {name!r}")
+            raise UserError(f"{source}: there is no file {name!r}")
         identity = os.path.realpath(path)
         if identity in self._open_files:
-            raise UserError(f"{flag}: {name!r} includes itself")
+            raise UserError(f"{source}: {name!r} includes itself")
         self._open_files.append(identity)
         try:
             with open(path, encoding="utf-8") as file:
@@ -129,22 +129,22 @@ class _Reader:
         self._read(binding, None)
 
     def _read(self, text: Any, path: str | None) -> None:
-        flag = "" if path else f"--gin_param {text!r}"
+        option = "" if path else f"`settings` {text!r}"
         try:
             for statement in config_parser.ConfigParser(text, _Delegate()):
-                where = f"{path}:{statement.location.line_num}" if path else flag
+                where = f"{path}:{statement.location.line_num}" if path else option
                 self._take(statement, path, where)
         except SyntaxError as error:
-            where = f"{path}:{error.lineno}" if path else flag
+            where = f"{path}:{error.lineno}" if path else option
             reason = error.msg.splitlines()[-1].strip()
             raise UserError(f"{where}: {reason}{_hint(error.text)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            raise UserError(f"{f'{path}:{line}' if path else flag}: {message}") from None
+            raise UserError(f"{f'{path}:{line}' if path else option}: {message}") from None
 
     def _take(self, statement: Any, path: str | None, where: str) -> None:
         if isinstance(statement, config_parser.IncludeStatement):
-            self.read_file(statement.filename, including=path or "", flag=where)
+            self.read_file(statement.filename, including=path or "", source=where)
         elif isinstance(statement, config_parser.ImportStatement):
             raise UserError(
                 f"{where}: {statement.format()!r}: imports are not supported. "

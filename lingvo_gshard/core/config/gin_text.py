@@ -30,7 +30,7 @@ def to_gin(params: Params, pattern: str = "") -> str:
     if not settings:
         ends = {path.rpartition(".")[2] for path, _, _ in _settings(params)}
         raise UserError(
-            f"--params={pattern}: no hyperparameter matches. {names.nearest(pattern, ends)}"
+            f"`params={pattern}`: no hyperparameter matches. {names.nearest(pattern, ends)}"
         )
     return "\n".join(f"{_comment(meaning)}{path} = {value}\n" for path, value, meaning in settings)
 

@@ -80,9 +80,9 @@ class Params:
         """
         self._check_not_frozen(name)
         if not name.isidentifier() or hasattr(Params, name):
-            raise UserError(f"{name!r} cannot be the name of a hyperparameter")
+            raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
         if name in self._entries:
-            raise UserError(f"Hyperparameter {name!r} is already defined")
+            raise ValueError(f"Hyperparameter {name!r} is already defined")
         constraint = Constraint(minimum, above, maximum, below)
         self._entries[name] = _Entry(default, default, help, constraint)
 
@@ -214,7 +214,7 @@ class Params:
             has set it.
         """
         if self._cls is None:
-            raise UserError("These Params configure no class, so they cannot be instantiated")
+            raise ValueError("These Params configure no class, so they cannot be instantiated")
         try:
             return self._cls(self, *args, **kwargs)
         except ParamsError:
@@ -265,7 +265,7 @@ class Params:
 
     def _check_not_frozen(self, name: str) -> None:
         if self._frozen:
-            raise UserError(
+            raise ValueError(
                 f"These Params are frozen: {name!r} cannot be changed. Copy them first."
             )
 

@@ -52,7 +52,7 @@ def _check_modules(values: Iterable[str]) -> None:
     if foreign:
         raise UserError(
             f"the Params name classes of {' and '.join(foreign)}, which is code of its own. If you "
-            f"trust it, add --import={','.join(foreign)}"
+            f"trust it, add `import={','.join(foreign)}`"
         )
 
 

@@ -18,10 +18,7 @@ from lingvo_gshard.core.errors import UserError
 
 _PACKAGE = str(pathlib.Path(__file__).parents[2])
 _PACKAGE_NAME = __name__.partition(".")[0]
-_NOT_THE_USERS = (
-    _PACKAGE,
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-)
+_LIBRARIES = tuple(str(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 # Top-level names of the modules that the user has named.
 _named: set[str] = set()
@@ -61,6 +58,23 @@ def import_module(name: str) -> types.ModuleType:
     ) from failure
 
 
+def raised_in(error: BaseException) -> str | None:
+    """Returns the line of a user's module that raised an error, as "file:line".
+
+    None if this package raised it, or a library that this package called.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if not _is_of_a_library(f.filename)]
+    if not frames or frames[-1].filename.startswith(_PACKAGE):
+        return None
+    return f"{frames[-1].filename}:{frames[-1].lineno}"
+
+
+def _is_of_a_library(file: str) -> bool:
+    # The package itself may be installed among the libraries.
+    return file.startswith(("<", *_LIBRARIES)) and not file.startswith(_PACKAGE)
+
+
 def _place(error: BaseException) -> str:
     """Returns the last line of the user's files that an error passed, as "file:line"."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -68,7 +82,7 @@ def _place(error: BaseException) -> str:
     # The first frame is that of this file.
     frames = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in frames if not frame.filename.startswith("<")]
-    own = [f for f in frames if not f.filename.startswith(_NOT_THE_USERS)] or frames
+    own = [f for f in frames if not f.filename.startswith((_PACKAGE, *_LIBRARIES))] or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown line"
 
 

@@ -6,7 +6,6 @@ import collections
 import threading
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.engine.turns import Turns
@@ -38,7 +37,7 @@ class WaitingRows:
         """Adds texts at the end. Raises ValueError if the engine is closed."""
         with self._changed:
             if self._is_closed:
-                raise UserError("the engine is closed")
+                raise ValueError("the engine is closed")
             for row in rows:
                 self._turns.setdefault(_kind(row), Turns()).add(row)
                 self._of_answer.setdefault(row.answer, []).append(row)

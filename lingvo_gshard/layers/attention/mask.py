@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate
 
@@ -141,9 +140,9 @@ def mask_of_window(masks: Sequence[AttentionMask], window: int) -> AttentionMask
     """Returns the mask with this window among those that the layers of a stack share.
 
     Raises:
-      UserError: there is none.
+      ValueError: there is none.
     """
     for mask in masks:
         if mask.window == window:
             return mask
-    raise UserError(f"masks of windows {[mask.window for mask in masks]}, but none of {window}")
+    raise ValueError(f"masks of windows {[mask.window for mask in masks]}, but none of {window}")

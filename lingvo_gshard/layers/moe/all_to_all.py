@@ -73,10 +73,10 @@ def hierarchical(option: str) -> AllToAll:
     shared = [axis for axis in experts if axis in groups]
     if len(shared) < 2:
         raise UserError(
-            f"{option}: --mesh={current.mesh} with --strategy={current.strategy.name} splits "
+            f"{option}: `mesh={current.mesh}` with `strategy={current.strategy.name}` splits "
             f"groups over {_join_names(groups)} and experts over {_join_names(experts)}; it needs "
-            "two axes that split both, as in --mesh=host=2,data=4 "
-            "--strategy='activations: B,G->host,data | E->host,data'"
+            "two axes that split both, as in `mesh=host=2,data=4` "
+            "`strategy='activations: B,G->host,data | E->host,data'`"
         )
     return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
 

@@ -57,7 +57,7 @@ def warn_of_experts(num_experts: int, path: str) -> None:
     advice = ""
     if len(axes) == 1:
         mesh = _even_mesh(current.mesh, axes[0], num_experts)
-        advice = f" On --mesh={mesh} they do."
+        advice = f" On `mesh={mesh}` they do."
     _log.warning(
         f"{path}: {num_experts} experts do not divide evenly over {parts} devices along "
         f"{' and '.join(axes)}: {1 - num_experts / padded:.0%} of the experts' time is padding."

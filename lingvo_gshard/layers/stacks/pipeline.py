@@ -177,7 +177,7 @@ class Pipeline(Execution):
         if stages % parts:
             raise UserError(
                 f"{path}.stages={stages} does not divide over the {parts} devices along "
-                f"{', '.join(axes)} of --mesh={partitioning.mesh}"
+                f"{', '.join(axes)} of `mesh={partitioning.mesh}`"
             )
         if rows % count and context.current().training:
             raise UserError(

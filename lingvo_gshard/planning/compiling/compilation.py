@@ -130,7 +130,7 @@ def _compile_anew(
         message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise UserError(
-            f"--topology={topology.name}: its compiler rejects {program.name}: {message}"
+            f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"
         )
     return _compile_for_larger(program, topology, message, started, progress)
 
@@ -191,13 +191,13 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
     """
     if mesh.size != topology.devices:
         raise UserError(
-            f"--mesh={mesh} has {mesh.size:,} devices, but --topology={topology.name} has "
+            f"`mesh={mesh}` has {mesh.size:,} devices, but `topology={topology.name}` has "
             f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
             f"data={topology.devices}"
         )
     if topology.slices > 1 and mesh.device_order != "contiguous":
         raise UserError(
-            f"--device_order={mesh.device_order}: --topology={topology.name} has "
+            f"`device_order={mesh.device_order}`: `topology={topology.name}` has "
             f"{topology.slices} slices, whose devices keep their order; expected contiguous"
         )
     mesh.across_slices(topology.slices)
@@ -231,8 +231,8 @@ def _compile_for_larger(
 
 def _too_large(program: Program, topology: Topology, message: str) -> str:
     return (
-        f"--topology={topology.name}: {program.name} needs far more memory than a device has; use "
-        "more devices, or a --strategy that splits more. The compiler reported: "
+        f"`topology={topology.name}`: {program.name} needs far more memory than a device has; use "
+        "more devices, or a `strategy` that splits more. The compiler reported: "
         f"{_first_line(message)}"
     )
 

@@ -12,7 +12,6 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.monitoring.routers.records import RouterRecord
 
-FLAG = "--loads"
 _EXPECTED = (
     "expected a file that gshard-experts report --json or gshard-experts watched --json wrote, or "
     "the routers.jsonl of a run"
@@ -79,15 +78,15 @@ def load(path: str, first_step: int = 0) -> Loads:
     try:
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"{FLAG}={path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"`loads={path}`: cannot be read: {error.strerror}") from None
     try:
         records, is_measured = _decoded(content)
     except msgspec.ValidationError as error:
-        raise UserError(f"{FLAG}={path}: no loads of routers: {error}; {_EXPECTED}") from None
+        raise UserError(f"`loads={path}`: no loads of routers: {error}; {_EXPECTED}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{FLAG}={path}: not JSON ({error}); {_EXPECTED}") from None
+        raise UserError(f"`loads={path}`: not JSON ({error}); {_EXPECTED}") from None
     if not records:
-        raise UserError(f"{FLAG}={path}: no layer with experts is in it; {_EXPECTED}")
+        raise UserError(f"`loads={path}`: no layer with experts is in it; {_EXPECTED}")
     for record in records:
         _check_record(path, record)
     return _from_step(Loads(path, _by_layer(path, records), is_measured), first_step)
@@ -138,7 +137,7 @@ def _of_report(layer: _Layer, step: int) -> RouterRecord:
 
 def _check_record(path: str, record: RouterRecord) -> None:
     """Raises ValueError if a record's counts cannot be."""
-    where = f"{FLAG}={path}: {record.layer}, step {record.step:,}"
+    where = f"`loads={path}`: {record.layer}, step {record.step:,}"
     width = len(record.choices)
     if not width:
         raise UserError(f"{where}: choices is empty; expected a count for each expert")
@@ -172,13 +171,13 @@ def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[Rout
         missing = sorted(set(found[first]) ^ set(by_step))
         if missing:
             raise UserError(
-                f"{FLAG}={path}: only one of {first} and {layer} has a record of step "
+                f"`loads={path}`: only one of {first} and {layer} has a record of step "
                 f"{missing[0]:,}; expected the same steps of all layers"
             )
         widths = {len(record.choices) for record in by_step.values()}
         if len(widths) > 1:
             raise UserError(
-                f"{FLAG}={path}: {layer} has {min(widths)} experts in one step and {max(widths)} "
+                f"`loads={path}`: {layer} has {min(widths)} experts in one step and {max(widths)} "
                 "in another; expected the loads of one model"
             )
     return {layer: [by_step[s] for s in sorted(by_step)] for layer, by_step in found.items()}
@@ -189,7 +188,7 @@ def _from_step(loads: Loads, first_step: int) -> Loads:
     last_step = loads.steps[-1]
     if first_step > last_step:
         raise UserError(
-            f"--loads_from={first_step}: the last step in {FLAG}={loads.path} is {last_step:,}; "
+            f"`loads_from={first_step}`: the last step in `loads={loads.path}` is {last_step:,}; "
             "expected a smaller number"
         )
     layers = {

@@ -9,7 +9,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads import file
-from lingvo_gshard.planning.loads.file import FLAG, Loads
+from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.loads.record import RouterLoads
@@ -30,7 +30,7 @@ def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str)
       layers: the layers with experts of the planned model by path.
       name: name of the planned experiment.
     """
-    where = f"{FLAG}={loads.path}"
+    where = f"`loads={loads.path}`"
     if not layers:
         raise UserError(f"{where}: {name} has no layer with experts")
     counts = (
@@ -55,7 +55,7 @@ def check_replicas(replicas: int, layers: Sequence[ExpertLayer]) -> None:
         parts, experts = layer.devices.parts, layer.num_experts
         if replicas > experts * (parts - 1):
             raise UserError(
-                f"--replicas={replicas}: the {experts:,} experts of {layer.path} are divided over "
+                f"`replicas={replicas}`: the {experts:,} experts of {layer.path} are divided over "
                 f"{_count(parts, 'device')}; expected at most {experts * (parts - 1):,}, which is "
                 "every expert on every device"
             )
@@ -99,9 +99,9 @@ class LoadsOptions:
         """Raises ValueError if an option is negative or applies to a file that is not given."""
         for flag, value in (("loads_from", self.first_step), ("replicas", self.replicas)):
             if value < 0:
-                raise UserError(f"--{flag}={value}: expected 0 or more")
+                raise UserError(f"`{flag}={value}`: expected 0 or more")
             if value and self.path is None:
-                raise UserError(f"--{flag}={value} applies to {FLAG}, which is not given")
+                raise UserError(f"`{flag}={value}` applies to `loads`, which is not given")
 
     def read(self) -> Loads | None:
         """Returns the loads in the file; None without a file. ValueError for a wrong one."""

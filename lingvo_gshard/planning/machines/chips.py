@@ -129,7 +129,7 @@ def get(key: str) -> Chip:
       UserError: if there is none; names --topology and the nearest key.
     """
     if key not in CHIPS:
-        raise UserError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
+        raise UserError(f"`topology`: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
     return CHIPS[key]
 
 

@@ -77,10 +77,10 @@ def check_version() -> None:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            raise UserError(f"--topology: {MISSING}; install it with {INSTALL}") from None
+            raise UserError(f"`topology`: {MISSING}; install it with {INSTALL}") from None
         if version != wanted:
             raise UserError(
-                f"--topology: {package} {version} is installed, but jax {wanted} requires "
+                f"`topology`: {package} {version} is installed, but jax {wanted} requires "
                 f"{package}=={wanted}; install it with {INSTALL.replace(VERSION, wanted)}"
             )
 
@@ -109,6 +109,6 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
         ).devices
     except NotImplementedError:
         raise UserError(
-            f"--topology=gpu:{chip.key}:{hosts}x{gpus}: this process started jax without the "
+            f"`topology=gpu:{chip.key}:{hosts}x{gpus}`: this process started jax without the "
             f"compiler for GPUs; plan in a new process, or set {_SKIP_CHECK}=1 before jax is used"
         ) from None

@@ -62,12 +62,12 @@ def check_version() -> None:
     """
     version = installed()
     if version is None:
-        raise UserError(f"--topology: {MISSING}; install it with {INSTALL}")
+        raise UserError(f"`topology`: {MISSING}; install it with {INSTALL}")
     for text in importlib.metadata.requires("jax") or ():
         wanted = Requirement(text)
         if wanted.name == "libtpu" and not wanted.specifier.contains(version, prereleases=True):
             raise UserError(
-                f"--topology: libtpu {version} is installed, but jax "
+                f"`topology`: libtpu {version} is installed, but jax "
                 f"{importlib.metadata.version('jax')} requires libtpu{wanted.specifier}; "
                 f"install it with {INSTALL}"
             )
@@ -102,4 +102,4 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int =
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except JaxRuntimeError as error:
-        raise UserError(f"--topology={name}: libtpu refuses: {error}") from error
+        raise UserError(f"`topology={name}`: libtpu refuses: {error}") from error

@@ -122,7 +122,7 @@ def get(name: str) -> Topology:
     kind, _, rest = name.strip().lower().partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
         raise UserError(
-            f"--topology={name}: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x "
+            f"`topology={name}`: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x "
             "GPUs of one host) or cpu:8, without '*'"
         )
     if kind == "gpu":
@@ -131,7 +131,7 @@ def get(name: str) -> Topology:
         return _cpu(name, rest)
     if kind not in _EXAMPLES:
         hint = nearest_names.nearest(kind, (*_EXAMPLES, "cpu", "gpu"))
-        raise UserError(f"--topology={name}: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
+        raise UserError(f"`topology={name}`: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
     return _tpu(name, kind, rest)
 
 
@@ -199,7 +199,7 @@ def _sizes(name: str, text: str, dimensions: int, example: str) -> tuple[int, ..
     if not _SIZES.fullmatch(text) or text.count("x") != dimensions - 1:
         expected = f"{dimensions} sizes" if dimensions > 1 else "one size"
         raise UserError(
-            f"--topology={name}: {text!r} is not a shape; expected {expected}, such as {example}"
+            f"`topology={name}`: {text!r} is not a shape; expected {expected}, such as {example}"
         )
     return tuple(int(size) for size in text.split("x"))
 
@@ -217,12 +217,12 @@ def _tpu(name: str, key: str, text: str) -> Topology:
         and any(size > most for size, most in zip(shape, chip.pod_shape, strict=True))
     ):
         raise UserError(
-            f"--topology={name}: a pod of {chip.name} has {most:,} chips, {pod}; "
+            f"`topology={name}`: a pod of {chip.name} has {most:,} chips, {pod}; "
             "choose a smaller shape"
         )
     if max(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
         raise UserError(
-            f"--topology={name}: a host has 2x2 chips, so the first two sizes must be even; "
+            f"`topology={name}`: a host has 2x2 chips, so the first two sizes must be even; "
             f"expected such as {_EXAMPLES[key]}"
         )
     suffix = f"*{slices}" if slices > 1 else ""
@@ -233,13 +233,13 @@ def _slices(name: str, chip: chips.Chip, text: str) -> int:
     """The number of slices that the text after `*` states."""
     if not _SIZES.fullmatch(text) or "x" in text:
         raise UserError(
-            f"--topology={name}: {text!r} is not a number of slices; expected a positive number, "
+            f"`topology={name}`: {text!r} is not a number of slices; expected a positive number, "
             f"such as {_EXAMPLES[chip.key]}*4"
         )
     if int(text) > 1 and chip.network_bandwidth is None:
         known = [c.key for c in chips.CHIPS.values() if c.kind == "tpu" and c.network_bandwidth]
         raise UserError(
-            f"--topology={name}: the rate of the network between slices of {chip.name} is not "
+            f"`topology={name}`: the rate of the network between slices of {chip.name} is not "
             f"published; several slices can be planned of {', '.join(known)}"
         )
     return int(text)
@@ -267,7 +267,7 @@ def _gpu(name: str, rest: str) -> Topology:
     gpus = [chip.key for chip in chips.CHIPS.values() if chip.kind == "gpu"]
     if key not in gpus:
         raise UserError(
-            f"--topology={name}: unknown GPU {key!r}. {nearest_names.nearest(key, gpus)}"
+            f"`topology={name}`: unknown GPU {key!r}. {nearest_names.nearest(key, gpus)}"
         )
     return Topology(name, chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False))
 
@@ -275,7 +275,7 @@ def _gpu(name: str, rest: str) -> Topology:
 def _cpu(name: str, text: str) -> Topology:
     shape = _sizes(name, text, 1, "cpu:8")
     if shape[0] > _MOST_CPU_DEVICES:
-        raise UserError(f"--topology={name}: expected at most {_MOST_CPU_DEVICES} virtual devices")
+        raise UserError(f"`topology={name}`: expected at most {_MOST_CPU_DEVICES} virtual devices")
     return Topology(name, chips.get("cpu"), shape, (False,))
 
 
@@ -291,7 +291,7 @@ def _cpu_devices(topology: Topology) -> list[Any]:
     devices = jax.devices("cpu")
     if len(devices) < topology.devices:
         raise UserError(
-            f"--topology={topology.name} needs {topology.devices} virtual CPU devices, but this "
+            f"`topology={topology.name}` needs {topology.devices} virtual CPU devices, but this "
             f"process has already started jax with {len(devices)}; plan in a new process, or set "
             f"jax.config.update('jax_num_cpu_devices', {topology.devices}) before jax is used"
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling.cache import current_settings, using_settings
 from lingvo_gshard.planning.paper import comparison as paper
@@ -83,7 +84,7 @@ def make_report(chosen: Sequence[str], plan_case: Callable[[Case], Plan]) -> Pap
         try:
             with using_settings(dataclasses.replace(current_settings(), generates_code=has_code)):
                 plans[case.name] = plan_case(case)
-        except ValueError as error:
+        except UserError as error:
             failures[case.name] = str(error)
         # JAX's caches of one program take as much memory as planning the next one.
         jax.clear_caches()

@@ -53,7 +53,7 @@ def select(chosen: Sequence[str]) -> list[Comparison]:
     known = {part for comparison in COMPARISONS for part in comparison.selectors}
     for name in chosen:
         if name not in known:
-            raise UserError(f"--paper_rows: unknown row {name!r}. {names.nearest(name, known)}")
+            raise UserError(f"`paper_rows`: unknown row {name!r}. {names.nearest(name, known)}")
     wanted = set(chosen)
     return [c for c in COMPARISONS if not wanted or wanted & set(c.selectors)]
 

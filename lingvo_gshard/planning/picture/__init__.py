@@ -27,7 +27,7 @@ def write(plan: Plan, path: str | pathlib.Path) -> None:
     try:
         pathlib.Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--html={path}: cannot be written: {error.strerror}") from error
+        raise UserError(f"`html={path}`: cannot be written: {error.strerror}") from error
 
 
 def to_html(plan: Plan) -> str:

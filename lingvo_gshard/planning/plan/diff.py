@@ -340,7 +340,7 @@ def _check_versions(
         raise UserError(
             f"{names[0]} and {names[1]} were made by different versions: {'; '.join(differing)}. "
             "Different compilers make different programs from the same step: plan again with the "
-            "same versions, or pass --allow_other_versions"
+            "same versions, or pass `allow_other_versions`"
         )
 
 

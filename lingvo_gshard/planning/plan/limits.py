@@ -83,7 +83,7 @@ class Checked:
     is_exceeded: bool
 
 
-def parse(text: str, where: str = "--fail_on") -> list[Limit]:
+def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
     """Returns the limits that a text such as "peak>+2%,all-gather>0" lists.
 
     Each is a quantity, ">" or "<", and the change from which on it is exceeded: a number, with a

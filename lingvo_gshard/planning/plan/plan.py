@@ -193,7 +193,7 @@ class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A change that was tried because the step does not fit.
 
     Attributes:
-      change: command-line flags of this change and of those tried before it.
+      change: settings of this change and of those tried before it, each in backquotes.
       fits: whether the step fits with them.
       peak: peak bytes of one device; None if the step could not be planned.
       seconds_per_step: estimate; None if the step could not be planned.

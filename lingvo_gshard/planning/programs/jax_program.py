@@ -102,7 +102,7 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
     for mesh in [given] if given else _meshes(devices):
         if all(split_of_text(text, rank, mesh) is not None for text, rank in texts):
             return mesh
-    which = f"--mesh={given}" if given else f"any mesh of up to {_MOST_AXES} axes"
+    which = f"`mesh={given}`" if given else f"any mesh of up to {_MOST_AXES} axes"
     shown = ", ".join(sorted(text for text, _ in texts)[:3])
     raise UserError(f"its shardings ({shown}) are no splits over {which}")
 
@@ -299,10 +299,10 @@ def _mesh(module: ir.Module, values: list[_Value], devices: int, given: Mesh | N
     if named is None:
         if given is not None and given.size != devices:
             plural = "s"[: devices != 1]
-            raise UserError(f"it was exported for {devices} device{plural}, not for --mesh={given}")
+            raise UserError(f"it was exported for {devices} device{plural}, not for `mesh={given}`")
         return gspmd_mesh([v.sharded for v in values], devices, given)
     if given is not None and given != named:
-        raise UserError(f"it was exported for the mesh {named}, not for --mesh={given}")
+        raise UserError(f"it was exported for the mesh {named}, not for `mesh={given}`")
     return named
 
 

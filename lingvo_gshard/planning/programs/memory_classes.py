@@ -51,7 +51,7 @@ class MemoryPatterns:
                 re.compile(pattern or "")
             except re.error as error:
                 raise UserError(
-                    f"--{flag}={pattern} is no regular expression: {error}; expected such as "
+                    f"`{flag}={pattern}` is no regular expression: {error}; expected such as "
                     f"'{flag}.*'"
                 ) from None
 
@@ -85,10 +85,10 @@ def memory_classes(
         if pattern and not any(re.search(pattern, array.path) for array in inputs):
             shown = ", ".join(array.path for array in inputs[:_SHOWN])
             more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
-            raise UserError(f"--{flag}={pattern} matches none of its arguments: {shown}{more}")
+            raise UserError(f"`{flag}={pattern}` matches none of its arguments: {shown}{more}")
     classes = [_class_of(array.path, patterns) for array in inputs]
     ways = [
-        f"by --{flag}={pattern}" if pattern else "by name"
+        f"by `{flag}={pattern}`" if pattern else "by name"
         for flag, pattern in (("weights", patterns.weights), ("moments", patterns.moments))
     ]
     if patterns.weights is None and memory.WEIGHTS not in classes:
@@ -100,7 +100,7 @@ def memory_classes(
     note = (
         f"arguments: {counts[0]} of weights ({ways[0]}), {counts[1]} of moments ({ways[1]}), "
         f"{counts[2]} of inputs; "
-        "--weights and --moments say it by patterns of their names"
+        "`weights` and `moments` say it by patterns of their names"
     )
     return MemoryClasses(tuple(classes), note)
 

@@ -62,7 +62,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
     for flag in ("weights", "moments"):
         if getattr(facts.patterns, flag):
             raise UserError(
-                f"--{flag}={getattr(facts.patterns, flag)} applies to what jax.export wrote; a "
+                f"`{flag}={getattr(facts.patterns, flag)}` applies to what jax.export wrote; a "
                 "program of gshard-inspect says itself what its arguments are"
             )
     classes = tuple(memory_class(array.path) for array in program.inputs)
@@ -96,7 +96,7 @@ def jax_program(
     program = to_program(exported, where, platform, mesh)
     try:
         found = memory_classes(program.inputs, program.donated, facts.patterns)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}") from None
     notes = [found.note]
     if platform not in exported.platforms:

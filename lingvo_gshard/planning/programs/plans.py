@@ -126,16 +126,16 @@ def _plan(
     if mesh.size != topology.devices:
         raise UserError(
             f"{where} was made for {mesh.size:,} device{'s'[: mesh.size != 1]}, {mesh}, but "
-            f"--topology={topology.name} has {topology.devices:,}"
+            f"`topology={topology.name}` has {topology.devices:,}"
         )
     if tokens and not planned.tokens:
         raise UserError(
-            f"--tokens={tokens:g} needs the tokens of a step, which {where} does not say; give "
-            "--step_tokens, too"
+            f"`tokens={tokens:g}` needs the tokens of a step, which {where} does not say; give "
+            "`step_tokens`, too"
         )
     try:
         return planner.plan_program(planned, None, topology, tokens, progress)
-    except ValueError as error:
+    except UserError as error:
         others = [f"; it was {note}" for note in planned.notes if note.startswith(EXPORTED_FOR)]
         first, *_ = str(error).splitlines()
         raise UserError(f"{where}: {first}{''.join(others)}") from None

@@ -114,17 +114,17 @@ class Candidate:
     rematerialize: str = remat_policy.NONE
     micro_batches: int = 1
 
-    def flags(self, rematerialize_params: Iterable[str] = ()) -> list[str]:
-        """Returns the command-line flags that select the candidate.
+    def settings(self, rematerialize_params: Iterable[str] = ()) -> list[str]:
+        """Returns the settings that select the candidate: options, and Params as in a gin file.
 
         Args:
           rematerialize_params: paths of the Params that take a policy, see `policy_params`.
         """
-        flags = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
+        settings = [f"mesh={self.mesh}", f"strategy={self.strategy}"]
         if self.overrides:
-            flags.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
-        flags += [f'--gin_param={path} = "{self.rematerialize}"' for path in rematerialize_params]
-        return flags
+            settings.append(f"sharding.overrides = {dict(self.overrides)!r}")
+        settings += [f'{path} = "{self.rematerialize}"' for path in rematerialize_params]
+        return settings
 
 
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:

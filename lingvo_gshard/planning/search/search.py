@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.letters import ROWS
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.search.candidates import (
@@ -298,10 +299,10 @@ def _compile(
         smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
         number = fitting[0] if fitting else smallest
         row = rows[number]
-        log(f"compiling --mesh={row.candidate.mesh} --strategy={row.candidate.strategy}")
+        log(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
         try:
             compiled = compile_candidate(row.candidate)
-        except ValueError as error:
+        except UserError as error:
             rows[number] = dataclasses.replace(row, problem=str(error))
             continue
         rows[number] = dataclasses.replace(row, compiled=compiled)

@@ -94,11 +94,11 @@ def get(text: str, flag: str = "failures") -> FailureRate:
         hours = float(text)
     except ValueError:
         raise UserError(
-            f"--{flag}={text}: neither a published rate nor a number of chip-hours between two "
+            f"`{flag}={text}`: neither a published rate nor a number of chip-hours between two "
             f"failures, such as 5e4. {names.nearest(text, RATES)}"
         ) from None
     if not 0 < hours < math.inf:
         raise UserError(
-            f"--{flag}={text}: expected more than 0 chip-hours between two failures, such as 5e4"
+            f"`{flag}={text}`: expected more than 0 chip-hours between two failures, such as 5e4"
         )
-    return FailureRate(f"{hours:g} chip-hours", hours, None, f"--{flag}={text}")
+    return FailureRate(f"{hours:g} chip-hours", hours, None, f"`{flag}={text}`")

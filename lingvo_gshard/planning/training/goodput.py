@@ -269,7 +269,7 @@ def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
     failures_of_a_run = job.work / goodput / job.costs.between_failures
     if failures_of_a_run * options.runs > _MOST_FAILURES:
         raise UserError(
-            f"--simulated_runs={options.runs} of --tokens={options.tokens:g} have "
+            f"`simulated_runs={options.runs}` of `tokens={options.tokens:g}` have "
             f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
             "runs: simulate fewer runs, or train on fewer tokens"
         )
@@ -278,9 +278,9 @@ def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
 def _no_progress(job: Job, interval: float, goodput: float) -> str:
     costs = job.costs
     return (
-        f"--goodput: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
+        f"`goodput`: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
         f"average, while a restart takes {costs.restart:.3g} s, a checkpoint {costs.write:.3g} s "
         f"to write and {interval:.3g} s of work lie between two: {goodput:.2%} of the time would "
-        "make progress. Expected at least 1%: fewer chips, a higher --failures (chip-hours), "
-        "--checkpoint_rate or a lower --restart"
+        "make progress. Expected at least 1%: fewer chips, a higher `failures` (chip-hours), "
+        "`checkpoint_rate` or a lower `restart`"
     )

@@ -133,7 +133,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     check(options)
     if not plan.tokens_per_step or not plan.seconds_per_step:
         raise UserError(
-            f"--goodput: the plan of {plan.name} has no "
+            f"`goodput`: the plan of {plan.name} has no "
             f"{'time' if plan.tokens_per_step else 'tokens'} of a step; expected the plan of a "
             "training step"
         )
@@ -159,7 +159,7 @@ def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
 
     def row(name: str, value: float, unit: str, flag: str, default: str) -> Assumption:
         given = getattr(options, flag)
-        return Assumption(name, value, unit, flag, default if given is None else f"--{flag}")
+        return Assumption(name, value, unit, flag, default if given is None else f"`{flag}`")
 
     rate = job.failure_rate
     return [
@@ -193,10 +193,10 @@ def check(options: JobOptions) -> None:
     ):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name}={value}: expected more than 0, such as {example}")
+            raise UserError(f"`{name}={value}`: expected more than 0, such as {example}")
     for name in ("checkpoint_stall", "restart", "compile_seconds"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
-            raise UserError(f"--{name}={value}: expected seconds, 0 or more")
+            raise UserError(f"`{name}={value}`: expected seconds, 0 or more")
     if not 1 <= options.runs <= _MOST_RUNS:
-        raise UserError(f"--simulated_runs={options.runs}: expected 1 to {_MOST_RUNS:,}")
+        raise UserError(f"`simulated_runs={options.runs}`: expected 1 to {_MOST_RUNS:,}")

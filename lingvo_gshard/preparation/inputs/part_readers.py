@@ -40,7 +40,7 @@ class PartReader(readers.FileReader):
       position: number of stored bytes read so far.
     """
 
-    skip_setting = "--on_bad_row=skip"
+    skip_setting = "`on_bad_row=skip`"
 
     def __init__(self, params: Params, part: Part, of: source.Source, options: PartOptions):
         """Prepares to read.

@@ -132,7 +132,7 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 
 
 def _find(number: int, source: Source) -> Iterator[Files]:
-    setting = f"--source={source.path}"
+    setting = f"`source={source.path}`"
     if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
         raise UserError(
             f"{setting}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"

@@ -111,12 +111,12 @@ class Source:
             field, equals, value = setting.partition("=")
             if not equals:
                 raise UserError(
-                    f"--source={text}: {setting!r} is not of the form field=value. Fields are "
+                    f"`source={text}`: {setting!r} is not of the form field=value. Fields are "
                     f"{', '.join(fields)}"
                 )
             if field not in fields:
                 raise UserError(
-                    f"--source={text}: unknown field {field!r}. {names.nearest(field, fields)}"
+                    f"`source={text}`: unknown field {field!r}. {names.nearest(field, fields)}"
                 )
             given[field] = value
         return cls(os.path.expanduser(path), **given)
@@ -133,7 +133,7 @@ class Source:
         )
 
     def _flag(self) -> str:
-        return f"--source={self.path}"
+        return f"`source={self.path}`"
 
 
 def _name_from(path: str) -> str:

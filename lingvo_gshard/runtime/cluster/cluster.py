@@ -49,7 +49,7 @@ _SHUTDOWN_SECONDS = 3600
 _PUSH_SECONDS = 10.0
 _LONGEST_ERROR = 300
 _OPEN = (
-    "Warning: whoever reaches --coordinator={address} can join or end this run. Keep its port on a "
+    "Warning: whoever reaches `coordinator={address}` can join or end this run. Keep its port on a "
     f"private network, and set {SECRET} to the same value for all processes"
 )
 
@@ -88,7 +88,7 @@ class Cluster:
 
         Args:
           options: which processes there are; by default detected.
-          shared: options that all processes must have in common, by flag.
+          shared: options that all processes must have in common, by name.
 
         Raises:
           UserError: the options contradict each other, the coordinator cannot be reached, not all

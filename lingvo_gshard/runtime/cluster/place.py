@@ -67,16 +67,16 @@ def find_place(options: ClusterOptions) -> Place | None:
     """
     given = {name: getattr(options, name) for name in _FIELDS}
     coordinator, num_processes, process_id = given.values()
-    missing = [f"--{name}" for name, value in given.items() if value is None]
+    missing = [f"`{name}`" for name, value in given.items() if value is None]
     local_devices = None
     if len(missing) == 3:
         coordinator, num_processes, process_id, local_devices = _detect(options.coordinator_timeout)
         if num_processes is None:
             return None
     elif num_processes is not None and num_processes < 1:
-        raise UserError(f"--num_processes={num_processes} is out of range: at least 1 is expected")
+        raise UserError(f"`num_processes={num_processes}` is out of range: at least 1 is expected")
     elif missing and (num_processes != 1 or process_id):
-        present = " ".join(f"--{k}={v}" for k, v in given.items() if v is not None)
+        present = " ".join(f"`{k}={v}`" for k, v in given.items() if v is not None)
         verb = "is" if len(missing) == 1 else "are"
         raise UserError(
             f"{' and '.join(missing)} {verb} missing; {present} needs all three. Leave all out "
@@ -84,7 +84,7 @@ def find_place(options: ClusterOptions) -> Place | None:
         )
     if process_id is not None and not 0 <= process_id < num_processes:
         raise UserError(
-            f"--process_id={process_id} is out of range: with --num_processes={num_processes}, "
+            f"`process_id={process_id}` is out of range: with `num_processes={num_processes}`, "
             f"0 to {num_processes - 1} is expected"
         )
     if num_processes == 1:
@@ -101,7 +101,7 @@ def _check_address(address: str) -> None:
         ipaddress.ip_address(address)
     except ValueError:
         raise UserError(
-            f"--coordinator_bind_address={address} is no IP address, such as 0.0.0.0 or 10.0.0.1"
+            f"`coordinator_bind_address={address}` is no IP address, such as 0.0.0.0 or 10.0.0.1"
         ) from None
 
 
@@ -118,8 +118,8 @@ def _detect(timeout: float) -> tuple:
         )
     except Exception as error:  # Each kind of cluster has errors of its own.
         raise UserError(
-            "--coordinator, --num_processes and --process_id are not given, and jax cannot read "
-            f"them from the cluster that it detects ({error}); --num_processes=1 runs alone"
+            "`coordinator`, `num_processes` and `process_id` are not given, and jax cannot read "
+            f"them from the cluster that it detects ({error}); `num_processes=1` runs alone"
         ) from error
     return (None,) * 4 if detected[1] is None else detected
 
@@ -127,5 +127,5 @@ def _detect(timeout: float) -> tuple:
 def _host_and_port(coordinator: str) -> tuple[str, int]:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"--coordinator={coordinator} is not host:port, such as 10.0.0.1:8476")
+        raise UserError(f"`coordinator={coordinator}` is not host:port, such as 10.0.0.1:8476")
     return host.removeprefix("[").removesuffix("]"), int(port)

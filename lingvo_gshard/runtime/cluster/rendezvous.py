@@ -59,7 +59,7 @@ class Hello(msgspec.Struct):
 
     Attributes:
       process: number of the process.
-      options: options that all processes must share, by flag; long ones as a hash.
+      options: options that all processes must share, by name; long ones as a hash.
       nonce: a random text, which process 0's reply must sign.
       proof: signature of the challenge and of this message without its proof.
     """
@@ -87,7 +87,7 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
 
     Args:
       place: this process.
-      options: options that all processes must share, by flag.
+      options: options that all processes must share, by name.
       timeout: seconds to wait for the others.
 
     Returns:
@@ -97,7 +97,7 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
     Raises:
       UserError: a process did not come or has other options. Every process that came raises it.
     """
-    shared = {"--num_processes": str(place.count), **options}
+    shared = {"num_processes": str(place.count), **options}
     shared = {name: _short(text) for name, text in shared.items()}
     if place.index == 0:
         return _Reception(place, shared).receive_all(timeout)
@@ -119,7 +119,7 @@ def bind_address(place: Place) -> str:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(
-            f"--coordinator={place.address}: process 0 does not know this host ({error.strerror})"
+            f"`coordinator={place.address}`: process 0 does not know this host ({error.strerror})"
         ) from None
     address = str(found[0][4][0])
     is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -252,9 +252,9 @@ class _Reception:
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         others = f"; {self._strangers} with another {SECRET} were refused" * bool(self._strangers)
         return (
-            f"--num_processes={place.count} processes were expected at "
-            f"--coordinator={place.address}, but within {timeout:.0f} s none came with "
-            f"--process_id {shown}{others}"
+            f"`num_processes={place.count}` processes were expected at "
+            f"`coordinator={place.address}`, but within {timeout:.0f} s none came with "
+            f"`process_id` {shown}{others}"
         )
 
     def _check(self, hello: Hello) -> None:
@@ -265,17 +265,17 @@ class _Reception:
             if theirs == mine:
                 continue
             if mine.startswith("sha256:") or theirs.startswith("sha256:"):
-                raise UserError(f"process {process} has other {name} than process 0")
+                raise UserError(f"process {process} has another `{name}` than process 0")
             raise UserError(
-                f"process {process} has {name}={theirs}, but process 0 has {name}={mine}"
+                f"process {process} has `{name}={theirs}`, but process 0 has `{name}={mine}`"
             )
         if not 0 <= process < self._place.count:
             raise UserError(
-                f"a process came with --process_id={process}; with "
-                f"--num_processes={self._place.count}, 1 to {self._place.count - 1} is expected"
+                f"a process came with `process_id={process}`; with "
+                f"`num_processes={self._place.count}`, 1 to {self._place.count - 1} is expected"
             )
         if process == 0 or process in self._arrived:
-            raise UserError(f"two processes were started with --process_id={process}")
+            raise UserError(f"two processes were started with `process_id={process}`")
 
 
 _OTHER_SECRET = f"process 0 has another {SECRET}; set the same value for all processes"
@@ -292,9 +292,9 @@ def _listen(place: Place) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise UserError(
-            f"--coordinator={place.address}: process 0 cannot open port {place.port} here at "
+            f"`coordinator={place.address}`: process 0 cannot open port {place.port} here at "
             f"{address} ({reason}); choose a free port of process 0's machine, or another "
-            "--coordinator_bind_address"
+            "`coordinator_bind_address`"
         ) from None
 
 
@@ -317,7 +317,7 @@ def _report(place: Place, options: dict[str, str], timeout: float) -> socket.soc
             problem = "another program answers there"
         if time.monotonic() >= deadline:
             raise UserError(
-                f"--coordinator={place.address} could not be reached within {timeout:.0f} s "
+                f"`coordinator={place.address}` could not be reached within {timeout:.0f} s "
                 f"({problem}); process 0 is expected there"
             )
         time.sleep(_POLL_SECONDS)
@@ -334,7 +334,7 @@ def _is_believed(reply: Reply, hello: Hello, place: Place) -> bool:
             raise UserError(reply.error)
         return True
     if reply.error == _OTHER_SECRET:
-        raise UserError(f"--coordinator={place.address}: {_OTHER_SECRET}")
+        raise UserError(f"`coordinator={place.address}`: {_OTHER_SECRET}")
     return False
 
 

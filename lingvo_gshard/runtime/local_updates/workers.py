@@ -40,14 +40,14 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
     mesh = partitioning.mesh if partitioning else None
     has_workers = mesh is not None and AXIS in mesh.names
     if every and not has_workers:
-        given = f"--mesh={mesh} has none" if mesh else "there is no --mesh"
+        given = f"`mesh={mesh}` has none" if mesh else "there is no `mesh`"
         raise UserError(
-            f"{_EVERY}={every} needs an axis {AXIS} of --mesh, as in --mesh={AXIS}=4,data=2; "
+            f"{_EVERY}={every} needs an axis {AXIS} of `mesh`, as in `mesh={AXIS}=4,data=2`; "
             f"{given}"
         )
     if has_workers and not every and AXIS in partitioning.unused_axes:
         raise UserError(
-            f"--mesh={mesh} has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to "
+            f"`mesh={mesh}` has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to "
             "the number of steps that workers train alone, or remove the axis"
         )
     if every and rows is not None:
@@ -74,7 +74,7 @@ class Workers:
         tables = [partitioning.strategy, *(table for _, table in partitioning.overrides)]
         if any(AXIS in table.axes for table in tables):
             raise UserError(
-                f"--strategy={partitioning.strategy.name} and sharding.overrides may split nothing "
+                f"`strategy={partitioning.strategy.name}` and sharding.overrides may split nothing "
                 f"over axis {AXIS} with {_EVERY}: each worker has all weights"
             )
         rest = tuple(axis for axis in mesh.axes if axis[0] != AXIS) or _ONE
@@ -110,7 +110,7 @@ class Workers:
         for worker, processes in enumerate(owners):
             if len(processes) > 1:
                 raise UserError(
-                    f"--mesh={self.together}: the devices of worker {worker} belong to "
+                    f"`mesh={self.together}`: the devices of worker {worker} belong to "
                     f"{len(processes)} processes; each worker must fit into one process"
                 )
         return [w for w, processes in enumerate(owners) if jax.process_index() in processes]
@@ -161,7 +161,7 @@ def _share(rows: int, mesh: Mesh) -> int:
     count = mesh.axis_size(AXIS)
     if rows % count:
         raise UserError(
-            f"input.batch_rows={rows} is no multiple of the {count} workers of --mesh={mesh}"
+            f"input.batch_rows={rows} is no multiple of the {count} workers of `mesh={mesh}`"
         )
     return rows // count
 

@@ -20,8 +20,8 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
 _REFUSAL = (
-    "--partitioner=shardy cannot partition manual regions: TensorFlow has no operations for "
-    "Shardy's. Use --partitioner=gspmd"
+    "`partitioner=shardy` cannot partition manual regions: TensorFlow has no operations for "
+    "Shardy's. Use `partitioner=gspmd`"
 )
 
 
@@ -73,7 +73,7 @@ def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
     split = split_of_text(text, rank, mesh)
     if split is None:
         raise UserError(
-            f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}. Use gspmd"
+            f"`partitioner=shardy`: the annotation {text} is no split over `mesh={mesh}`. Use gspmd"
         )
     attribute = _attribute(split, mesh)
     with ir.InsertionPoint(annotation), annotation.location:

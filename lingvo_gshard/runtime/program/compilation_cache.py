@@ -36,7 +36,7 @@ def keep_in(directory: str | os.PathLike) -> None:
     try:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--compilation_cache={directory}: {error.strerror}") from None
+        raise UserError(f"`compilation_cache={directory}`: {error.strerror}") from None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
 

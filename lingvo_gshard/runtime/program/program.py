@@ -102,7 +102,7 @@ class Program:
     def __post_init__(self):
         if self.partitioner not in PARTITIONERS:
             hint = names.nearest(self.partitioner, PARTITIONERS)
-            raise UserError(f"--partitioner={self.partitioner} is unknown. {hint}")
+            raise UserError(f"`partitioner={self.partitioner}` is unknown. {hint}")
         for index in self.donated:
             if not 0 <= index < len(self.inputs):
                 raise UserError(f"input {index} is donated, but there are {len(self.inputs)}")
@@ -197,7 +197,7 @@ class Program:
             raise UserError(f"{path} is not a saved program: {error}") from None
         if mesh is not None and mesh != program.mesh:
             raise UserError(
-                f"{path} was made for --mesh={_describe(program.mesh)}, not for {_describe(mesh)}"
+                f"{path} was made for `mesh={_describe(program.mesh)}`, not for {_describe(mesh)}"
             )
         return program
 

@@ -164,7 +164,7 @@ def verify_experiment(
     started = time.monotonic()
     wanted = experiments.requested_mesh(experiment, options.mesh, options.device_order)
     if wanted is None:
-        raise UserError("--mesh is missing, such as --mesh=data=4,model=2")
+        raise UserError("`mesh` is missing, such as `mesh=data=4,model=2`")
     asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
     check(experiment.trainer, asked, None)
     say("Building the model")

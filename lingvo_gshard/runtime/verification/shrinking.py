@@ -104,7 +104,7 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
     if mesh != partitioning.mesh:
         notes.append(
             f"mesh {mesh} instead of {partitioning.mesh}: the same axes on fewer devices "
-            f"(--max_devices={options.max_devices})"
+            f"(`max_devices={options.max_devices}`)"
         )
     if options.shrink:
         small = dataclasses.replace(partitioning, mesh=mesh)

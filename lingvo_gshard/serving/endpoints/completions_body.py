@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.text import stop_check
@@ -152,7 +153,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
         try:
             options = model.published.options(DRAWING, given)
             return dataclasses.replace(options, best=(self.n or 1) if options.draws else 1)
-        except ValueError as error:
+        except UserError as error:
             raise RequestError(BAD_REQUEST, str(error)) from None
 
 

@@ -73,7 +73,7 @@ def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None
         shown = "\n".join(f"  {describe(row)}" for row in rows[:10])
         more = f"\n  and {len(rows) - 10} more" if len(rows) > 10 else ""
         raise UserError(
-            f"--max_replicated_mb={most_megabytes:g}: every device would hold {total:.1f} MiB "
+            f"`max_replicated_mb={most_megabytes:g}`: every device would hold {total:.1f} MiB "
             f"in full although the strategy splits a letter of them:\n{shown}{more}"
         )
 

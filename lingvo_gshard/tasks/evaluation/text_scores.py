@@ -125,7 +125,7 @@ def measure(
     """
     size = input_.text_size(split)
     if not size.documents:
-        raise UserError(f"--split={split}: the run's corpus has no documents in it")
+        raise UserError(f"`split={split}`: the run's corpus has no documents in it")
     means, tokens = WeightedMeans(), 0
     with show_progress("Cross-entropy", "tokens", input_.count_tokens(split)) as progress:
         for batch in input_.evaluation_batches(split):

@@ -167,14 +167,14 @@ def choose_rows(
     for language in languages:
         if language not in by_language:
             hint = names.nearest(language, by_language)
-            raise UserError(f"--languages: {split} has no rows of {language!r}. {hint}")
+            raise UserError(f"`languages`: {split} has no rows of {language!r}. {hint}")
     chosen = []
     for language in languages or sorted(by_language):
         members = by_language[language]
         kept = np.sort(permutation(len(members), 0)[: limit or len(members)])
         chosen += [members[index] for index in kept]
     if not chosen:
-        raise UserError(f"--split={split}: the run's corpus has no rows in it")
+        raise UserError(f"`split={split}`: the run's corpus has no rows in it")
     return chosen
 
 

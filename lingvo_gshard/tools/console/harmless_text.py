@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+from lingvo_gshard.tools.console.spelling import with_flags
+
 # Control characters (ISO/IEC 6429: C0, DEL and C1), but for the tab and the line break.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -18,5 +20,8 @@ def harmless(text: str) -> str:
 
 
 def warn(text: str) -> None:
-    """Writes a line to standard error, without commands to the terminal, and flushes it."""
-    print(harmless(text), file=sys.stderr, flush=True)
+    """Writes a line to standard error and flushes it.
+
+    Options are spelled as flags, and nothing in the text commands the terminal.
+    """
+    print(harmless(with_flags(text)), file=sys.stderr, flush=True)

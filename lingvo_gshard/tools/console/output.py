@@ -17,6 +17,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.spelling import with_flags
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -60,10 +61,11 @@ def copy_of_standard_error() -> tuple[TextIO, bool]:
 
 
 def say(console: rich.console.Console, text: str) -> None:
-    """Prints text unchanged: rich adds no markup, colors or line breaks.
+    """Prints text without markup, colors or line breaks of rich. Options are spelled as flags.
 
     Characters that command a terminal are escaped on one.
     """
+    text = with_flags(text)
     if console.is_terminal:
         text = harmless(text)
     console.print(text, markup=False, highlight=False, soft_wrap=True)

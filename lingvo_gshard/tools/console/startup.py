@@ -9,14 +9,17 @@ import re
 import shlex
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable
 
 from absl import flags
 
+import lingvo_gshard
 from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
+from lingvo_gshard.tools.console.spelling import spell_flags_of
 from lingvo_gshard.training.monitoring.closed_output import discard
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
@@ -50,6 +53,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
         "lingvo_gshard, and of no others, since reading it runs them.",
         flag_values=values,
     )
+    spell_flags_of(values)
     if HELP.intersection(argv[1:]):
         print(_help_text(values, about))
         sys.exit(0)
@@ -101,8 +105,8 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
     """Returns `main` with users' mistakes printed as one line, for which it returns 1.
 
     A request to stop and a reader of standard output that went away have their own exit codes.
-    Mistakes are UserErrors and errors of files. Any other exception is a
-    bug and keeps its traceback.
+    Mistakes are UserErrors and errors of files. Any other exception is printed with its traceback
+    and a line that says whose it is: of a module of the user's, or a bug of this package.
 
     Args:
       name: the command's name, which starts the line.
@@ -124,8 +128,23 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
         except (UserError, OSError) as error:
             warn(f"{name}: error: {_message_of(error)}")
             return 1
+        except Exception as error:
+            traceback.print_exc()
+            warn(f"{name}: {_whose(error)}")
+            return 1
 
     return run
+
+
+def _whose(error: Exception) -> str:
+    """Returns a sentence that says whether a user's module or this package raised an error."""
+    place = user_modules.raised_in(error)
+    if place is not None:
+        return f"{place} raised this {type(error).__name__}. It is no module of lingvo_gshard"
+    return (
+        f"this is a bug of lingvo_gshard {lingvo_gshard.__version__}, no mistake of yours. Please "
+        "report it to the project, with the command and the lines above"
+    )
 
 
 def command_line(name: str, argv: list[str]) -> str:
@@ -152,7 +171,7 @@ def _exit_code(main: Callable[[list[str]], int], argv: list[str]) -> int:
 def _message_of(error: Exception) -> str:
     """Returns an error as a sentence. One of writing without a file is of standard output."""
     if not isinstance(error, OSError) or not error.strerror:
-        return getattr(error, "on_command_line", str(error))
+        return str(error)
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if error.errno not in _WRITE_ERRORS:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.core import user_cache
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.tools.diagnosis.check import Check, State
@@ -41,7 +42,7 @@ def check_host(directory: str = "") -> Iterator[Check]:
     )
     try:
         libraries.check_limits()
-    except ValueError as error:
+    except UserError as error:
         yield Check("limits", State.FAILURE, str(error), "see ulimit -a")
     for name, place in (("runs", directory or "."), ("cache", user_cache.directory("programs"))):
         yield _check_disk(name, place)

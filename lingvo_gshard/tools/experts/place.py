@@ -64,7 +64,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         orders = {
             row.layer: placing.order_of(row.layer, row.placement, layers) for row in loads.layers
         }
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"--plan={values.plan}: {error}") from None
     checkpoint = source.checkpoint
     state = placing.placed_state(source.trainer, checkpoint.theta, checkpoint.moments, orders)

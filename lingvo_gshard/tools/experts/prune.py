@@ -70,7 +70,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         params = run.params.copy()
         try:
             params.task = pruning.pruned_task(params.task, values.keep)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"--logdir={values.logdir}: {error}") from None
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run)

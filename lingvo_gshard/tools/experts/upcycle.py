@@ -115,7 +115,7 @@ def _params(values: flags.FlagValues, dense: Params) -> Params:
     params = dense.copy()
     try:
         params.task = upcycling.upcycled_task(dense.task, values.experts, values.moe_every)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"--logdir={values.logdir}: {error}") from None
     return gin_binding.apply_gin(params, values.gin_file, values.gin_param)
 
@@ -123,5 +123,5 @@ def _params(values: flags.FlagValues, dense: Params) -> Params:
 def _check(source: SourceRun, sparse: Trainer, state: NestedMap) -> None:
     try:
         upcycling.check_same_function(source.trainer.task, source.theta, sparse.task, state.theta)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{error}. --noexact converts it anyway") from None

@@ -10,6 +10,7 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.tools.console.spelling import with_flags
 
 # Longer lists are cut; the JSON has all rows.
 MAX_ROWS = 12
@@ -40,8 +41,8 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
 
 
 def say(console: rich.console.Console, text: str, style: str | None = None) -> None:
-    """Prints text unchanged: rich adds no markup, highlighting or line breaks."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Prints text without markup of rich. Options are spelled as flags."""
+    console.print(with_flags(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_hidden(

@@ -10,6 +10,7 @@ from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.tools.plan_reports import (
     goodput_report,
     loads_report,
@@ -82,7 +83,7 @@ def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -
     table = make_table("changes tried", right=("fits", "peak", "step"))
     for row in remedies:
         table.add_row(
-            escape(row.change + (f"\n  {row.reason}" if row.reason else "")),
+            escape(with_flags(row.change + (f"\n  {row.reason}" if row.reason else ""))),
             "yes" if row.fits else "no",
             units.in_bytes(row.peak),
             units.in_seconds(row.seconds_per_step),

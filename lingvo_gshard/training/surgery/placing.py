@@ -43,7 +43,7 @@ def order_of(
     if sorted(order.tolist()) != list(range(count)):
         raise UserError(
             f"{path}: the placement has {len(order):,} places for the run's {count:,} experts; "
-            "expected one for each. A run has no copies of experts: plan without --replicas"
+            "expected one for each. A run has no copies of experts: plan without `replicas`"
         )
     if len({len(experts) for experts in placement}) > 1:
         raise UserError(

@@ -94,10 +94,10 @@ def check(chosen: Sequence[str]) -> None:
         )
     for name in chosen:
         if name not in WRITERS:
-            raise UserError(f"--writer={name} is unknown. {names.nearest(name, WRITERS)}")
+            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, WRITERS)}")
         if importlib.util.find_spec(WRITERS[name]) is None:
             raise UserError(
-                f"--writer={name} needs the package {WRITERS[name]}, which is not installed: pip "
+                f"`writer={name}` needs the package {WRITERS[name]}, which is not installed: pip "
                 f"install 'lingvo_gshard[{name}]'"
             )
 

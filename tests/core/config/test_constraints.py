@@ -99,5 +99,5 @@ def test_an_error_of_a_constructor_begins_with_the_path_of_its_params():
 
 
 def test_a_gin_setting_out_of_range_names_the_setting_and_the_path():
-    with pytest.raises(ValueError, match=r"--gin_param 'model.rate = 1.5': model.rate is 1.5; "):
+    with pytest.raises(ValueError, match=r"`settings` 'model.rate = 1.5': model.rate is 1.5; "):
         apply_gin(Tree.params(), [], ["model.rate = 1.5"])

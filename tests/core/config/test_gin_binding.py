@@ -180,7 +180,7 @@ def test_binding_frozen_params_returns_a_mutable_copy():
 )
 def test_a_wrong_type_raises_with_the_path_and_both_types(binding, expected):
     path = binding.partition(" =")[0]
-    with pytest.raises(ValueError, match=f"--gin_param .*: {path}: .*{expected}"):
+    with pytest.raises(ValueError, match=f"`settings` .*: {path}: .*{expected}"):
         _apply(binding)
 
 
@@ -220,7 +220,7 @@ def test_an_unknown_name_suggests_the_nearest(name, nearest):
     ],
 )
 def test_rejects_invalid_gin(binding, expected):
-    with pytest.raises(ValueError, match="--gin_param") as error:
+    with pytest.raises(ValueError, match="`settings`") as error:
         _apply(binding)
     assert expected in str(error.value)
 
@@ -284,7 +284,7 @@ def test_errors_in_a_file_name_the_file_and_line(tmp_path, text, line):
 
 
 def test_rejects_missing_files_and_files_that_are_not_utf8(tmp_path):
-    with pytest.raises(ValueError, match="--gin_file: there is no file 'nowhere.gin'"):
+    with pytest.raises(ValueError, match="`gin_files`: there is no file 'nowhere.gin'"):
         apply_gin(_params(), ["nowhere.gin"], [])
     file = tmp_path / "latin.gin"
     file.write_bytes("task.name = 'é'\n".encode("latin-1"))

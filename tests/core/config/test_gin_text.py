@@ -58,7 +58,7 @@ def test_every_leaf_is_written_once(quickstart):
 
 
 def test_a_pattern_that_matches_nothing_suggests_the_nearest(quickstart):
-    with pytest.raises(ValueError, match=r"dropuot: no .* matches. Did you mean 'dropout_rate'\?"):
+    with pytest.raises(ValueError, match=r"dropuot`: no .* matches. Did you mean 'dropout_rate'\?"):
         describe(quickstart, "dropuot")
 
 
@@ -83,7 +83,7 @@ def test_the_params_of_a_run_are_a_gin_file(saved, tmp_path):
 def test_the_params_of_another_experiment_are_refused(saved):
     with pytest.raises(ValueError, match=r"is of the experiment translation.quickstart, not lang"):
         experiment("language_model.quickstart", gin_files=[saved[0]])
-    with pytest.raises(ValueError, match="experiment is missing"):
+    with pytest.raises(ValueError, match="`experiment` is missing"):
         experiment()
 
 
@@ -97,7 +97,7 @@ def test_damaged_saved_params_name_the_file_and_line(saved):
 def test_a_class_of_another_module_is_not_imported(saved, module):
     """Not even one of Python's own, which are imported everywhere."""
     text = saved[0].read_text().replace("task.cls : lingvo_gshard.tasks", f"task.cls : {module}")
-    with pytest.raises(ValueError, match=rf"classes of {module}, .* add --import={module}$"):
+    with pytest.raises(ValueError, match=rf"classes of {module}, .* add `import={module}`$"):
         params_text.experiment_from_text(text)
 
 

@@ -214,7 +214,7 @@ def test_hierarchical_on_other_meshes(mesh, strategy):
     ("mesh", "strategy", "words"),
     [
         ("data=8", "expert", "splits groups over data and experts over data; it needs two axes"),
-        ("data=4,model=2", "expert_tensor", "--mesh=data=4,model=2 with --strategy=expert_tensor"),
+        ("data=4,model=2", "expert_tensor", "`mesh=data=4,model=2` with `strategy=expert_tensor`"),
         (HOSTS, "activations: B,G->data | E->host,data", "groups over data and experts over host"),
         (HOSTS, "B->data", "groups over nothing and experts over nothing"),
         ("host=1,data=8", OVER_BOTH, "groups over data and experts over data"),
@@ -224,7 +224,7 @@ def test_hierarchical_requires_two_axes(mesh, strategy, words):
     layer = make(hierarchical=True)
     with (
         use_partitioning(Partitioning.make(mesh, strategy)),
-        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: --mesh=") as raised,
+        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: `mesh=`") as raised,
     ):
         tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)
     assert words in str(raised.value)

@@ -282,7 +282,7 @@ def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, 
             parts = 8 if mesh == "data=8" else 4
             assert warnings == [
                 f"moe: 2 experts do not divide evenly over {parts} devices along data: "
-                f"{1 - 2 / parts:.0%} of the experts' time is padding. On --mesh={said} they do."
+                f"{1 - 2 / parts:.0%} of the experts' time is padding. On `mesh={said}` they do."
             ]
     with use_partitioning(Partitioning.make(said or mesh, strategy)):
         uneven.warn_of_experts(2, "moe")
@@ -294,7 +294,7 @@ def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(
     monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", warnings.append)
     with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
         uneven.warn_of_experts(2, "moe")
-    assert warnings[0].endswith("On --mesh=fsdp=2,data=4 they do.")
+    assert warnings[0].endswith("On `mesh=fsdp=2,data=4` they do.")
 
 
 @pytest.mark.parametrize("router", [Top2Router, ExpertChoiceRouter])

@@ -305,7 +305,7 @@ def test_errors_name_the_option(values, message):
 def test_rejects_stages_that_do_not_divide_over_devices():
     layer = stack(moe_every=0, execution=pipeline(2))
     batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
-    message = "decoder.execution.stages=2 .* 4 devices along stage of --mesh=stage=4"
+    message = "decoder.execution.stages=2 .* 4 devices along stage of `mesh=stage=4`"
     with use_partitioning(partitioning), pytest.raises(ValueError, match=message):
         layer.fprop(layer.init(1), batch["x"], batch["segments"])
 

@@ -95,14 +95,14 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, name):
         path = written(tmp_path, content)
     with pytest.raises(ValueError, match=re.escape(expected)) as error:
         file.load(path)
-    assert str(error.value).startswith(f"--loads={path}: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"`loads={path}`: ") and "\n" not in str(error.value)
 
 
 def test_a_missing_file_and_a_step_after_the_last(tmp_path):
-    with pytest.raises(ValueError, match=r"^--loads=none\.json: cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"^`loads=none\.json`: cannot be read: No such file"):
         file.load("none.json")
     path = written(tmp_path, RECORDS)
-    with pytest.raises(ValueError, match=r"^--loads_from=16: the last step in --loads=.* is 15;"):
+    with pytest.raises(ValueError, match=r"^`loads_from=16`: the last step in `loads=.*` is 15;"):
         file.load(path, 16)
 
 
@@ -135,7 +135,7 @@ def test_loads_of_another_model_name_layer_and_count(tmp_path):
 
 def test_replicas_have_room():
     given.check_replicas(24, [layer_of()])
-    with pytest.raises(ValueError, match=r"--replicas=25: the 8 experts .* at most 24, which is"):
+    with pytest.raises(ValueError, match=r"`replicas=25`: the 8 experts .* at most 24, which is"):
         given.check_replicas(25, [layer_of()])
 
 

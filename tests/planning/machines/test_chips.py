@@ -93,5 +93,5 @@ def test_dtypes_use_published_rates():
 
 
 def test_unknown_chip_is_rejected():
-    with pytest.raises(ValueError, match=r"--topology: unknown chip 'h10'. Did you mean 'h100'"):
+    with pytest.raises(ValueError, match=r"`topology`: unknown chip 'h10'. Did you mean 'h100'"):
         chips.get("h10")

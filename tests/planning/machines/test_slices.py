@@ -144,10 +144,10 @@ def test_an_axis_that_layers_need_across_slices_is_noted():
 def test_meshes_that_do_not_fit_the_slices_are_refused():
     topology = topologies.get("v5e:2x2*4")
     compilation.check_mesh(Mesh.parse("data=16"), topology)
-    with pytest.raises(ValueError, match="--mesh=data=8 .*--topology=v5e:2x2.4 has 16"):
+    with pytest.raises(ValueError, match="`mesh=data=8` .*`topology=v5e:2x2.4` has 16"):
         compilation.check_mesh(Mesh.parse("data=8"), topology)
     own = dataclasses.replace(Mesh.parse("data=16"), device_order="topology")
-    with pytest.raises(ValueError, match="--device_order=topology: .* 4 slices.*contiguous"):
+    with pytest.raises(ValueError, match="`device_order=topology`: .* 4 slices.*contiguous"):
         compilation.check_mesh(own, topology)
-    with pytest.raises(ValueError, match="--mesh=data=3,model=4: .* over 2 slices"):
+    with pytest.raises(ValueError, match="`mesh=data=3,model=4`: .* over 2 slices"):
         Mesh.parse("data=3,model=4").across_slices(2)

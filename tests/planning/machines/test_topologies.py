@@ -64,7 +64,7 @@ def test_gpu_shapes_are_hosts_times_gpus():
     "name,message",
     [
         ("", "unknown kind of chip ''.*v3:32x32.*gpu:h100:8x4"),
-        ("v33:2x2", "--topology=v33:2x2: unknown kind of chip 'v33'.*Did you mean 'v3'"),
+        ("v33:2x2", "`topology=v33:2x2`: unknown kind of chip 'v33'.*Did you mean 'v3'"),
         ("v3", "'' is not a shape; expected 2 sizes, such as v3:32x32"),
         ("v3:abc", "'abc' is not a shape; expected 2 sizes"),
         ("v3:4x4x4", "'4x4x4' is not a shape; expected 2 sizes"),
@@ -142,7 +142,7 @@ def test_mismatched_libtpu_version_is_reported(monkeypatch):
 
 def test_too_many_virtual_cpu_devices_are_rejected():
     started = len(jax.devices("cpu"))
-    with pytest.raises(ValueError, match=rf"--topology=cpu:{started + 1} needs .* in a new proc"):
+    with pytest.raises(ValueError, match=rf"`topology=cpu:{started + 1}` needs .* in a new proc"):
         topologies.get(f"cpu:{started + 1}").compile_devices()
 
 

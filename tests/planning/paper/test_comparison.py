@@ -170,7 +170,7 @@ def test_rows_are_selected_by_name_quantity_and_model():
     assert names("weights.moe_512e_12l") == ["weights.moe_512e_12l"]
     assert names("weights") == ["weights.moe_128e_12l", "weights.moe_512e_12l"]
     assert "core_years.moe_512e_36l" in names("moe_512e_36l", "weights")
-    with pytest.raises(ValueError, match="--paper_rows: unknown row 'weight'.*'weights'"):
+    with pytest.raises(ValueError, match="`paper_rows`: unknown row 'weight'.*'weights'"):
         names("weight")
 
 

@@ -57,7 +57,7 @@ def test_mesh_of_wrong_size_is_rejected(tmp_path):
 
 
 def test_unwritable_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="--html=.*nowhere.*No such file"):
+    with pytest.raises(ValueError, match="`html=.*nowhere.*No such file"):
         picture.write(
             example_plan.as_plan(example_plan.example_plan()), tmp_path / "nowhere" / "plan.html"
         )

@@ -66,5 +66,5 @@ def test_collectives_across_slices_count_for_their_kind_too():
     ],
 )
 def test_wrong_limits_are_explained(text, words):
-    with pytest.raises(ValueError, match=f"--fail_on: .*{words}"):
+    with pytest.raises(ValueError, match=f"`fail_on`: .*{words}"):
         limits.parse(text)

@@ -40,7 +40,7 @@ def test_patterns_replace_names():
     found = memory_classes(inputs, (), MemoryPatterns(weights="cache", moments="slots"))
     assert found.classes == (INPUTS, WEIGHTS, MOMENTS, INPUTS)
     assert (
-        "1 of weights (by --weights=cache), 1 of moments (by --moments=slots), 2 of inputs"
+        "1 of weights (by `weights=cache`), 1 of moments (by `moments=slots`), 2 of inputs"
         in found.note
     )
 

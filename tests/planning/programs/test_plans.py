@@ -220,6 +220,6 @@ def test_arguments_of_every_kind():
     assert plan.flops.executed == 2 * 2 * 16 * 4
     assert {(row.kind, row.axis) for row in plan.collectives} >= {("all-reduce", "data")}
     assert (
-        "arguments: 1 of weights (by --weights=^p\\.w$), 0 of moments (by name), 2 of inputs"
+        "arguments: 1 of weights (by `weights=^p\\.w$`), 0 of moments (by name), 2 of inputs"
         in plan.notes[0]
     )

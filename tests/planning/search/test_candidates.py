@@ -76,13 +76,13 @@ def test_override_patterns_are_as_general_as_possible():
     assert patterns(moe, (*paths, *moe)) == ["a.layers[1].ff"]
 
 
-def test_candidate_flags():
+def test_candidate_settings():
     found = Candidate("data=8", "B->data", (("a.b", "H->none"),), "full")
-    assert found.flags(["task.encoder.execution.rematerialize"]) == [
-        "--mesh=data=8",
-        "--strategy=B->data",
-        "--gin_param=sharding.overrides = {'a.b': 'H->none'}",
-        '--gin_param=task.encoder.execution.rematerialize = "full"',
+    assert found.settings(["task.encoder.execution.rematerialize"]) == [
+        "mesh=data=8",
+        "strategy=B->data",
+        "sharding.overrides = {'a.b': 'H->none'}",
+        'task.encoder.execution.rematerialize = "full"',
     ]
 
 
@@ -93,8 +93,8 @@ def test_remat_policy_is_set_on_every_stack():
         "task.decoder.execution.rematerialize",
         "task.encoder.execution.rematerialize",
     ]
-    flags = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").flags(names)
-    settings = [f.removeprefix("--gin_param=") for f in flags if f.startswith("--gin_param=")]
+    chosen = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").settings(names)
+    settings = [setting for setting in chosen if " = " in setting]
     applied = gin_binding.apply_gin(params, [], settings)
     assert applied.task.encoder.execution.rematerialize == "full"
     assert applied.sharding.overrides == {"encoder": "H->none"}

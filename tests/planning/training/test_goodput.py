@@ -68,7 +68,7 @@ def test_a_given_interval_and_stall_are_used():
     found = plan_training(plan(), options)
     assert found.interval == pytest.approx(600, abs=0.2) and found.stall == 7.0
     (row,) = (row for row in found.assumptions if row.flag == "checkpoint_stall")
-    assert row.source == "--checkpoint_stall"
+    assert row.source == "`checkpoint_stall`"
 
 
 def test_a_plan_with_its_training_is_read_back():
@@ -95,17 +95,17 @@ def test_rates_are_those_of_similar_chips():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"failures": "lama3"}, "--failures=lama3: neither a published rate nor .*'llama3'"),
-        ({"failures": "-3"}, "--failures=-3: expected more than 0 chip-hours"),
-        ({"failures": "nan"}, "--failures=nan: expected more than 0 chip-hours"),
-        ({"tokens": 0.0}, "--tokens=0.0: expected more than 0"),
-        ({"checkpoint_rate": 0.0}, "--checkpoint_rate=0.0: expected more than 0"),
-        ({"checkpoint_rate": -1.0}, "--checkpoint_rate=-1.0: expected more than 0"),
-        ({"checkpoint_interval": 0.0}, "--checkpoint_interval=0.0: expected more than 0"),
-        ({"restart": -1.0}, "--restart=-1.0: expected seconds, 0 or more"),
-        ({"runs": 0}, "--simulated_runs=0: expected 1 to 1,000,000"),
-        ({"runs": 10**9}, "--simulated_runs=1000000000: expected 1 to 1,000,000"),
-        ({"tokens": 1e30}, "of --tokens=1e\\+30 have .* failures each; expected at most 1e\\+09"),
+        ({"failures": "lama3"}, "`failures=lama3`: neither a published rate nor .*'llama3'"),
+        ({"failures": "-3"}, "`failures=-3`: expected more than 0 chip-hours"),
+        ({"failures": "nan"}, "`failures=nan`: expected more than 0 chip-hours"),
+        ({"tokens": 0.0}, "`tokens=0.0`: expected more than 0"),
+        ({"checkpoint_rate": 0.0}, "`checkpoint_rate=0.0`: expected more than 0"),
+        ({"checkpoint_rate": -1.0}, "`checkpoint_rate=-1.0`: expected more than 0"),
+        ({"checkpoint_interval": 0.0}, "`checkpoint_interval=0.0`: expected more than 0"),
+        ({"restart": -1.0}, "`restart=-1.0`: expected seconds, 0 or more"),
+        ({"runs": 0}, "`simulated_runs=0`: expected 1 to 1,000,000"),
+        ({"runs": 10**9}, "`simulated_runs=1000000000`: expected 1 to 1,000,000"),
+        ({"tokens": 1e30}, "of `tokens=1e\\+30` have .* failures each; expected at most 1e\\+09"),
         ({"failures": "0.1"}, "256 chips fail every 1.41 s on average.*Expected at least 1%"),
     ],
 )

@@ -247,7 +247,7 @@ def test_directories_that_are_not_shared_are_an_error(tmp_path):
     ended = finish(*[start(tmp_path / str(k), 3, process_id=k, **both) for k in range(2)])
     for process in ended:
         assert process.code == 1
-    assert f"error: --logdir {tmp_path / '0'} of process 1 is another directory" in ended[0].err
+    assert f"error: --logdir={tmp_path / '0'} of process 1 is another directory" in ended[0].err
 
 
 def test_single_process_joins_no_cluster():
@@ -263,32 +263,32 @@ def test_single_process_joins_no_cluster():
     [
         (
             {"coordinator": "host:1234", "num_processes": 2},
-            "--process_id is missing; --coordinator=host:1234 --num_processes=2 needs all three",
+            "`process_id` is missing; `coordinator=host:1234` `num_processes=2` needs all three",
         ),
-        ({"process_id": 0}, "--coordinator and --num_processes are missing; --process_id=0 needs"),
+        ({"process_id": 0}, "`coordinator` and `num_processes` are missing; `process_id=0` needs"),
         (
             {"num_processes": 2},
-            "--coordinator and --process_id are missing; --num_processes=2 needs",
+            "`coordinator` and `process_id` are missing; `num_processes=2` needs",
         ),
         (
             {"coordinator": "host:1234", "num_processes": 2, "process_id": 2},
-            "--process_id=2 is out of range: with --num_processes=2, 0 to 1 is expected",
+            "`process_id=2` is out of range: with `num_processes=2`, 0 to 1 is expected",
         ),
         (
             {"coordinator": "host:1234", "num_processes": 2, "process_id": -1},
-            "--process_id=-1 is out of range",
+            "`process_id=-1` is out of range",
         ),
         (
             {"coordinator": "host:1234", "num_processes": 0, "process_id": 0},
-            "--num_processes=0 is out of range: at least 1 is expected",
+            "`num_processes=0` is out of range: at least 1 is expected",
         ),
         (
             {"coordinator": "host", "num_processes": 2, "process_id": 0},
-            "--coordinator=host is not host:port, such as",
+            "`coordinator=host` is not host:port, such as",
         ),
         (
             {"coordinator": "host:0", "num_processes": 2, "process_id": 0},
-            "--coordinator=host:0 is not host:port, such as",
+            "`coordinator=host:0` is not host:port, such as",
         ),
     ],
 )
@@ -302,5 +302,5 @@ def test_an_incomplete_cluster_environment_is_an_error(monkeypatch):
     """Slurm variables without the values that jax needs."""
     for name in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID"):
         monkeypatch.setenv(f"SLURM_{name}", "not a number")
-    with pytest.raises(ValueError, match="--coordinator, --num_processes and --process_id are not"):
+    with pytest.raises(ValueError, match="`coordinator`, `num_processes` and `process_id` are not"):
         Cluster.join()

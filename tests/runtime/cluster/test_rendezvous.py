@@ -49,7 +49,7 @@ def close(*results):
 
 
 def test_all_processes_keep_a_connection_to_process_0():
-    results = call_all(*[(3, k, {"--mesh": "data=8"}) for k in range(3)])
+    results = call_all(*[(3, k, {"mesh": "data=8"}) for k in range(3)])
     assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
     for message, sender, receiver in (
         (Reply("to 2"), results[0][2], results[2][0]),
@@ -70,20 +70,20 @@ def test_the_port_is_free_while_connections_are_open():
 def test_missing_processes_are_named_in_all_others():
     results = call_all((4, 0, {}), (4, 2, {}), seconds=2.0)
     for error in results:
-        assert "--num_processes=4 processes were expected at --coordinator=localhost:" in str(error)
-        assert "within 2 s none came with --process_id 1, 3" in str(error)
+        assert "`num_processes=4` processes were expected at `coordinator=localhost:" in str(error)
+        assert "within 2 s none came with `process_id` 1, 3" in str(error)
 
 
 def test_missing_coordinator_is_reported():
     started = time.monotonic()
     (error,) = call_all((2, 1, {}), seconds=1.0)
-    assert "--coordinator=localhost:" in str(error)
+    assert "`coordinator=localhost:" in str(error)
     assert "could not be reached within 1 s (Connection refused)" in str(error)
     assert time.monotonic() - started < 20
 
 
 def test_unknown_host_is_reported():
-    with pytest.raises(ValueError, match="--coordinator=no-such-host.invalid:1234 could not be"):
+    with pytest.raises(ValueError, match="`coordinator=no-such-host.invalid:1234` could not be"):
         meet(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
 
 
@@ -96,18 +96,18 @@ def test_occupied_port_is_reported():
 
 def test_duplicate_process_id_is_reported():
     results = call_all((3, 0, {}), (3, 1, {}), (3, 1, {}))
-    assert [str(r) for r in results] == ["two processes were started with --process_id=1"] * 3
+    assert [str(r) for r in results] == ["two processes were started with `process_id=1`"] * 3
 
 
 def test_mismatched_process_count_is_reported():
     results = call_all((2, 0, {}), (3, 1, {}))
-    words = "process 1 has --num_processes=3, but process 0 has --num_processes=2"
+    words = "process 1 has `num_processes=3`, but process 0 has `num_processes=2`"
     assert [str(r) for r in results] == [words] * 2
 
 
 def test_mismatched_options_are_reported():
-    results = call_all((2, 0, {"--mesh": "data=8"}), (2, 1, {"--mesh": "data=4"}))
-    words = "process 1 has --mesh=data=4, but process 0 has --mesh=data=8"
+    results = call_all((2, 0, {"mesh": "data=8"}), (2, 1, {"mesh": "data=4"}))
+    words = "process 1 has `mesh=data=4`, but process 0 has `mesh=data=8`"
     assert [str(r) for r in results] == [words] * 2
 
 
@@ -168,7 +168,7 @@ def say_hello(port, process, proof=None):
             time.sleep(0.05)
     with connection:
         challenge = read_line(connection, Challenge, 5.0)
-        hello = Hello(process, {"--num_processes": "2"}, "nonce")
+        hello = Hello(process, {"num_processes": "2"}, "nonce")
         hello.proof = proof or rendezvous._proof_of_hello(challenge, hello)
         send_line(connection, hello)
         return read_line(connection, Reply, 10.0)
@@ -181,7 +181,7 @@ def test_process_out_of_range_is_named(process):
         first = pool.submit(call_all, (2, 0, {}), port=port)
         reply = say_hello(port, process)
         (error,) = first.result()
-    assert f"--process_id={process}" in reply.error and str(error) == reply.error
+    assert f"`process_id={process}`" in reply.error and str(error) == reply.error
 
 
 def test_silent_connections_delay_nobody():

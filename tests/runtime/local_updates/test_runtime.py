@@ -248,13 +248,13 @@ def test_rows_and_weights_follow_the_mesh():
 @pytest.mark.parametrize(
     ("every", "over", "rows", "message"),
     [
-        (5, None, 8, "every=5 needs an axis worker of --mesh, as in --mesh=worker=4,data=2; there"),
-        (5, partitioning("data=8"), 8, "needs an axis worker of --mesh.*; --mesh=data=8 has none"),
+        (5, None, 8, "every=5 needs an axis worker of `mesh`, as in `mesh=worker=4,data=2`; there"),
+        (5, partitioning("data=8"), 8, "needs an axis worker of `mesh`.*; `mesh=data=8` has none"),
         (
             0,
             partitioning("worker=4,data=2"),
             8,
-            "--mesh=worker=4,data=2 has an axis worker, which the strategy does",
+            "`mesh=worker=4,data=2` has an axis worker, which the strategy does",
         ),
         (
             5,

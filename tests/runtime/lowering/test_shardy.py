@@ -54,7 +54,7 @@ def test_explicit_device_lists_are_rejected():
         return [("x", paper_api.shard(x, np.arange(8)[::-1].reshape(8, 1)), None)]
 
     inputs = [Array("x", (16, 8), "float32", ((), ()))]
-    with pytest.raises(ValueError, match="--partitioner=shardy"):
+    with pytest.raises(ValueError, match="`partitioner=shardy`"):
         lower("reversed", function, inputs, partitioning, (), "shardy")
 
 

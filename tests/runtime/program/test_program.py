@@ -205,7 +205,7 @@ def test_other_format_or_newer_jax_is_rejected(saved, tmp_path):
 
 def test_other_mesh_is_rejected(saved):
     assert Program.load(saved).mesh == Program.load(saved, Mesh.parse(MESH)).mesh
-    with pytest.raises(ValueError, match=r"made for --mesh=data=4,model=2 .*, not for data=8"):
+    with pytest.raises(ValueError, match=r"made for `mesh=data=4,model=2` .*, not for data=8"):
         Program.load(saved, Mesh.parse("data=8"))
     with pytest.raises(ValueError, match=r"\(contiguous\), not for .* \(topology\)"):
         Program.load(saved, Mesh.parse(MESH, "topology"))
@@ -329,12 +329,12 @@ def test_64_bit_values_keep_their_dtype():
 
 
 def test_unknown_partitioner_is_rejected(program):
-    with pytest.raises(ValueError, match="--partitioner=shrdy is unknown. Did you mean 'shardy'?"):
+    with pytest.raises(ValueError, match="`partitioner=shrdy` is unknown. Did you mean 'shardy'?"):
         dataclasses.replace(program, partitioner="shrdy")
 
 
 def test_wrong_number_of_devices_is_rejected(program):
-    with pytest.raises(ValueError, match="--mesh=data=4,model=2 needs 8 devices"):
+    with pytest.raises(ValueError, match="`mesh=data=4,model=2` needs 8 devices"):
         program.lower(devices_for(8)[:4])
 
 

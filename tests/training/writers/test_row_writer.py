@@ -108,7 +108,7 @@ def test_without_writers_nothing_is_written(tmp_path):
 
 def test_unknown_names_and_missing_packages_are_named(monkeypatch):
     row_writer.check(())
-    with pytest.raises(ValueError, match="--writer=wanbd is unknown. Did you mean 'wandb'?"):
+    with pytest.raises(ValueError, match="`writer=wanbd` is unknown. Did you mean 'wandb'?"):
         row_writer.check(("wanbd",))
     with pytest.raises(ValueError, match=r"trainer.writers is 'wandb'; .* such as \('wandb',\)"):
         row_writer.check("wandb")

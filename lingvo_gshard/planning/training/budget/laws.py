@@ -195,7 +195,7 @@ def get(name: str, flag: str = "law") -> Law:
     """
     if name not in LAWS:
         raise UserError(
-            f"--{flag}={name}: unknown scaling law; expected one of {', '.join(LAWS)}. "
+            f"`{flag}={name}`: unknown scaling law; expected one of {', '.join(LAWS)}. "
             f"{names.nearest(name, LAWS)}"
         )
     return LAWS[name]

@@ -72,12 +72,12 @@ def check(options: BudgetOptions) -> None:
         ("checkpoint_rate", options.checkpoint_rate, "1e9 bytes per second"),
     ):
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{flag}={value:g}: expected more than 0, such as {example}")
+            raise UserError(f"`{flag}={value:g}`: expected more than 0, such as {example}")
     for value in (options.dense_mfu, options.sparse_mfu):
         if not 0 < value <= 1:
-            raise UserError(f"--mfu={value:g}: expected more than 0 and at most 1, such as 0.4")
+            raise UserError(f"`mfu={value:g}`: expected more than 0 and at most 1, such as 0.4")
     if not 0 <= options.restart < math.inf:
-        raise UserError(f"--restart={options.restart:g}: expected seconds, 0 or more")
+        raise UserError(f"`restart={options.restart:g}`: expected seconds, 0 or more")
 
 
 def assumptions(options: BudgetOptions) -> list[Assumption]:
@@ -87,7 +87,7 @@ def assumptions(options: BudgetOptions) -> list[Assumption]:
     def row(name: str, field: str, unit: str, flag: str, source: str) -> Assumption:
         value = getattr(options, field)
         is_default = value == getattr(defaults, field)
-        return Assumption(name, value, unit, flag, source if is_default else f"--{flag}")
+        return Assumption(name, value, unit, flag, source if is_default else f"`{flag}`")
 
     return [
         row("MFU of dense models", "dense_mfu", "share", "mfu", "Llama 3 405B (Dubey et al. 2024, "
@@ -98,7 +98,7 @@ def assumptions(options: BudgetOptions) -> list[Assumption]:
         row("training state of a weight", "state_bytes", "bytes", "state_bytes", "float32 weight, "
             "gradient and two moments, sharded over all devices and filling at most half of them"),
         row("write and read rate", "checkpoint_rate", "bytes/s", "checkpoint_rate", "of each host"),
-        row("restart", "restart", "seconds", "restart", "as for --goodput"),
+        row("restart", "restart", "seconds", "restart", "as for `goodput`"),
         row("longest training", "days", "days", "days", "assumed"),
     ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def named_machines(text: str) -> list[Topology]:
         if topology.chip.price is None:
             priced = [chip.key for chip in chips.CHIPS.values() if chip.price is not None]
             raise UserError(
-                f"--topology={text}: no price of {topology.chip.name} is published, so a budget "
+                f"`topology={text}`: no price of {topology.chip.name} is published, so a budget "
                 f"buys no time on it; expected one of {', '.join(priced)}"
             )
     return found

@@ -130,7 +130,7 @@ def rate(topology: Topology, experts: Experts, asked: BudgetOptions) -> Rated:
 def _price_per_second(topology: Topology, asked: BudgetOptions) -> float:
     price = topology.chip.price
     if price is None:
-        raise UserError(f"--topology={topology.name}: no price is published")
+        raise UserError(f"`topology={topology.name}`: no price is published")
     factor = asked.price_factors.get(topology.chip.key, 1.0)
     return price.amount * factor * topology.chips / _HOUR
 

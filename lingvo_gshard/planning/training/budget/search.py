@@ -40,9 +40,9 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
     best = _best(rated)
     if best is None:
         raise UserError(
-            f"--budget={options.budget:g}: no machine of {len(machines)} can train even the "
-            f"smallest model in --days={options.days:g}; expected more money or days, or a larger "
-            "--topology"
+            f"`budget={options.budget:g}`: no machine of {len(machines)} can train even the "
+            f"smallest model in `days={options.days:g}`; expected more money or days, or a larger "
+            "`topology`"
         )
     choice = best.choice(best.best)
     law = laws.get(options.law)
@@ -167,9 +167,9 @@ def _notes(options: BudgetOptions, law: laws.Law, best: Rated) -> list[str]:
     elif not np.isfinite(larger).any():
         notes.append(f"the memory of {choice.topology} limits the size of the model")
     if options.tokens is not None and choice.tokens >= options.tokens * _NEAR_LIMIT:
-        notes.append(f"--tokens={options.tokens:g} limits the training")
+        notes.append(f"`tokens={options.tokens:g}` limits the training")
     if choice.days >= options.days * _NEAR_LIMIT:
-        notes.append(f"--days={options.days:g} limits the training")
+        notes.append(f"`days={options.days:g}` limits the training")
     if choice.price < options.budget * _NEAR_LIMIT:
         notes.append(f"only {choice.price / options.budget:.1%} of the budget is spent")
     return notes

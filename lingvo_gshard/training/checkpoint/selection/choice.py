@@ -17,7 +17,7 @@ def check_choice(choice: str | int) -> None:
     """Raises ValueError if a choice is neither BEST nor NEWEST nor a step."""
     if choice not in (BEST, NEWEST) and not str(choice).isdigit():
         raise UserError(
-            f"--checkpoint={choice}: expected {BEST}, {NEWEST} or the step of a checkpoint"
+            f"`checkpoint={choice}`: expected {BEST}, {NEWEST} or the step of a checkpoint"
         )
 
 
@@ -63,5 +63,5 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
         return sorted(newest_first, key=lambda step: not best or step != best.step)
     if int(choice) not in steps:
         there = ", ".join(str(step) for step in steps) or "none"
-        raise UserError(f"--checkpoint={choice}: {directory} has the checkpoints {there}")
+        raise UserError(f"`checkpoint={choice}`: {directory} has the checkpoints {there}")
     return [int(choice)]

@@ -88,5 +88,5 @@ def test_shapes_count_the_weights_of_their_paper():
 
 
 def test_unknown_laws_are_refused():
-    with pytest.raises(ValueError, match="--law=join: unknown scaling law.*Did you mean 'joint'"):
+    with pytest.raises(ValueError, match="`law=join`: unknown scaling law.*Did you mean 'joint'"):
         laws.get("join")

@@ -67,9 +67,9 @@ def test_sensitivities_begin_with_the_largest_and_name_what_they_decide(found):
 
 def test_limits_that_are_met_are_noted():
     few = plan_budget(dataclasses.replace(OPTIONS, tokens=1e11), MACHINES)
-    assert few.best.tokens == 1e11 and "--tokens=1e+11 limits the training" in few.notes
+    assert few.best.tokens == 1e11 and "`tokens=1e+11` limits the training" in few.notes
     short = plan_budget(dataclasses.replace(OPTIONS, days=0.5), MACHINES)
-    assert "--days=0.5 limits the training" in short.notes
+    assert "`days=0.5` limits the training" in short.notes
     assert any(note.startswith("only ") for note in short.notes)
     small = plan_budget(OPTIONS, named_machines("v5e:2x4"))
     assert "the memory of v5e:2x4 limits the size of the model" in small.notes
@@ -102,16 +102,16 @@ def test_machines_are_those_with_a_price_and_within_a_pod():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget": 0.0}, "--budget=0: expected more than 0, such as 1e6 USD"),
-        ({"budget": -5.0}, "--budget=-5: expected more than 0"),
-        ({"budget": float("nan")}, "--budget=nan: expected more than 0"),
-        ({"days": 0.0}, "--days=0: expected more than 0"),
-        ({"tokens": -1.0}, "--tokens=-1: expected more than 0"),
-        ({"dense_mfu": 1.5}, "--mfu=1.5: expected more than 0 and at most 1"),
-        ({"state_bytes": 0.0}, "--state_bytes=0: expected more than 0"),
-        ({"failures": "lama3"}, "--failures=lama3: .*'llama3'"),
-        ({"law": "joined"}, "--law=joined: unknown scaling law"),
-        ({"restart": -1.0}, "--restart=-1: expected seconds"),
+        ({"budget": 0.0}, "`budget=0`: expected more than 0, such as 1e6 USD"),
+        ({"budget": -5.0}, "`budget=-5`: expected more than 0"),
+        ({"budget": float("nan")}, "`budget=nan`: expected more than 0"),
+        ({"days": 0.0}, "`days=0`: expected more than 0"),
+        ({"tokens": -1.0}, "`tokens=-1`: expected more than 0"),
+        ({"dense_mfu": 1.5}, "`mfu=1.5`: expected more than 0 and at most 1"),
+        ({"state_bytes": 0.0}, "`state_bytes=0`: expected more than 0"),
+        ({"failures": "lama3"}, "`failures=lama3`: .*'llama3'"),
+        ({"law": "joined"}, "`law=joined`: unknown scaling law"),
+        ({"restart": -1.0}, "`restart=-1`: expected seconds"),
         ({"failures": "1e-3"}, "no machine of 4 can train even the smallest model"),
     ],
 )
