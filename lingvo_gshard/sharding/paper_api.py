@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -36,15 +35,15 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
         divide the dimension.
 
     Raises:
-      UserError: The tensor lacks the dimension, the dimension has fewer elements than partitions,
+      ValueError: The tensor lacks the dimension, the dimension has fewer elements than partitions,
         or the number of partitions does not divide the number of devices.
     """
     what = f"split(split_dimension={split_dimension}, num_partitions={num_partitions})"
     tensor, rank = _ranked(tensor, what)
     if not -rank <= split_dimension < rank:
-        raise UserError(f"{what}: the tensor has the dimensions 0 to {rank - 1}")
+        raise ValueError(f"{what}: the tensor has the dimensions 0 to {rank - 1}")
     if num_partitions < 1:
-        raise UserError(f"{what}: num_partitions must be at least 1")
+        raise ValueError(f"{what}: num_partitions must be at least 1")
     parts = [1] * rank
     parts[split_dimension] = num_partitions
     return _assign(tensor, np.arange(num_partitions).reshape([*parts, 1]), what)
@@ -59,7 +58,7 @@ def shard(tensor: tf.Tensor, device_assignment: npt.ArrayLike) -> tf.Tensor:
         [1,2,4], every device has a shard [3,8,16] of a tensor [3,16,64].
 
     Raises:
-      UserError: The ids are not unique integers of the mesh, the ranks differ, a dimension has
+      ValueError: The ids are not unique integers of the mesh, the ranks differ, a dimension has
         fewer elements than partitions, or the number of partitions does not divide the number of
         devices.
     """
@@ -67,7 +66,7 @@ def shard(tensor: tf.Tensor, device_assignment: npt.ArrayLike) -> tf.Tensor:
     what = f"shard(device_assignment of shape {list(devices.shape)})"
     tensor, rank = _ranked(tensor, what)
     if devices.ndim != rank:
-        raise UserError(
+        raise ValueError(
             f"{what}: {devices.ndim} dimensions for a tensor of rank {rank}. An assignment has the "
             "tensor's rank, and size 1 in dimensions that are not split"
         )
@@ -86,23 +85,23 @@ def mesh_split(
         that it is split over, or -1 if it is not split.
 
     Raises:
-      UserError: The mapping has another length than the tensor's rank, uses a dimension that the
+      ValueError: The mapping has another length than the tensor's rank, uses a dimension that the
         mesh lacks or uses one twice, or the ids are invalid as in `shard`.
     """
     devices, mapping = np.asarray(device_mesh), list(tensor_split_dims_mapping)
     what = f"mesh_split(device_mesh of shape {list(devices.shape)}, {mapping})"
     tensor, rank = _ranked(tensor, what)
     if len(mapping) != rank:
-        raise UserError(f"{what}: {len(mapping)} entries for a tensor of rank {rank}")
+        raise ValueError(f"{what}: {len(mapping)} entries for a tensor of rank {rank}")
     used = [dimension for dimension in mapping if dimension != -1]
     for dimension in used:
         if not 0 <= dimension < devices.ndim:
-            raise UserError(
+            raise ValueError(
                 f"{what}: the mesh has no dimension {dimension}; expected 0 to {devices.ndim - 1}, "
                 "or -1 for a dimension that is not split"
             )
         if used.count(dimension) > 1:
-            raise UserError(f"{what}: dimension {dimension} of the mesh is used more than once")
+            raise ValueError(f"{what}: dimension {dimension} of the mesh is used more than once")
     copies = [dimension for dimension in range(devices.ndim) if dimension not in used]
     parts = [1 if dimension == -1 else devices.shape[dimension] for dimension in mapping]
     return _assign(tensor, devices.transpose(used + copies).reshape([*parts, -1]), what)
@@ -111,7 +110,7 @@ def mesh_split(
 def _ranked(tensor: tf.Tensor, what: str) -> tuple[tf.Tensor, int]:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank is None:
-        raise UserError(f"{what}: the tensor's rank is unknown")
+        raise ValueError(f"{what}: the tensor's rank is unknown")
     return tensor, tensor.shape.rank
 
 
@@ -126,7 +125,7 @@ def _assign(tensor: tf.Tensor, devices: np.ndarray, what: str) -> tf.Tensor:
     _check_ids(devices, what)
     for dimension, (parts, size) in enumerate(zip(devices.shape, tensor.shape, strict=False)):
         if size is not None and parts > size:
-            raise UserError(
+            raise ValueError(
                 f"{what}: {parts} partitions of dimension {dimension}, which has only {size}"
             )
     count = _device_count()
@@ -137,25 +136,25 @@ def _assign(tensor: tf.Tensor, devices: np.ndarray, what: str) -> tf.Tensor:
 
 def _check_ids(devices: np.ndarray, what: str) -> None:
     if not np.issubdtype(devices.dtype, np.integer):
-        raise UserError(f"{what}: device ids must be integers, not {devices.dtype}")
+        raise ValueError(f"{what}: device ids must be integers, not {devices.dtype}")
     if not devices.size:
-        raise UserError(f"{what}: it lists no devices")
+        raise ValueError(f"{what}: it lists no devices")
     ids, counts = np.unique(devices, return_counts=True)
     if ids[0] < 0:
-        raise UserError(f"{what}: device {ids[0]} is negative")
+        raise ValueError(f"{what}: device {ids[0]} is negative")
     if counts.max() > 1:
-        raise UserError(f"{what}: device {ids[counts.argmax()]} is repeated")
+        raise ValueError(f"{what}: device {ids[counts.argmax()]} is repeated")
 
 
 def _on_all(devices: np.ndarray, count: int, what: str) -> np.ndarray:
     """Returns the same partitions with copies on the devices of the mesh that have none."""
     have = f"`mesh={_mesh()}` has {count} devices"
     if devices.max() >= count and devices.size <= count:
-        raise UserError(
+        raise ValueError(
             f"{what}: there is no device {devices.max()}. {have}, from 0 to {count - 1}"
         )
     if count % devices.size:
-        raise UserError(
+        raise ValueError(
             f"{what} uses {devices.size} devices, but {have}. Use a number that divides {count}"
         )
     others = np.setdiff1d(np.arange(count), devices).reshape([-1, *devices.shape])

@@ -45,7 +45,7 @@ def test_scores_stand_beside_what_they_differ_by():
 
 def test_a_precision_is_named_where_it_does_not_apply(trained_logdir, tmp_path):
     run = gshard.load(trained_logdir)
-    with pytest.raises(ValueError, match="precision does not apply"):
+    with pytest.raises(ValueError, match="`precision` does not apply"):
         run.export(tmp_path / "out", "safetensors", DecoderSettings(precision="int8"))
     with pytest.raises(ValueError, match=r"precision.*int16.*unknown.*'int8'"):
         gshard.load(trained_logdir, precision="int16")

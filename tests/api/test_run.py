@@ -35,7 +35,7 @@ def test_experiments_are_found_by_name():
     assert "translation.quickstart" in gshard.experiments()
     params = gshard.experiment("translation.quickstart", settings=["trainer.steps = 7"])
     assert (params.name, params.trainer.steps) == ("translation.quickstart", 7)
-    with pytest.raises(ValueError, match=r"^settings 'trainer.stepps = 7': .*'trainer.steps'"):
+    with pytest.raises(ValueError, match=r"^`settings` 'trainer.stepps = 7': .*'trainer.steps'"):
         gshard.experiment("translation.quickstart", settings=["trainer.stepps = 7"])
 
 
@@ -89,9 +89,9 @@ def test_training_on_a_mesh_matches_one_device(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mesh": "data"}, "^mesh=data: 'data'; expected axes"),
-        ({"mesh": "data=2", "runtime": "local"}, "^mesh=data=2 needs runtime=spmd or"),
-        ({"options": gshard.RuntimeOptions(partitioner="shardi")}, "^partitioner=shardi is unkn"),
+        ({"mesh": "data"}, "^`mesh=data`: 'data'; expected axes"),
+        ({"mesh": "data=2", "runtime": "local"}, "^`mesh=data=2` needs `runtime=spmd` or"),
+        ({"options": gshard.RuntimeOptions(partitioner="shardi")}, "^`partitioner=shardi` is unkn"),
     ],
 )
 def test_invalid_arguments_are_named(options, message, tmp_path):

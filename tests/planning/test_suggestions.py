@@ -6,10 +6,12 @@ import types
 import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import suggestions
 from lingvo_gshard.planning.experiments import PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import plan
+from lingvo_gshard.tools.console import spelling
 
 EXPERIMENT = "translation.quickstart"
 
@@ -26,7 +28,7 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
         del topology, progress
         seen.append((options.strategy, params.copy()))
         if len(seen) == 2 and fitting != 2:
-            raise ValueError("`topology`: far too large")
+            raise UserError("`topology`: far too large")
         return types.SimpleNamespace(
             fits=len(seen) == fitting,
             bytes_per_device=types.SimpleNamespace(peak=100 - len(seen)),
@@ -67,7 +69,9 @@ def test_suggested_changes_accumulate():
 def test_suggested_flags_reproduce_the_params():
     rows, seen, _ = tried(quickstart())
     values = plan.define_flags()
-    values([plan.NAME, *shlex.split(rows[-1].change)])
+    spelling.spell_flags_of(values)
+    values([plan.NAME, *shlex.split(spelling.with_flags(rows[-1].change))])
+    spelling.spell_flags_of([])
     again = gin_binding.apply_gin(quickstart(), [], values.gin_param)
     assert again.to_text() == seen[-1][1].to_text()
     assert values.strategy == seen[-1][0] == "expert_fsdp"

@@ -132,11 +132,11 @@ def test_directories_without_a_run_are_named(tmp_path):
         return str(raised.value).replace(str(tmp_path), "T")
 
     assert problem(tmp_path / "quickstrat") == (
-        "--logdir=T/quickstrat: there is no such directory. Did you mean 'quickstart'? Train one "
+        "`logdir=T/quickstrat`: there is no such directory. Did you mean 'quickstart'? Train one "
         "first: gshard-train --experiment=NAME --logdir=T/quickstrat"
     )
     assert problem(tmp_path) == (
-        "--logdir=T: it is no run, but a directory with runs: T/quickstart. Name one or several "
+        "`logdir=T`: it is no run, but a directory with runs: T/quickstart. Name one or several "
         "of them"
     )
     (tmp_path / "empty").mkdir()
@@ -145,7 +145,7 @@ def test_directories_without_a_run_are_named(tmp_path):
         "`logdir=T/quickstart/params.txt` is a file; the directory of a run was expected"
     )
     assert problem(run, run) == "`logdir=T/quickstart` is named twice"
-    assert problem() == "--logdir is missing: the directory that gshard-train wrote"
+    assert problem() == "`logdir` is missing: the directory that gshard-train wrote"
     assert problem(*(run / str(i) for i in range(9))) == (
         "`logdir` names 9 runs; 8 at most can be compared"
     )

@@ -353,7 +353,7 @@ def test_rejects_overrides_of_unknown_layers_or_tables():
         Partitioning.make("data=2,model=2", "tensor", {"encoder": "tensor"})
     with pytest.raises(ValueError, match=r"\['encoder'\]=\('H', 'model'\); expected a table"):
         Partitioning.make("data=2,model=2", "tensor", {"encoder": ("H", "model")})
-    with pytest.raises(ValueError, match=r"sharding.overrides\['encoder'\]=H->modl needs axis"):
+    with pytest.raises(ValueError, match=r"sharding.overrides\['encoder'\]=H->modl` needs axis"):
         Partitioning.make("data=2,model=2", "tensor", {"encoder": "H->modl"})
 
 

@@ -162,7 +162,7 @@ def test_errors_name_the_invalid_part(text, mesh, message):
 
 
 def test_errors_name_the_option_that_set_the_strategy():
-    with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x needs axis 'x'"):
+    with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x` needs axis 'x'"):
         strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
     with pytest.raises(ValueError, match="kind of tensor 'moment'. Did you mean 'moments'"):
         strategies.get("data", SQUARE).table("moment")

@@ -105,9 +105,9 @@ def test_run_without_a_checkpoint_may_be_overwritten(tmp_path):
 
 def test_unwritable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file is a file; a directory was expected"):
+    with pytest.raises(ValueError, match="file` is a file; a directory was expected"):
         claim(Logdir(tmp_path / "file"), tiny.experiment_params())
-    with pytest.raises(ValueError, match="file/run cannot be written: Not a directory"):
+    with pytest.raises(ValueError, match="file/run` cannot be written: Not a directory"):
         claim(Logdir(tmp_path / "file" / "run"), tiny.experiment_params())
 
 

@@ -265,7 +265,7 @@ class _Reception:
             if theirs == mine:
                 continue
             if mine.startswith("sha256:") or theirs.startswith("sha256:"):
-                raise UserError(f"process {process} has another `{name}` than process 0")
+                raise UserError(f"process {process} has other {name} than process 0")
             raise UserError(
                 f"process {process} has `{name}={theirs}`, but process 0 has `{name}={mine}`"
             )

@@ -46,5 +46,7 @@ def _quoted(setting: str) -> str:
     flag = flag_of(setting)
     name, equals, value = flag.partition("=")
     if name.removeprefix("--") not in _names:
-        return f"`{setting}`"
+        path = setting.partition("=")[0].partition("[")[0]
+        is_path = "." in path and all(part.isidentifier() for part in path.split("."))
+        return setting if is_path else f"`{setting}`"
     return f"{name}='{value}'" if equals and " = " in value else flag

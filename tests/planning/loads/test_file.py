@@ -120,7 +120,7 @@ def test_loads_of_another_model_name_layer_and_count(tmp_path):
     with pytest.raises(ValueError) as error:
         given.check_model(loads, {LAYER: mine[LAYER]}, "mine")
     assert str(error.value) == (
-        f"--loads={loads.path} has loads of {OTHER}, which is no layer with experts of mine. Did "
+        f"`loads={loads.path}` has loads of {OTHER}, which is no layer with experts of mine. Did "
         f"you mean '{LAYER}'? mine has 1 layer with experts, the file 2: are they of another model?"
     )
     with pytest.raises(ValueError, match=r"has no loads of encoder\.layers\[3\].*has 4 layers"):

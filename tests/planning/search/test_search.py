@@ -6,6 +6,7 @@ import pytest
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.experiment_search import rates_of
 from lingvo_gshard.planning.search.graph import TracedStep
@@ -137,7 +138,7 @@ def test_smaller_candidates_are_tried_if_compiled_memory_exceeds_capacity():
 
 def test_compilation_failures_are_reported():
     def compile_candidate(candidate):
-        raise ValueError("too large")
+        raise UserError("too large")
 
     result = run(compile_candidate=compile_candidate, compile_best=2)
     assert result.best is None and result.front == ()

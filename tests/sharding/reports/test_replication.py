@@ -84,7 +84,7 @@ def test_exceeding_the_limit_raises_with_the_flag_and_the_tensors():
         check_replicated(iter(rows), 77.5)
     lines = str(error.value).splitlines()
     assert lines[0] == (
-        "--max_replicated_mb=77.5: every device would hold 78.0 MiB in full although the strategy "
+        "`max_replicated_mb=77.5`: every device would hold 78.0 MiB in full although the strategy "
         "splits a letter of them:"
     )
     assert lines[1] == f"  {describe(rows[0])}" == "  w12 [12], 12.0 MiB: reason 12"

@@ -25,6 +25,7 @@ def command():
         ("`ls -l` and `mesh=data=2`", "`ls -l` and --mesh=data=2"),
         ("a ` of `mesh`", "a ` of `mesh`"),
         ("trainer.steps is 0", "trainer.steps is 0"),
+        ("`a.b['c.d']=H->x` needs `mesh`", "a.b['c.d']=H->x needs --mesh"),
     ],
 )
 def test_options_become_flags(written, spelled):

@@ -68,26 +68,26 @@ def test_flags_choose_mesh_and_strategy(connected):
 
 
 def test_mesh_with_too_many_cores_is_rejected(connected):
-    with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .* but there are 1"):
+    with pytest.raises(ValueError, match="`mesh=data=4` needs 4 devices .* but there are 1"):
         launch("--runtime=tpu_strategy", "--tpu=local", "--mesh=data=4")
 
 
 @pytest.mark.parametrize(
     "flags,message",
     [
-        ("--runtime=tpu_strategy", "--runtime=tpu_strategy needs --tpu, such as --tpu=local"),
-        ("--tpu=local", "--tpu=local needs --runtime=tpu_strategy; the local runtime has"),
-        ("--tpu=local --mesh=data=8", "--tpu=local needs --runtime=tpu_strategy; the spmd runtime"),
+        ("--runtime=tpu_strategy", "`runtime=tpu_strategy` needs `tpu`, such as `tpu=local`"),
+        ("--tpu=local", "`tpu=local` needs `runtime=tpu_strategy`; the local runtime has"),
+        ("--tpu=local --mesh=data=8", "`tpu=local` needs `runtime=tpu_strategy`; the spmd runtime"),
         (
             "--runtime=tpu_strategy --tpu=local --partitioner=shardy",
-            "--partitioner=shardy needs --runtime=spmd; under tpu_strategy TensorFlow",
+            "`partitioner=shardy` needs `runtime=spmd`; under tpu_strategy TensorFlow",
         ),
         (
             "--runtime=tpu_strategy --tpu=local --device_order=topology",
-            "--device_order=topology needs --runtime=spmd; under tpu_strategy TensorFlow",
+            "`device_order=topology` needs `runtime=spmd`; under tpu_strategy TensorFlow",
         ),
-        ("--runtime=tpu_strateg --tpu=local", "--runtime=tpu_strateg is unknown. .*tpu_strategy"),
-        ("--runtime=tpu_strategy --tpu=local --mesh=data", "--mesh"),
+        ("--runtime=tpu_strateg --tpu=local", "`runtime=tpu_strateg` is unknown. .*tpu_strategy"),
+        ("--runtime=tpu_strategy --tpu=local --mesh=data", "`mesh=data`"),
     ],
 )
 def test_contradicting_flags_are_rejected(connected, flags, message):
