@@ -18,6 +18,7 @@ partition = partition_lib.partition
 @overload
 def verify(
     experiment: Params,
+    /,
     *,
     mesh: str | None = None,
     strategy: str | None = None,
@@ -35,6 +36,7 @@ def verify(
 @overload
 def verify(
     function: Callable[..., Any],
+    /,
     arguments: Sequence[Any],
     *,
     mesh: str,
@@ -46,7 +48,7 @@ def verify(
 ) -> Verification: ...
 
 
-def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Verification:
+def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) -> Verification:
     """Checks that a training step, or any function, computes over a mesh what one device computes.
 
     Both run here, on virtual CPU devices where others are missing, in float64. Of an experiment,

@@ -26,6 +26,7 @@ from lingvo_gshard.planning.programs.plans import plan_file, plan_function
 @overload
 def plan(
     experiment: Params,
+    /,
     topology: str,
     *,
     mesh: str | None = None,
@@ -43,6 +44,7 @@ def plan(
 @overload
 def plan(
     function: Callable[..., Any],
+    /,
     specs: Sequence[Any],
     topology: str,
     *,
@@ -58,6 +60,7 @@ def plan(
 @overload
 def plan(
     file: str | os.PathLike,
+    /,
     topology: str,
     *,
     mesh: str | None = None,
@@ -68,7 +71,7 @@ def plan(
 ) -> Plan: ...
 
 
-def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: Any) -> Plan:
+def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **options: Any) -> Plan:
     """Plans an experiment's training step, any function, or a program in a file, on a topology.
 
     The program is compiled ahead of time and not run, so you need not have the machine.
@@ -121,6 +124,7 @@ _LARGEST = "largest"
 @overload
 def plan_generation(
     experiment: Params,
+    /,
     topology: str,
     batch: int = 1,
     *,
@@ -134,6 +138,7 @@ def plan_generation(
 @overload
 def plan_generation(
     experiment: Params,
+    /,
     topology: str,
     batch: Literal["largest"],
     *,
@@ -146,6 +151,7 @@ def plan_generation(
 
 def plan_generation(
     experiment: Params,
+    /,
     topology: str,
     batch: int | str = 1,
     *,
@@ -179,6 +185,7 @@ def plan_generation(
 
 def _plan_experiment(
     experiment: Params,
+    /,
     topology: str,
     loads: str | os.PathLike | None = None,
     loads_from: int = 0,
@@ -199,6 +206,7 @@ def _plan_file(
 
 def _plan_jax(
     function: Callable[..., Any],
+    /,
     specs: Sequence[Any],
     topology: str,
     tokens: float | None = None,

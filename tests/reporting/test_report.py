@@ -151,6 +151,6 @@ def test_directories_without_a_run_are_named(tmp_path):
     )
     (run / "metrics.jsonl").write_bytes(b"")
     assert problem(run) == (
-        "--logdir=T/quickstart: the run of test.example has no metrics yet: metrics.jsonl has no "
+        "`logdir=T/quickstart`: the run of test.example has no metrics yet: metrics.jsonl has no "
         "row"
     )
