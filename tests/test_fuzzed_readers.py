@@ -27,8 +27,8 @@ from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.vocabularies import files as vocabularies
 from lingvo_gshard.planning.plan import file as plan_file
-from lingvo_gshard.training.checkpoint import run_item
-from lingvo_gshard.training.checkpoint.run_item import read_run
+from lingvo_gshard.training.run.checkpoint import run_item
+from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from tests import tiny
 from tests.data.prepared import corpora
 from tests.data.sources.test_mo import catalog

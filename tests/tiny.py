@@ -15,9 +15,9 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 INPUTS, HIDDEN, CLASSES = 6, 8, 5
 

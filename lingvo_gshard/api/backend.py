@@ -18,9 +18,9 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.local_updates import AXIS
-from lingvo_gshard.training.runtime_protocol import Runtime
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.local_updates import AXIS
+from lingvo_gshard.training.step.trainer import Trainer
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
 PARTITIONERS = ("gspmd", "shardy")

@@ -16,7 +16,7 @@ from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.open_models.adapter import PublishedAdapter
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run

@@ -35,11 +35,11 @@ from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.selection.choice import BEST, check_choice, preferred
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def load(

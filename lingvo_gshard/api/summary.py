@@ -13,8 +13,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.training.experiments import first_batch
-from lingvo_gshard.training.runtime_protocol import Runtime
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def print_summary(

@@ -17,24 +17,22 @@ from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.checkpoint.selection.keep_best import ends_training
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.determinism.checked_runtime import checked
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.monitoring import divergence
-from lingvo_gshard.training.monitoring.closed_output import GuardedStream
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.observers.hang_watch import HangWatch
-from lingvo_gshard.training.observers.step_observer import ObservedRun, ObserverFactory
-from lingvo_gshard.training.signals import StopRequest
-from lingvo_gshard.training.starting import StartingPoint
-from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
-from lingvo_gshard.training.trainer import Trainer
-from lingvo_gshard.training.writers import row_writer
+from lingvo_gshard.training.run.checkpoint.keep_best import ends_training
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.determinism.checked_runtime import checked
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
+from lingvo_gshard.training.run.monitoring import divergence, writers
+from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.run.observers.hang_watch import HangWatch
+from lingvo_gshard.training.run.observers.step_observer import ObservedRun, ObserverFactory
+from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
+from lingvo_gshard.training.run.starting import StartingPoint
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def train(
@@ -104,7 +102,7 @@ def _prepared(params: Params, steps: int | None) -> Params:
     params = params.copy().locate()
     if steps is not None:
         params.trainer.steps = steps
-    row_writer.check(params.trainer.writers)
+    writers.check(params.trainer.writers)
     return params
 
 

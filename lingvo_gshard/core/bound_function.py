@@ -1,6 +1,6 @@
 """Functions of a model's weights, bound to the weights that a runtime holds.
 
-Decoding needs only this part of a runtime; `training/runtime_protocol.py` states the rest.
+Decoding needs only this part of a runtime; `training/run/runtime_protocol.py` states the rest.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.export import new_folder_in_bucket
-from lingvo_gshard.training.stopping import called_before_abrupt_end
+from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
 
 def check_output(path: str | os.PathLike) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Set
 
 from lingvo_gshard.core.layer import RECOMPUTED
 from lingvo_gshard.layers.moe.exchange import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER
+from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER
 
 _BACKWARD = "gradient_tape"
 _WRAPPED = re.compile(r"([a-z_]+)\((.*)\)")

@@ -8,9 +8,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import family_of
 from lingvo_gshard.open_models.families.family import USUAL_LENGTH
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "float32") -> Params:

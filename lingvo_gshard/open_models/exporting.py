@@ -23,8 +23,8 @@ from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.record import PublishedRecord, read_record
 from lingvo_gshard.open_models.shard_writer import FILE_BYTES, plan_files, write_file, write_index
 from lingvo_gshard.open_models.shards import Tensor, dtype_of
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.step.trainer import Trainer
 
 # Threads that read and rearrange tensors.
 _THREADS = 3
@@ -134,7 +134,7 @@ class _Values:
 
     def __init__(self, source: ExportSource):
         # Imports TensorStore, which mistakes need not wait for.
-        from lingvo_gshard.training.checkpoint.streamed_reader import WeightReader
+        from lingvo_gshard.training.run.checkpoint.streamed_reader import WeightReader
 
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._placement = source.placement

@@ -28,12 +28,12 @@ from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.record import RECORD_FILE, PublishedRecord
 from lingvo_gshard.open_models.shards import Published, Shards
-from lingvo_gshard.training import precision
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.stopping import called_before_abrupt_end
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.signals import called_before_abrupt_end
+from lingvo_gshard.training.step import precision
 
 if TYPE_CHECKING:
-    from lingvo_gshard.training.checkpoint import streamed
+    from lingvo_gshard.training.run.checkpoint import streamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PublishedModel:
 
     def parts(self, path: str) -> list[streamed.Part]:
         """Returns the parts of a weight, one for each published tensor that holds one."""
-        from lingvo_gshard.training.checkpoint import streamed
+        from lingvo_gshard.training.run.checkpoint import streamed
 
         found = []
         for piece, name in self._by_weight[path]:
@@ -223,7 +223,7 @@ def check_logdir(logdir: str | os.PathLike) -> None:
 
 def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     # Imports Orbax, which mistakes need not wait for.
-    from lingvo_gshard.training.checkpoint import streamed
+    from lingvo_gshard.training.run.checkpoint import streamed
 
     def write_extras(directory: pathlib.Path) -> None:
         copy_files(model.directory, directory)

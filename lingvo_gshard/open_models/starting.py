@@ -23,11 +23,11 @@ from lingvo_gshard.data.published_vocabulary import copy_files
 from lingvo_gshard.open_models.config import CONFIG_FILE
 from lingvo_gshard.open_models.importing import PublishedModel
 from lingvo_gshard.open_models.record import RECORD_FILE
-from lingvo_gshard.training.checkpoint import run_item
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint, RunRecord
-from lingvo_gshard.training.checkpoint.transposing import copy
-from lingvo_gshard.training.starting import PART, initial_factors
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint import run_item
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
+from lingvo_gshard.training.run.checkpoint.streamed import copy
+from lingvo_gshard.training.run.starting import PART, initial_factors
+from lingvo_gshard.training.step.trainer import Trainer
 
 # start and stop of each dimension of a weight.
 Box = Sequence[tuple[int, int]]

@@ -22,9 +22,9 @@ from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.schedules import InverseSquareRoot
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.schedules import InverseSquareRoot
+from lingvo_gshard.training.step.trainer import Trainer
 
 MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 1024, 8192, 16, 128
 SOURCE_VOCABULARY, TARGET_VOCABULARY = 64_000, 32_000

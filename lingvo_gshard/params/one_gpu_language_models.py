@@ -16,9 +16,9 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Cosine
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Cosine
+from lingvo_gshard.training.step.trainer import Trainer
 
 _VOCABULARY, _LENGTH = 32_000, 2048
 

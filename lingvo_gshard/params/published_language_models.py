@@ -19,10 +19,10 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 @registry.register("language_model.gpt3_175b")

@@ -7,7 +7,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
 from lingvo_gshard.params import translation
-from lingvo_gshard.training.optim.schedules import Linear
+from lingvo_gshard.training.step.schedules import Linear
 
 _EXPERTS_PER_TOKEN = 2
 _HIDDEN_DIM = 256

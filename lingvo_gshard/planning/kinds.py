@@ -18,7 +18,7 @@ from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers.router import Router
-from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER_PHASE
+from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 
 PRODUCTS = "products"
 ATTENTION = "attention"

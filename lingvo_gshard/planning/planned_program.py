@@ -19,7 +19,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.reports.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 _MEMORY_CLASSES = {
     "theta.": memory.WEIGHTS,

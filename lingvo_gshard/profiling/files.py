@@ -21,7 +21,7 @@ from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.profiling.step_program import StepProgram
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.trace import Trace
-from lingvo_gshard.training import processes
+from lingvo_gshard.training.run import processes
 
 FOLDER = "profile"
 SUMMARY, COMPARISON, CALIBRATION = "profile.json", "comparison.json", "calibration.json"

@@ -39,15 +39,15 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.monitoring.metrics import Row
-from lingvo_gshard.training.observers.step_observer import (
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.observers.step_observer import (
     ObservedRun,
     ObserverFactory,
     StepObserver,
 )
-from lingvo_gshard.training.runtime_protocol import Runtime
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
 
 _SIZE = 2048
 _REPEATS = 5

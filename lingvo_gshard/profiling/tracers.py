@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.profiling.tracer import JaxTracer, Tracer, matrix, only_trace
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.training.runtime_protocol import Runtime
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 
 
 def tracer_of(runtime: Runtime) -> Tracer:

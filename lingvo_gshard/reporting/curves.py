@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.monitoring.metrics import Row, first_and_last, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import Row, first_and_last, rows_until
 
 # Prefix of the metrics of the dev split.
 DEV = "dev/"

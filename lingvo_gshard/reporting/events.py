@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.monitoring.compilations import COMPILATIONS_FILE
-from lingvo_gshard.training.records import json_lines
-from lingvo_gshard.training.records.launch import Launch
+from lingvo_gshard.training.run.monitoring.compilations import COMPILATIONS_FILE
+from lingvo_gshard.training.run.records import json_lines
+from lingvo_gshard.training.run.records.launch import Launch
 
 _TRAIN = "train"
 

@@ -17,13 +17,13 @@ from lingvo_gshard.reporting.curves import History
 from lingvo_gshard.reporting.events import CompiledProgram, Recompilation
 from lingvo_gshard.reporting.profiles import ProfileReport
 from lingvo_gshard.reporting.routers import RouterPicture
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.records import evaluations, json_lines, launch, sharding
-from lingvo_gshard.training.records.evaluations import EvaluationRow
-from lingvo_gshard.training.records.launch import Launch
-from lingvo_gshard.training.records.sharding import Sharding
-from lingvo_gshard.training.spikes.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.run.records import evaluations, json_lines, launch, sharding
+from lingvo_gshard.training.run.records.evaluations import EvaluationRow
+from lingvo_gshard.training.run.records.launch import Launch
+from lingvo_gshard.training.run.records.sharding import Sharding
+from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
 
 # More runs than these are not named in an error.
 _MOST_NAMED = 5

@@ -15,20 +15,25 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.step_metrics import StepMetrics
-from lingvo_gshard.training.micro_batches import TensorBatch
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, compiling, inputs_of
-from lingvo_gshard.training.monitoring.metric_vector import (
+from lingvo_gshard.training.run.monitoring.compilations import (
+    Compilation,
+    Inputs,
+    compiling,
+    inputs_of,
+)
+from lingvo_gshard.training.run.monitoring.expert_use import (
     metric_vector,
     pair_with_weights,
     values_and_weights,
 )
-from lingvo_gshard.training.monitoring.routers.step import (
+from lingvo_gshard.training.run.routers.step import (
     ReadSums,
     routing_sums,
     watched_batch,
 )
-from lingvo_gshard.training.runtime_protocol import WeightedMetrics
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
+from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 class SingleDeviceRuntime:

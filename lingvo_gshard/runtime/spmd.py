@@ -35,11 +35,11 @@ from lingvo_gshard.runtime.step_compiler import (
 from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.reports.replication import Replicated, check_replicated, replicated
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
-from lingvo_gshard.training.monitoring.routers.step import ReadSums, watched_batch
-from lingvo_gshard.training.runtime_protocol import WeightedMetrics
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
+from lingvo_gshard.training.run.monitoring.expert_use import pair_with_weights
+from lingvo_gshard.training.run.routers.step import ReadSums, watched_batch
+from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)

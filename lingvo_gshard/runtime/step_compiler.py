@@ -13,7 +13,7 @@ from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.step_metrics import StepMetrics
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, compiling
+from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, compiling
 
 # Makes a program, and names the metrics that its last output holds.
 MakeProgram = Callable[[], tuple[Program, list[str]]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.training import processes
+from lingvo_gshard.training.run import processes
 
 # The metric that is summed over workers. It weights the others, which are averaged.
 _TOKENS = "tokens"

@@ -23,9 +23,9 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.reports.replication import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.micro_batches import TensorBatch
-from lingvo_gshard.training.monitoring.routers.step import routing_sums
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.routers.step import routing_sums
+from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.trainer import Trainer
 
 WAIT_SECONDS = 300.0
 _CONNECT_SECONDS = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.checkpoint.selection.choice import BEST, preferred
-from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
+from lingvo_gshard.training.run.logdir import Logdir
 
 _log = logging.getLogger(__name__)
 

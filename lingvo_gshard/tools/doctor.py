@@ -39,7 +39,7 @@ from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
 from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.records import launch
+from lingvo_gshard.training.run.records import launch
 
 NAME = "gshard-doctor"
 

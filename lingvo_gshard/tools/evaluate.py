@@ -53,7 +53,7 @@ from lingvo_gshard.tools.flags.run import (
     required_logdir,
 )
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 NAME = "gshard-evaluate"
 

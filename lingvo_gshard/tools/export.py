@@ -54,7 +54,7 @@ from lingvo_gshard.tools.flags.run import (
     define_logdir_flag,
     required_logdir,
 )
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 NAME = "gshard-export"
 

@@ -39,8 +39,8 @@ from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedS
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_settings_flags
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.precision import PRECISIONS
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.step.precision import PRECISIONS
 
 NAME = "gshard-import"
 

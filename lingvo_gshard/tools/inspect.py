@@ -79,7 +79,7 @@ from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.inspection import activations, inspection, tables, trained
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 NAME = "gshard-inspect"
 

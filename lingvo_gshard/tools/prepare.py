@@ -49,7 +49,7 @@ from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.preparation import report
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_settings_flags
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 NAME = "gshard-prepare"
 

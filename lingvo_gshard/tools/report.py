@@ -36,7 +36,7 @@ from lingvo_gshard.reporting.run import RunReport
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes
-from lingvo_gshard.training.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
+from lingvo_gshard.training.run.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
 
 NAME = "gshard-report"
 

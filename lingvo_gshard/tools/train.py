@@ -71,12 +71,11 @@ from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.loop import Outcome
-from lingvo_gshard.training.monitoring.failure import TrainingFailedError
-from lingvo_gshard.training.starting import params_of
-from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.loop import Outcome
+from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
+from lingvo_gshard.training.run.starting import params_of
 
 NAME = "gshard-train"
 

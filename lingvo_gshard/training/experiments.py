@@ -10,7 +10,7 @@ from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 DEFAULT_STRATEGY = "expert"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from lingvo_gshard.core.files import attempts, objects, paths
-from lingvo_gshard.training.checkpoint.steps import marker, steps_in
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.steps import marker, steps_in
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras
 
 # As in tests/training/checkpoint/test_store.py.

@@ -9,10 +9,9 @@ import pytest
 
 from lingvo_gshard.core.files import objects, paths
 from lingvo_gshard.core.files.cell import Cell
-from lingvo_gshard.training.lock import bucket_lock
-from lingvo_gshard.training.lock.bucket_lock import BucketLock
-from lingvo_gshard.training.lock.holder import this_process
-from lingvo_gshard.training.lock.run_lock import LockedError, LostLockError
+from lingvo_gshard.training.run import bucket_lock
+from lingvo_gshard.training.run.bucket_lock import BucketLock
+from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import pytest
 
 from lingvo_gshard.core.files import copies, objects
 from lingvo_gshard.core.files.paths import path_of
-from lingvo_gshard.training.checkpoint.run_item import read_run
-from lingvo_gshard.training.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from tests.buckets.emulators import environment_with
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ SLOW = ("jax", "jaxlib", "orbax", "sacrebleu", "scipy", "tensorflow")
 NEED_LIBRARIES = (
     "lingvo_gshard.data.prepared.stream",
     "lingvo_gshard.tools.benchmarks.",
-    "lingvo_gshard.training.checkpoint.in_bucket",
-    "lingvo_gshard.training.checkpoint.run_handler",
-    "lingvo_gshard.training.checkpoint.streamed",
+    "lingvo_gshard.training.run.checkpoint.in_bucket",
+    "lingvo_gshard.training.run.checkpoint.run_handler",
+    "lingvo_gshard.training.run.checkpoint.streamed",
     "lingvo_gshard.__main__",
 )
 IMPORT_WITHOUT = """

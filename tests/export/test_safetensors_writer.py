@@ -13,7 +13,7 @@ import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params_json import to_json
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.export import safetensors_writer
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.export import elsewhere
 from tests.tools.train import tiny_train  # noqa: F401
 

@@ -8,8 +8,8 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.optim.optimizer import Optimizer
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.optimizer import Optimizer
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 STEPS = 12

@@ -14,8 +14,8 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 
 MESH = "data=2"

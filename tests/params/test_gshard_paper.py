@@ -13,8 +13,8 @@ from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.schedules import InverseSquareRoot
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.schedules import InverseSquareRoot
 
 BILLION = 10**9
 MILLION = 2**20

@@ -15,7 +15,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.step.adafactor import Adafactor
 from tests.layers.stacks.executions import loop
 
 BILLION = 10**9

@@ -41,7 +41,7 @@ def test_lines_of_the_model(lines, op_name, text):
 
 
 def test_the_optimizer_has_its_class_and_other_names_have_nothing(lines):
-    assert lines.of("optimizer/hidden/w/mul").startswith("lingvo_gshard/training/optim/adam.py:")
+    assert lines.of("optimizer/hidden/w/mul").startswith("lingvo_gshard/training/step/adam.py:")
     assert lines.of("") == lines.of("copy") == ""
 
 

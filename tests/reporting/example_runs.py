@@ -19,12 +19,12 @@ from lingvo_gshard.profiling.profile import (
     Rate,
 )
 from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.training.monitoring.routers.records import ROUTERS_FILE, RouterRecord
-from lingvo_gshard.training.records import evaluations, json_lines, launch, sharding
-from lingvo_gshard.training.records.evaluations import EvaluationRow
-from lingvo_gshard.training.records.launch import Launch
-from lingvo_gshard.training.records.sharding import Sharding, TensorSharding
-from lingvo_gshard.training.spikes.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.training.run.records import evaluations, json_lines, launch, sharding
+from lingvo_gshard.training.run.records.evaluations import EvaluationRow
+from lingvo_gshard.training.run.records.launch import Launch
+from lingvo_gshard.training.run.records.sharding import Sharding, TensorSharding
+from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, RouterRecord
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 SPIKES = (77, 300)

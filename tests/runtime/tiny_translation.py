@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 ROWS, LENGTH = 8, 12
 # Two packed sentences and padding.

@@ -18,7 +18,7 @@ from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
-from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.run.logdir import Logdir
 from tests.data import corpora
 from tests.serving.conftest import PATIENT
 

@@ -23,7 +23,7 @@ from lingvo_gshard.sharding.partitioning import (
 )
 from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.step.adafactor import Adafactor
 
 
 def translation_task() -> TranslationTask:

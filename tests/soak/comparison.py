@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.monitoring.metrics import MEASURED
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.monitoring.metrics import MEASURED
 
 _SHOWN = 10
 

@@ -11,7 +11,7 @@ from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 
 B, L, K = 2, 4, 8

@@ -16,7 +16,7 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import choices, moe, step
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 EXPERIMENT = "test.tiny_translation"

@@ -16,7 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_input, startup
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.training.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,9 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Constant
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Constant
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 HIDDEN = 8

@@ -9,9 +9,9 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import averages
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.step import averages
 from lingvo_gshard.training.surgery import conversion
 from tests import tiny
 from tests.training import mixed_task

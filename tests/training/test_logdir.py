@@ -10,8 +10,8 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.optim import schedules
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.step import schedules
 from tests import tiny
 
 
@@ -54,9 +54,7 @@ def test_other_params_are_rejected_by_path(tmp_path):
         claim(logdir, other)
     assert "task.hidden.dropout: 0.1 there, 0.5 here" in str(caught.value)
     assert "trainer.seed: 1 there, 3 here" in str(caught.value)
-    assert "trainer.schedule.cls: lingvo_gshard.training.optim.schedules.Linear" in str(
-        caught.value
-    )
+    assert "trainer.schedule.cls: lingvo_gshard.training.step.schedules.Linear" in str(caught.value)
     assert logdir.read_params().trainer.seed == 1
 
 

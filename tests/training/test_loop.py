@@ -13,13 +13,13 @@ import rich.console
 
 from lingvo_gshard.api.training import train
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.loop import TrainingLoop
-from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
-from lingvo_gshard.training.monitoring.metrics import MEASURED
-from lingvo_gshard.training.observers.step_observer import StepObserver
-from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.loop import TrainingLoop
+from lingvo_gshard.training.run.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.run.monitoring.metrics import MEASURED
+from lingvo_gshard.training.run.observers.step_observer import StepObserver
+from lingvo_gshard.training.run.signals import StopRequest
 from tests import tiny
 
 
@@ -262,7 +262,7 @@ def test_rows_that_waited_for_space_are_written_before_a_checkpoint(tmp_path, mo
 
 
 def test_training_on_a_full_disk_continues_and_ends_with_an_error(tmp_path, monkeypatch):
-    from lingvo_gshard.training.checkpoint import places as checkpoint
+    from lingvo_gshard.training.run.checkpoint import places as checkpoint
 
     usage = checkpoint.shutil.disk_usage("/")
     run = Run(tmp_path, on_batch=lambda n: n == 5 and full.append(1))

@@ -10,7 +10,7 @@ from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttenti
 from lingvo_gshard.layers.lora import is_factor
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.training.lora_model import batch, random_factors, task_params
 
 KEY = (1, 1)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.signals import StopRequest
 
 
 def test_one_process_never_waits():
@@ -38,7 +38,7 @@ def test_a_ballot_returns_the_last_vote():
 
 
 def test_stop_request_is_agreed_one_announcement_later(monkeypatch):
-    from lingvo_gshard.training import signals
+    from lingvo_gshard.training.run import signals
 
     stop = StopRequest()
     stop.requested = "SIGTERM"

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from lingvo_gshard.training import signals
-from lingvo_gshard.training.signals import StopRequest
-from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
+from lingvo_gshard.training.run import signals
+from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.optim import schedules
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step import schedules
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 

@@ -12,19 +12,18 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.steps import steps_in
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.determinism import replay as replaying
-from lingvo_gshard.training.determinism.replay import Replayed
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.monitoring.metrics import METRICS_FILE, Row, rows_until
-from lingvo_gshard.training.records import launch
-from lingvo_gshard.training.runtime_protocol import Runtime
-from lingvo_gshard.training.spikes.roll_back import RollBacks
-from lingvo_gshard.training.spikes.skipped import BatchesWithoutSkipped
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.run.determinism import replay as replaying
+from lingvo_gshard.training.run.determinism.replay import Replayed
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, Row, rows_until
+from lingvo_gshard.training.run.records import launch
+from lingvo_gshard.training.run.roll_back import BatchesWithoutSkipped, RollBacks
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 
 
 def replay(

@@ -27,10 +27,10 @@ from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.selection.choice import preferred
-from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
-from lingvo_gshard.training.runtime_protocol import Runtime
+from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.writer import Writer
-from lingvo_gshard.training.checkpoint.run_item import read_run
-from lingvo_gshard.training.checkpoint.steps import steps_in
-from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.logdir import Logdir
 
 
 def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:

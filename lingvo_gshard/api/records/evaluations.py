@@ -13,7 +13,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
-from lingvo_gshard.training.records import evaluations
+from lingvo_gshard.training.run.records import evaluations
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.records import launch, sharding
-from lingvo_gshard.training.runtime_protocol import Runtime
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.records import launch, sharding
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def record_launch(

@@ -6,7 +6,7 @@ is valid in a file or on a command line:
     include "wide.gin"
     width = 512
     task.encoder.model_dim = %width
-    trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam
+    trainer.optimizer = @lingvo_gshard.training.step.adam.Adam
     trainer.optimizer.beta1 = 0.95
 
 An element of a list, such as `layers[0]`, is called `layers_0` in gin, whose names are identifiers.

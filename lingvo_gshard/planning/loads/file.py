@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.monitoring.routers.records import RouterRecord
+from lingvo_gshard.training.run.routers.records import RouterRecord
 
 _EXPECTED = (
     "expected a file that gshard-experts report --json or gshard-experts watched --json wrote, or "

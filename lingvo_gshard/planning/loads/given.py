@@ -17,9 +17,9 @@ from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.monitoring.routers.counts import watched_layers
-from lingvo_gshard.training.monitoring.routers.records import RouterRecord
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.routers.counts import watched_layers
+from lingvo_gshard.training.run.routers.records import RouterRecord
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str) -> None:

@@ -16,7 +16,7 @@ from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.planning.loads.devices import ExpertDevices
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)

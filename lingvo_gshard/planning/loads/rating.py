@@ -25,7 +25,7 @@ from lingvo_gshard.planning.loads.layers import ExpertLayer
 from lingvo_gshard.planning.loads.record import LayerLoads, Quantiles, RouterLoads
 from lingvo_gshard.planning.loads.rows import LayerRows
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER_PHASE
+from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 
 _MOST_NAMED = 3
 

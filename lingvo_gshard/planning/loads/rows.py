@@ -12,7 +12,7 @@ from lingvo_gshard.core import rounding
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
 from lingvo_gshard.planning.loads.layers import ExpertLayer
-from lingvo_gshard.training.monitoring.routers.records import RouterRecord
+from lingvo_gshard.training.run.routers.records import RouterRecord
 
 
 @dataclasses.dataclass(frozen=True)

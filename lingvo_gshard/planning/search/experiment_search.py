@@ -26,7 +26,7 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def candidate_compiler(

@@ -15,7 +15,7 @@ from lingvo_gshard.planning.search.graph import Einsum, Flow, Tensor, TracedStep
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import use_partitioning
 from lingvo_gshard.sharding.recording import Event
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 # A norm's mean over the model dimension: its result is another tensor than its input.
 _SUMS = frozenset(("Mean",))

@@ -34,8 +34,8 @@ from lingvo_gshard.runtime.cluster.rendezvous import (
     is_open_to_strangers,
     meet,
 )
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError, end_abruptly
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.signals import EXIT_CODES, State, StoppedError, end_abruptly
 
 # A process that hears of another's failure gives its own main thread this long: it may be about to
 # fail in the same way.
@@ -152,7 +152,7 @@ class Cluster:
         atexit.register(self._at_exit)
         State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # jax's preemption service would take SIGTERM away from training/signals.py.
+        # jax's preemption service would take SIGTERM away from training/run/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             place.address,

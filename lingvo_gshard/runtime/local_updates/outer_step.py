@@ -10,7 +10,7 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import state_arrays
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def outer_step_program(

@@ -2,7 +2,7 @@
 
 Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
 After every `trainer.local_updates.every` steps an outer step, one program over all devices, makes
-the workers' weights equal (training/local_updates.py). The weights after the last outer step are
+the workers' weights equal (training/step/local_updates.py). The weights after the last outer step are
 the ones that are evaluated, decoded with and saved as `theta`. A checkpoint also has the workers'
 own states.
 """
@@ -33,11 +33,11 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.local_updates import OUTER, WORKERS
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.training.monitoring.routers.step import ReadSums
-from lingvo_gshard.training.runtime_protocol import WeightedMetrics
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
+from lingvo_gshard.training.run.routers.step import ReadSums
+from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
+from lingvo_gshard.training.step.local_updates import OUTER, WORKERS
+from lingvo_gshard.training.step.trainer import Trainer
 
 # The collectives that sum over workers.
 _SUMS = ("all-reduce", "reduce-scatter")

@@ -16,7 +16,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Strategy
-from lingvo_gshard.training.local_updates import AXIS
+from lingvo_gshard.training.step.local_updates import AXIS
 
 _EVERY = "trainer.local_updates.every"
 # The axes of a worker with one device.

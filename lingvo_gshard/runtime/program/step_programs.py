@@ -18,9 +18,9 @@ from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
-from lingvo_gshard.training.monitoring.routers.step import routing_sums
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
+from lingvo_gshard.training.run.routers.step import routing_sums
+from lingvo_gshard.training.step.trainer import Trainer
 
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"

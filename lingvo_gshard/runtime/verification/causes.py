@@ -24,7 +24,7 @@ from lingvo_gshard.runtime.verification.comparison import Difference
 from lingvo_gshard.runtime.verification.report import Compared, Finding, NearCollective
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 # A factor may differ by this much from a number of devices.
 _SAME_FACTOR = 1e-2

@@ -34,8 +34,9 @@ from lingvo_gshard.runtime.verification.report import Compared, Finding, Verific
 from lingvo_gshard.runtime.verification.steps import ObservedStep, run_step
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import experiments, precision
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training import experiments
+from lingvo_gshard.training.step import precision
+from lingvo_gshard.training.step.trainer import Trainer
 
 # Workers' weights and outer moments differ by noise of this scale.
 _UPDATE_NOISE = 0.05

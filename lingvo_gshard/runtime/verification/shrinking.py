@@ -12,7 +12,7 @@ from lingvo_gshard.runtime.local_updates.workers import with_rows_over_workers
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.local_updates import AXIS
+from lingvo_gshard.training.step.local_updates import AXIS
 
 # Last name of a path in the Params -> the letter whose size it is.
 LETTERS = {

@@ -20,8 +20,8 @@ from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.runtime.verification.float64 import in_float64
 from lingvo_gshard.runtime.verification.observation import Observation, Observed
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)

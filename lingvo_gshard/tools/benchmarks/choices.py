@@ -13,10 +13,10 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.lion import Lion
-from lingvo_gshard.training.optim.momentum import Momentum
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.lion import Lion
+from lingvo_gshard.training.step.momentum import Momentum
 
 # Applies a technique to an experiment's Params.
 Choice = Callable[[Params], None]

@@ -28,7 +28,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.benchmarks import http_load
-from lingvo_gshard.training.stopping import called_before_abrupt_end
+from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
 _MOST_SENTENCES = 500
 _HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
 

@@ -8,7 +8,7 @@ import sys
 from typing import IO, TextIO, cast
 
 from lingvo_gshard.tools.console.signal_watch import SignalWatch
-from lingvo_gshard.training.monitoring.closed_output import GuardedStream
+from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 
 
 def run_script() -> None:

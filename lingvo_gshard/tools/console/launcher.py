@@ -21,8 +21,8 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console import entry, libraries
 from lingvo_gshard.tools.console.harmless_text import warn
-from lingvo_gshard.training.monitoring.closed_output import discard
-from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
+from lingvo_gshard.training.run.monitoring.closed_output import discard
+from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES
 
 _PREFIX = "gshard-"
 VERSION = frozenset(("--version", "-version"))

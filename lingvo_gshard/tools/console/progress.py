@@ -7,7 +7,7 @@ import time
 import rich.console
 import rich.progress
 
-from lingvo_gshard.training.monitoring.progress import BarOnTerminal, duration
+from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
 
 _SECONDS_BETWEEN_LINES = 10.0
 

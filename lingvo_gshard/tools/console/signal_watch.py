@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 
-from lingvo_gshard.training.stopping import (
+from lingvo_gshard.training.run.signals import (
     EXIT_CODES,
     FINISHING,
     REPEAT_SECONDS,

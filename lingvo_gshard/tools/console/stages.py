@@ -8,7 +8,7 @@ import rich.console
 import rich.progress
 
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.training.monitoring.progress import duration
+from lingvo_gshard.training.run.monitoring.progress import duration
 
 # Columns of the spinner and the elapsed time.
 _BESIDE_STAGE = 10

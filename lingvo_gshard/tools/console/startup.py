@@ -20,8 +20,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of
-from lingvo_gshard.training.monitoring.closed_output import discard
-from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
+from lingvo_gshard.training.run.monitoring.closed_output import discard
+from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _KINDS = {

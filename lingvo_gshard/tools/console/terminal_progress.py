@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import rich.console
 
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 
 @contextlib.contextmanager

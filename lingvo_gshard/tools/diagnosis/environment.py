@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.records.launch import PREFIXES
+from lingvo_gshard.training.run.records.launch import PREFIXES
 
 # Settings that change results or stop training -> (whether they break it, what they do).
 _HARMFUL: Mapping[str, tuple[bool, str]] = {

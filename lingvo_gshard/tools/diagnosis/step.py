@@ -15,7 +15,7 @@ from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
 from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 _STEPS = 3
 _LENGTH, _ROWS_PER_DEVICE = 16, 2

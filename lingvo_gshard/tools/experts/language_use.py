@@ -17,8 +17,8 @@ from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.training.monitoring import expert_use
-from lingvo_gshard.training.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.run.monitoring import expert_use
+from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 
 
 def define_row_flags(values: flags.FlagValues, split: str) -> None:

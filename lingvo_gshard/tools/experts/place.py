@@ -29,8 +29,8 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.monitoring.routers.counts import watched_layers
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.routers.counts import watched_layers
 from lingvo_gshard.training.surgery import placing
 
 

@@ -33,8 +33,8 @@ from lingvo_gshard.tools.experts.language_use import (
 )
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.surgery import pruning
 
 

@@ -45,9 +45,9 @@ from lingvo_gshard.tools.experts.language_use import (
 )
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.monitoring.expert_use import ExpertUse
-from lingvo_gshard.training.monitoring.routers.records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
 
 _MOST_SHOWN = 3
 # The columns of the report after the language.

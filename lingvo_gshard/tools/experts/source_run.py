@@ -16,13 +16,13 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.checkpoint.arrays import unflatten
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.stopping import called_before_abrupt_end
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.signals import called_before_abrupt_end
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def define_output_flag(values: flags.FlagValues) -> None:

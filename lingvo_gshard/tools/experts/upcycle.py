@@ -37,9 +37,9 @@ from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.experiment import define_settings_flags
 from lingvo_gshard.tools.flags.run import required_logdir
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import upcycling
-from lingvo_gshard.training.trainer import Trainer
 
 
 def define_flags() -> flags.FlagValues:

@@ -11,7 +11,7 @@ from lingvo_gshard.api.checks.replay import replay
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.runtime import runtime_options
-from lingvo_gshard.training import processes
+from lingvo_gshard.training.run import processes
 
 # What changes a run, and so cannot be given with --replay_step.
 _CHANGES = (

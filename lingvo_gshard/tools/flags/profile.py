@@ -7,7 +7,7 @@ from absl import flags
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.observers.step_observer import ObserverFactory
+from lingvo_gshard.training.run.observers.step_observer import ObserverFactory
 
 
 def define_profile_flags(values: flags.FlagValues) -> None:

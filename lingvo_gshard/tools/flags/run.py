@@ -5,7 +5,7 @@ from __future__ import annotations
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.checkpoint.selection.choice import BEST
+from lingvo_gshard.training.run.checkpoint.choice import BEST
 
 
 def define_logdir_flag(values: flags.FlagValues) -> None:

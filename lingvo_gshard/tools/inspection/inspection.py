@@ -28,7 +28,7 @@ from lingvo_gshard.sharding.reports.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.reports.replication import Replicated
 from lingvo_gshard.tools.inspection import placement
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 FUNCTIONS = ("train_step", "eval_step", "init_state")
 # The compiler may combine collectives of several layers, and adds some that belong to none.

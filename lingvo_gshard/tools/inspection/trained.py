@@ -15,7 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.tools.inspection.weights import StoredWeights, WeightStatistics, statistics
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 
 
 def define_trained_flags(values: flags.FlagValues) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.steps import steps_in
-from lingvo_gshard.training.checkpoint.streamed_reader import WeightReader
+from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.checkpoint.streamed_reader import WeightReader
 
 _ITEM = "theta"
 # Larger weights are read in slices along their first dimension.

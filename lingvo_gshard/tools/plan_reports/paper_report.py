@@ -21,7 +21,7 @@ from lingvo_gshard.planning.paper.comparison import Case, ComparisonRow
 from lingvo_gshard.planning.paper.report import PaperReport
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.training.monitoring.progress import BarOnTerminal, duration
+from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
 
 # All other flags contradict the paper's experiments, machines and shardings.
 _FLAGS = ("paper", "paper_rows", "json", "partitioner", "device_order")

@@ -14,9 +14,9 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import pruning
-from lingvo_gshard.training.trainer import Trainer
 
 
 def order_of(

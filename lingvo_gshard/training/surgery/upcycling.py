@@ -20,9 +20,9 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import conversion
-from lingvo_gshard.training.trainer import Trainer
 
 _FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."
 _TOLERANCE = 1e-4

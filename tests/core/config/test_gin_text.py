@@ -35,7 +35,7 @@ def test_each_value_stands_below_its_meaning_range_and_default(quickstart):
 
 def test_a_class_can_be_replaced_and_is_described(quickstart):
     lines = describe(quickstart, "trainer.optimizer").splitlines()
-    assert lines[1] == "trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam"
+    assert lines[1] == "trainer.optimizer = @lingvo_gshard.training.step.adam.Adam"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.training.monitoring.metrics import BATCH_DIGEST, METRICS_FILE
+from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST, METRICS_FILE
 from tests.data.prepared import corpora
 from tests.tools.train.train_processes import finish, start, train_in_two
 

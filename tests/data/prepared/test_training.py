@@ -13,7 +13,7 @@ import pytest
 import rich.console
 
 import lingvo_gshard as gshard
-from lingvo_gshard.training.monitoring.metrics import BATCH_DIGEST, METRICS_FILE
+from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST, METRICS_FILE
 from tests.data.prepared import corpora
 from tests.data.prepared.prepared_train import prepared_experiment
 

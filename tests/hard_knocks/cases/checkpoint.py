@@ -130,7 +130,7 @@ CASES = (
         given=(
             trained("run"),
             remove("run/checkpoints"),
-            replace("run/params.txt", "lingvo_gshard.training.optim.adam", "tweaks"),
+            replace("run/params.txt", "lingvo_gshard.training.step.adam", "tweaks"),
             write("tweaks.py", "print('this must not run')"),
         ),
         error="...params.txt: the Params name classes of tweaks, which is code of its "

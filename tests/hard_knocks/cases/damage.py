@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from lingvo_gshard.training.monitoring.metrics import MEASURED
+from lingvo_gshard.training.run.monitoring.metrics import MEASURED
 from tests.hard_knocks.case import Case
 from tests.hard_knocks.prepare import trained
 from tests.hard_knocks.sandbox import Sandbox

@@ -54,7 +54,7 @@ CASES = (
         "a class without Params",
         _QUICKSTART + "'trainer.optimizer = @collections.OrderedDict'",
         error="...trainer.optimizer: expected a configurable class, such as "
-        "@lingvo_gshard.training.optim.adam.Adam; got OrderedDict, which has no Params",
+        "@lingvo_gshard.training.step.adam.Adam; got OrderedDict, which has no Params",
     ),
     Case(
         "a module that is not here",

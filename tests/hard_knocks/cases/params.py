@@ -136,7 +136,7 @@ CASES = (
         _TINY + "--gin_param='trainer.optimizer = @os.path.join'",
         error="--gin_param 'trainer.optimizer = @os.path.join': trainer.optimizer: "
         "expected a configurable class, such as "
-        "@lingvo_gshard.training.optim.adam.Adam; got join, which has no Params",
+        "@lingvo_gshard.training.step.adam.Adam; got join, which has no Params",
     ),
     Case(
         "a macro that is not there",

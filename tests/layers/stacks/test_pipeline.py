@@ -14,7 +14,7 @@ from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from tests.layers.stacks.executions import pipeline
 from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close

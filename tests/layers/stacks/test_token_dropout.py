@@ -11,9 +11,9 @@ from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Constant
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Constant
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.attention.attention_reference import attention
 
 B, L, M, RATE = 4, 16, 8, 0.3

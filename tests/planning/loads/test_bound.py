@@ -9,7 +9,7 @@ from lingvo_gshard.planning.loads.rows import LayerRows
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.monitoring.routers.counts import records_of, watched_layers
+from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
 from tests.runtime import tiny_translation
 
 

@@ -19,7 +19,7 @@ from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.planning.search.search_rates import batch, ring_rates, trainer
 from tests.runtime import tiny_translation
 

@@ -21,12 +21,11 @@ from absl import flags
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.tools.flags.cluster import cluster_options, define_cluster_flags
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint.arrays import unflatten
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.signals import StopRequest
-from lingvo_gshard.training.stopping import EXIT_CODES, StoppedError
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.signals import EXIT_CODES, StoppedError, StopRequest
 from tests import tiny
 
 ROWS, COLUMNS = 48, 4

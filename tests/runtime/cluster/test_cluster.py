@@ -14,8 +14,8 @@ import pytest
 
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.place import ClusterOptions
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.runtime.cluster import cluster_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -31,12 +31,12 @@ from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.lion import Lion
-from lingvo_gshard.training.optim.momentum import Momentum
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.lion import Lion
+from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 T = TypeVar("T")
 Made = tuple[type, Mapping[str, object]]

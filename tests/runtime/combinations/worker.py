@@ -39,7 +39,7 @@ from lingvo_gshard.runtime.verification.comparison import compare, compare_updat
 from lingvo_gshard.runtime.verification.float64 import in_float64  # noqa: E402
 from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
 from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
-from lingvo_gshard.training.trainer import Trainer  # noqa: E402
+from lingvo_gshard.training.step.trainer import Trainer  # noqa: E402
 from tests.runtime.combinations.combination import Combination  # noqa: E402
 
 PACKAGE = os.path.dirname(lingvo_gshard.__file__)

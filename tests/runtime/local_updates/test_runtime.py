@@ -12,10 +12,10 @@ from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.optim.momentum import Momentum
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16

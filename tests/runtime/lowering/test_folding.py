@@ -24,8 +24,8 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.runtime import tiny_translation
 

@@ -24,8 +24,8 @@ from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 
 # Rows and positions of each side, sizes of the model, experts, choices, vocabulary, layers a side.
 B, L, M, H, E, K, V, LAYERS = 16, 16, 64, 128, 8, 2, 1024, 2

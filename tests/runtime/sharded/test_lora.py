@@ -12,9 +12,9 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.training.lora_model import batch, task_params
 
 STEPS, ROWS = 4, 8

@@ -7,10 +7,10 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
 STEPS = 4

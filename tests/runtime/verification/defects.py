@@ -13,9 +13,9 @@ from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import axis_index, psum
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.tiny import CLASSES, INPUTS, TinyInput
 
 MESH, STRATEGY = "data=4,model=2", "B->data; H->model"

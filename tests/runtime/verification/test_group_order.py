@@ -14,8 +14,8 @@ from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.runtime.verification.observation import Observed, _digest
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.tiny import CLASSES, INPUTS, TinyInput
 
 MESH, STRATEGY = "data=2,context=2", "expert_context"

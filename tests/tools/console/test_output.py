@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.training.monitoring.closed_output import discard
+from lingvo_gshard.training.run.monitoring.closed_output import discard
 
 
 @dataclasses.dataclass

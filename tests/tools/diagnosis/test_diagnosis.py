@@ -13,7 +13,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
 from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
 from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.records import launch
+from lingvo_gshard.training.run.records import launch
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 

@@ -11,7 +11,7 @@ from lingvo_gshard.tasks.evaluation.likelihood import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.experts import heat_map, source_run
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
 

@@ -13,8 +13,8 @@ from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.tasks.evaluation.likelihood import measure_likelihood
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.monitoring.routers.counts import watched_layers
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.routers.counts import watched_layers
 from lingvo_gshard.training.surgery import placing
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import choose, dropless, record_of

@@ -9,7 +9,7 @@ from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.experts.families import OTHER, family
 from lingvo_gshard.tools.experts.study import results
-from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.run.logdir import Logdir
 from tests.data.prepared import corpora
 
 SIZES = {("de", "news"): (300, 8, 8), ("sw", "web"): (60, 8, 8), ("ja", "web"): (90, 8, 8)}

@@ -14,7 +14,7 @@ from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.inspection import weights
 from lingvo_gshard.tools.inspection.weights import StoredWeights, statistics
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 
 
 def spec(path, layout, array):

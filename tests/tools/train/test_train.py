@@ -13,7 +13,7 @@ import pytest
 
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.tools.train import tiny_train  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

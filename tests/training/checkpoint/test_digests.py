@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lingvo_gshard.training.checkpoint.digests import MODULUS, digest
+from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest
 
 IN_JAX = (np.float32, np.int8, np.bool_, np.uint16, np.complex64, ml_dtypes.bfloat16)
 

@@ -17,9 +17,9 @@ import pytest
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.checkpoint import places, run_item
-from lingvo_gshard.training.checkpoint.arrays import unflatten
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint import places, run_item
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 
 # TensorStore's reads of a damaged checkpoint's other arrays may end after Orbax's event loop has.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

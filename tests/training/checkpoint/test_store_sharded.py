@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.checkpoint import arrays as checkpoint_arrays
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 
 EXPERTS, MODEL, HIDDEN = 8, 6, 4
 SPLITS = {

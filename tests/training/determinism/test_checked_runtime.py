@@ -9,8 +9,8 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.determinism import shard_digests
-from lingvo_gshard.training.determinism.checked_runtime import CheckedRuntime, WrongResultError
+from lingvo_gshard.training.run.determinism import shard_digests
+from lingvo_gshard.training.run.determinism.checked_runtime import CheckedRuntime, WrongResultError
 from tests import tiny
 from tests.training.determinism.flipped import FlippingRuntime, flipped
 

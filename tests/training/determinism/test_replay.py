@@ -14,7 +14,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.training import train
 from lingvo_gshard.tools import train as command
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.determinism.batch_digest import batch_digest
+from lingvo_gshard.training.run.determinism.replay import batch_digest
 from tests import tiny
 from tests.tools.train.train_processes import train_in_two
 from tests.training.determinism.flipped import FlippingRuntime

@@ -9,9 +9,8 @@ import time
 import msgspec
 import pytest
 
-from lingvo_gshard.training.lock import run_lock
-from lingvo_gshard.training.lock.holder import this_process
-from lingvo_gshard.training.lock.run_lock import LockedError, LostLockError, RunLock
+from lingvo_gshard.training.run import run_lock
+from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, RunLock, this_process
 
 
 @pytest.fixture

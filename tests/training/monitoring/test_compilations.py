@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.training.monitoring.compilations import (
+from lingvo_gshard.training.run.monitoring.compilations import (
     Compilation,
     CompilationWatch,
     inputs_of,

@@ -6,8 +6,8 @@ import time
 
 import rich.console
 
-from lingvo_gshard.training.monitoring import data_progress
-from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring import data_progress
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 
 def make_fast(monkeypatch):

@@ -8,8 +8,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import ExpertChoiceRouter
-from lingvo_gshard.training.checkpoint.arrays import unflatten
-from lingvo_gshard.training.monitoring import expert_use
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.monitoring import expert_use
 from tests.layers.stacks import executions
 from tests.training.surgery import tiny_stacks
 

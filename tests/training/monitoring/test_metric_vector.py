@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_gshard.core.repetition import Repetition, unstacked
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
+from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
 
 
 @given(

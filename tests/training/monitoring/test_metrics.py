@@ -8,7 +8,11 @@ import os
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.monitoring.metrics import METRICS_FILE, MetricsWriter, first_and_last
+from lingvo_gshard.training.run.monitoring.metrics import (
+    METRICS_FILE,
+    MetricsWriter,
+    first_and_last,
+)
 
 
 def write_rows(path, step, rows, say=print):

@@ -6,8 +6,8 @@ import time
 import pytest
 import rich.console
 
-from lingvo_gshard.training.monitoring import progress as progress_lib
-from lingvo_gshard.training.monitoring.progress import Progress, Waiting, duration
+from lingvo_gshard.training.run.monitoring import progress as progress_lib
+from lingvo_gshard.training.run.monitoring.progress import Progress, Waiting, duration
 
 
 def show(**console):

@@ -7,14 +7,14 @@ import tensorflow as tf
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.monitoring import update_ratios
-from lingvo_gshard.training.monitoring.update_ratios import UpdateRatios
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.lion import Lion
-from lingvo_gshard.training.optim.momentum import Momentum
-from lingvo_gshard.training.optim.optimizer import Optimizer
-from lingvo_gshard.training.spikes.rule import Spikes
+from lingvo_gshard.training.step import update_ratios
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.lion import Lion
+from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.optimizer import Optimizer
+from lingvo_gshard.training.step.spikes import Spikes
+from lingvo_gshard.training.step.update_ratios import UpdateRatios
 from tests import tiny
 from tests.training import mixed_task
 

@@ -3,7 +3,7 @@
 import time
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.training import processes
+from lingvo_gshard.training.run import processes
 from tests import tiny
 
 STUCK_BATCH = 6

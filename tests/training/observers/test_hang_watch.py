@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from lingvo_gshard.training.monitoring import compilations
-from lingvo_gshard.training.observers import hang_watch
-from lingvo_gshard.training.observers.hang_watch import HangWatch
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.monitoring import compilations
+from lingvo_gshard.training.run.observers import hang_watch
+from lingvo_gshard.training.run.observers.hang_watch import HangWatch
+from lingvo_gshard.training.step.trainer import Trainer
 from tests.tools.train.train_processes import run_in_two, start
 from tests.training.observers import stuck
 

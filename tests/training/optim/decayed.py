@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.step.adam import Adam
 
 # Names of weights that are added to activations, or multiplied with them elementwise.
 _NEVER = re.compile(r"(^|\.)(b_\w+|\w*bias|scale|sinks|shared_relative_bias\.table)$")

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.step.adafactor import Adafactor
 
 
 def numpy_matrix(w, gradients, rates, relative=False):

@@ -7,8 +7,8 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.moments import decayed_mean
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.moments import decayed_mean
 from tests.training.optim import one_weight
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.training.optim import narrow_moments
+from lingvo_gshard.training.step import narrow_moments
 
 DRAWS = 2000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.training.optim import schedules
+from lingvo_gshard.training.step import schedules
 
 STEPS = (0, 1, 4, 5, 9, 10, 37, 80, 99, 100, 5_000)
 

@@ -11,12 +11,12 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.checkpoint.arrays import unflatten
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.optim import schedules
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.step import schedules
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.trainer import Trainer
 
 M = 3
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import weight_groups
-from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.lion import Lion
-from lingvo_gshard.training.optim.momentum import Momentum
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.lion import Lion
+from lingvo_gshard.training.step.momentum import Momentum
 from tests import tiny
 from tests.training.optim import one_weight
 
@@ -100,7 +100,7 @@ def test_invalid_factors_are_rejected(factors, message):
 )
 def test_gin_chooses_class_and_groups(name):
     bindings = [
-        f"trainer.optimizer = @lingvo_gshard.training.optim.{name}",
+        f"trainer.optimizer = @lingvo_gshard.training.step.{name}",
         'trainer.optimizer.learning_rate_factors = {"hidden": 0, "*.b": 0.5}',
     ]
     if "Adafactor" not in name:

@@ -5,9 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.monitoring.run_log import RunLog
-from lingvo_gshard.training.spikes.roll_back import RollBackLimitError, RollBacks
-from lingvo_gshard.training.spikes.skipped import BatchesWithoutSkipped, SkippedBatches
+from lingvo_gshard.training.run.monitoring.run_log import RunLog
+from lingvo_gshard.training.run.roll_back import (
+    BatchesWithoutSkipped,
+    RollBackLimitError,
+    RollBacks,
+    SkippedBatches,
+)
 from tests import tiny
 from tests.tools.train.train_processes import losses, train_in_two
 from tests.training.spikes.spiked import InputWithout, SpikedInput, spikes

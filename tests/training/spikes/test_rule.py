@@ -8,7 +8,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.spikes.rule import Spikes
+from lingvo_gshard.training.step.spikes import Spikes
 from tests import tiny
 from tests.training import mixed_task
 from tests.training.test_loop import Run, without_speed

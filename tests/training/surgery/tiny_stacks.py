@@ -6,9 +6,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.optim.adam import Adam
-from lingvo_gshard.training.optim.schedules import Linear
-from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 ROWS, LENGTH, VOCABULARY, EXPERTS = 2, 8, 16, 4
 _SEGMENTS = np.array([1] * 4 + [2] * 3 + [0], np.int32)

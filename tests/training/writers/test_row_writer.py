@@ -14,10 +14,10 @@ import types
 import pytest
 import rich.console
 
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.monitoring.run_log import RunLog
-from lingvo_gshard.training.trainer import Trainer
-from lingvo_gshard.training.writers import mlflow_writer, row_writer
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring import writers
+from lingvo_gshard.training.run.monitoring.run_log import RunLog
+from lingvo_gshard.training.step.trainer import Trainer
 
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
@@ -67,7 +67,7 @@ def log_rows(tmp_path, names, steps=range(1, 7), step=0):
 def fakes(monkeypatch):
     """Puts stand-ins for the services."""
     made = {"wandb": FakeWriter(), "mlflow": FakeWriter()}
-    monkeypatch.setattr(row_writer, "_open", lambda name, logdir, params, known: made[name])
+    monkeypatch.setattr(writers, "_open", lambda name, logdir, params, known: made[name])
     return made
 
 
@@ -96,7 +96,7 @@ def test_a_service_that_cannot_be_reached_at_the_start_is_left_out(tmp_path, mon
     def unreachable(name, logdir, params, known):
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(row_writer, "_open", unreachable)
+    monkeypatch.setattr(writers, "_open", unreachable)
     assert log_rows(tmp_path, ("wandb",)) == ["Warning: wandb gets no rows of this run (timed out)"]
     assert not (tmp_path / "writers.json").exists()
 
@@ -107,14 +107,14 @@ def test_without_writers_nothing_is_written(tmp_path):
 
 
 def test_unknown_names_and_missing_packages_are_named(monkeypatch):
-    row_writer.check(())
+    writers.check(())
     with pytest.raises(ValueError, match="`writer=wanbd` is unknown. Did you mean 'wandb'?"):
-        row_writer.check(("wanbd",))
+        writers.check(("wanbd",))
     with pytest.raises(ValueError, match=r"trainer.writers is 'wandb'; .* such as \('wandb',\)"):
-        row_writer.check("wandb")
+        writers.check("wandb")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package mlflow.*lingvo_gshard\[mlflow\]'"):
-        row_writer.check(("mlflow",))
+        writers.check(("mlflow",))
 
 
 def test_mlflow_gets_names_that_it_accepts_in_requests_of_its_size(tmp_path, monkeypatch):
@@ -137,9 +137,9 @@ def test_mlflow_gets_names_that_it_accepts_in_requests_of_its_size(tmp_path, mon
     entities = types.SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
     mlflow = types.SimpleNamespace(MlflowClient=Client, get_tracking_uri=lambda: "a")
     modules = {"mlflow": mlflow, "mlflow.entities": entities}
-    monkeypatch.setattr(mlflow_writer.importlib, "import_module", modules.get)
+    monkeypatch.setattr(writers.importlib, "import_module", modules.get)
     params = {f"path{index}": "x" * 1000 for index in range(150)}
-    writer = mlflow_writer.MlflowWriter(tmp_path, params, None)
+    writer = writers.MlflowWriter(tmp_path, params, None)
     assert [len(call[1]) for call in sent] == [100, 50]
     assert all(len(value) <= 500 for _, value in sent[0][1])
     del sent[:]

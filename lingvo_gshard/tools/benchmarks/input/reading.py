@@ -21,7 +21,7 @@ from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInp
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.records.memory import resident_bytes
+from lingvo_gshard.training.run.loop import resident_bytes
 
 # Source length, target length and rows of a batch.
 _SHAPES = ((128, 128, 64), (512, 512, 16))

@@ -11,10 +11,10 @@ import sys
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.records import evaluations, launch
-from lingvo_gshard.training.records.evaluations import EvaluationRow
-from lingvo_gshard.training.records.launch import Launch
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.records import evaluations, launch
+from lingvo_gshard.training.run.records.evaluations import EvaluationRow
+from lingvo_gshard.training.run.records.launch import Launch
 
 SPLIT = "test"
 

@@ -6,10 +6,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.training.checkpoint.selection.best import Best
-from lingvo_gshard.training.checkpoint.selection.choice import preferred
-from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training.run.checkpoint.places import NewestAndBest
+from lingvo_gshard.training.run.checkpoint.run_item import Best
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state
 
 VALUES = st.lists(st.floats(0, 9) | st.just(math.nan), min_size=1, max_size=12)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lingvo_gshard.training.checkpoint.selection.choice import preferred
+from lingvo_gshard.training.run.checkpoint.choice import preferred
 from tests.training.test_loop import Run, assert_equal_runs
 
 SETTINGS = {

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from lingvo_gshard.training.monitoring.routers import pictures
+from lingvo_gshard.training.run.routers import watch
 
 
 def test_colors_tell_no_load_an_even_load_and_all_of_it():
     shares = np.array([[0.0, 0.25, 0.01], [1.0, 0.25, 0.5]])
-    found = pictures.heat_map(shares, experts=4)
+    found = watch.heat_map(shares, experts=4)
     cell = 16
     assert found.shape == (2 * cell, 3 * cell, 3) and found.dtype == np.uint8
     squares = found[::cell, ::cell].astype(int)
@@ -19,18 +19,18 @@ def test_colors_tell_no_load_an_even_load_and_all_of_it():
 
 
 def test_large_pictures_have_small_squares():
-    assert pictures.heat_map(np.full((300, 200), 0.1), 300).shape == (600, 400, 3)
+    assert watch.heat_map(np.full((300, 200), 0.1), 300).shape == (600, 400, 3)
 
 
 def test_rows_are_kinds_of_tokens():
-    found = pictures.by_kind({"de": [4, 0], "es": [1, 1], "gl": [0, 0]})
+    found = watch.by_kind({"de": [4, 0], "es": [1, 1], "gl": [0, 0]})
     assert found.shape == (48, 32, 3)
-    even = pictures.heat_map(np.array([[0.5]]), 2)[0, 0]
+    even = watch.heat_map(np.array([[0.5]]), 2)[0, 0]
     assert (found[16, 0] == even).all() and not (found[0, 0] == even).all()
 
 
 def test_a_long_history_is_averaged_to_few_columns():
-    history = pictures.LoadHistory()
+    history = watch.LoadHistory()
     given = np.random.default_rng(1).random((1000, 3))
     for index, load in enumerate(given, 1):
         history.add(load)

@@ -7,11 +7,11 @@ import tensorflow as tf
 import lingvo_gshard
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.monitoring.routers.counts import records_of, watched_layers
-from lingvo_gshard.training.monitoring.routers.records import ROUTERS_FILE, routers_of_run
-from lingvo_gshard.training.monitoring.routers.settings import Routers
-from lingvo_gshard.training.monitoring.routers.watch import RouterWatch
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
+from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, routers_of_run
+from lingvo_gshard.training.run.routers.settings import Routers
+from lingvo_gshard.training.run.routers.watch import RouterWatch
 from tests.runtime import tiny_translation
 
 LAYERS = [f"{side}.layers[1].feed_forward" for side in ("encoder", "decoder")]

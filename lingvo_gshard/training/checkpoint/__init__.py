@@ -1,1 +1,0 @@
-"""Saves, verifies and restores the state of a run."""

@@ -1,1 +1,0 @@
-"""Which checkpoints of a run are kept, and which is read."""

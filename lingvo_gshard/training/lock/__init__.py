@@ -1,1 +1,0 @@
-"""The lock of a log directory: one run at a time writes into it."""

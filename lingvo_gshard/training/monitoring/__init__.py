@@ -1,1 +1,0 @@
-"""Metrics, progress, expert loads, and the diagnosis of losses that are not finite."""

@@ -1,1 +1,0 @@
-"""Watches the routers of a run: which experts the tokens of a step go to."""

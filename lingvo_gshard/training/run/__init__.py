@@ -1,0 +1,1 @@
+"""A training run: the loop, its directory, its checkpoints, and all that watches and records it."""

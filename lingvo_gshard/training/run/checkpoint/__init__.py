@@ -1,0 +1,1 @@
+"""Checkpoints: saving, verifying, choosing and restoring the state."""

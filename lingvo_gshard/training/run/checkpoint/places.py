@@ -1,0 +1,243 @@
+"""Directories of checkpoints on disks and in buckets, behind one interface."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.core.files.problems import BucketError, problem_of
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.checkpoint.orbax_errors import reason_of
+from lingvo_gshard.training.run.checkpoint.steps import steps_in
+
+
+class NewestAndBest:
+    """Keeps the newest checkpoints, and the best one. A preservation policy of Orbax.
+
+    Attributes:
+      best_step: the step of the best checkpoint; None if there is none.
+    """
+
+    def __init__(self, number: int):
+        """Makes the policy.
+
+        Args:
+          number: number of newest checkpoints.
+        """
+        self._number = number
+        self.best_step: int | None = None
+
+    def kept(self, steps: Sequence[int]) -> list[int]:
+        """Returns the steps, of ascending ones, whose checkpoints are kept."""
+        newest = set(steps[-self._number :])
+        return [step for step in steps if step in newest or step == self.best_step]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns whether each checkpoint is kept. Orbax calls it before it deletes.
+
+        Args:
+          checkpoints: the checkpoints, each with its `step`, ascending.
+          context: not used.
+        """
+        del context
+        kept = set(self.kept([each.step for each in checkpoints]))
+        return [each.step in kept for each in checkpoints]
+
+
+# Ends the name of a checkpoint that is being deleted.
+_DELETED = ".deleted"
+# A folder that exists for a moment, to learn whether one can be created.
+_TRIAL = f"trial{_DELETED}"
+# More files and folders than a checkpoint has: a dozen for each part of the state.
+_MOST_FILES = 100
+
+
+class Place(Protocol):
+    """A directory of checkpoints.
+
+    Attributes:
+      advice: tells the user what to do if a checkpoint could not be saved there.
+    """
+
+    advice: str
+
+    def prepare(self) -> None:
+        """Creates the directory, and deletes what was left by processes that were killed."""
+        ...
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions.
+
+        Args:
+          policy: which checkpoints are kept.
+        """
+        ...
+
+    def check_writable(self, needed: int) -> None:
+        """Raises OSError if a checkpoint of `needed` bytes cannot be written."""
+        ...
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint. A process that is killed meanwhile leaves none with holes."""
+        ...
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory. Returns where it is then."""
+        ...
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        ...
+
+
+def place_of(directory: pathlib.Path, before_commit: Callable[[], None]) -> Place:
+    """Returns the place of a directory of checkpoints.
+
+    Args:
+      directory: the directory.
+      before_commit: called before a checkpoint in a bucket becomes complete.
+    """
+    return InBucket(directory, before_commit) if is_bucket(directory) else OnDisk(directory)
+
+
+class OnDisk:
+    """A directory on a disk, where renaming is atomic."""
+
+    advice = "Free some disk space"
+
+    def __init__(self, directory: pathlib.Path):
+        self._directory = directory
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Creates the directory, and deletes what was left by processes that were killed."""
+        # If the run's directory is moved away later, no second one takes its place.
+        self._directory.mkdir(parents=not self._is_prepared, exist_ok=True)
+        self._is_prepared = True
+        for doomed in self._directory.glob(f"*{_DELETED}"):
+            shutil.rmtree(doomed)
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions."""
+        return {
+            "preservation_policy": policy,
+            "cleanup_tmp_directories": True,
+        }
+
+    def check_writable(self, needed: int) -> None:
+        """Raises OSError if a checkpoint of `needed` bytes cannot be written.
+
+        The main process creates a folder and a file on trial. If Orbax found out while several
+        processes save, the others would wait for the main one until a time limit.
+        """
+        processes.together(lambda: self._try(needed) if processes.is_main() else None)
+
+    def _try(self, needed: int) -> None:
+        free = shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free",
+            )
+        found = os.statvfs(self._directory)
+        # File systems that create inodes on demand state 0 of them.
+        if found.f_files and found.f_favail < _MOST_FILES:
+            raise OSError(
+                errno.ENOSPC,
+                f"no inodes left: a checkpoint may need {_MOST_FILES}, {found.f_favail} are free",
+            )
+        trial = self._directory / _TRIAL
+        trial.mkdir(exist_ok=True)
+        try:
+            (trial / "file").touch()
+        finally:
+            shutil.rmtree(trial)
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint."""
+        # Renamed first: a process that is killed in between leaves no checkpoint with holes.
+        doomed = self._directory / f"{step}{_DELETED}"
+        (self._directory / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory."""
+        target = _unused(self._directory.parent, step)
+        (self._directory / str(step)).rename(target)
+        return target
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        return reason_of(error)
+
+
+class InBucket:
+    """A directory in a bucket, where a marker says that a checkpoint is complete."""
+
+    advice = "Check the bucket, the credentials and the network"
+
+    def __init__(self, directory: pathlib.Path, before_commit: Callable[[], None]):
+        self._directory, self._before_commit = directory, before_commit
+
+    def prepare(self) -> None:
+        """Deletes checkpoints without a marker."""
+        from lingvo_gshard.training.run.checkpoint import in_bucket
+
+        in_bucket.remove_unfinished(self._directory)
+
+    def options(self, policy: NewestAndBest) -> dict[str, Any]:
+        """Returns arguments of CheckpointManagerOptions."""
+        from lingvo_gshard.training.run.checkpoint import in_bucket
+
+        in_bucket.teach_orbax()
+
+        def delete_old() -> None:
+            steps = steps_in(self._directory)
+            for step in set(steps).difference(policy.kept(steps)):
+                self.delete(step)
+
+        return {
+            # Orbax would ask further services how to delete.
+            "preservation_policy": in_bucket.KEEP_ALL,
+            "temporary_path_class": in_bucket.temporary_path_class(
+                self._directory, self._before_commit, delete_old
+            ),
+        }
+
+    def check_writable(self, needed: int) -> None:
+        """Does nothing: a bucket is never full, and answers each request in time."""
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint."""
+        from lingvo_gshard.training.run.checkpoint import in_bucket
+
+        in_bucket.delete(self._directory, step)
+
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint out of the directory."""
+        target = _unused(self._directory.parent, step)
+        objects.copy_tree(self._directory / str(step), target)
+        self.delete(step)
+        return target
+
+    def reason_of(self, error: Exception) -> str:
+        """Returns why a save failed, as one line."""
+        found = problem_of(error, os.fspath(self._directory), writes=True)
+        if isinstance(found, BucketError) and found.errno != errno.EIO:
+            return str(found.strerror)
+        return reason_of(error)
+
+
+def _unused(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Returns a name for a damaged checkpoint that is not there yet."""
+    number, target = 0, directory / f"damaged-{step}"
+    while objects.exists(target):
+        number += 1
+        target = directory / f"damaged-{step}-{number}"
+    return target

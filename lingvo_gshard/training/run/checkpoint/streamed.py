@@ -1,0 +1,294 @@
+"""Writes a checkpoint whose weights are read while it is written and are never all in memory.
+
+The files are those of a `CheckpointStore`. A weight that is larger than its parts is written part
+by part. Threads read, rearrange and write several parts at a time, as many as memory is set aside
+for; a part that is larger than that is written alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+
+from lingvo_gshard.core.files import copies, objects
+from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.training.run.checkpoint import run_item
+from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
+from lingvo_gshard.training.run.checkpoint.in_bucket import checkpointer
+from lingvo_gshard.training.run.checkpoint.orbax_errors import quiet_orbax
+from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
+from lingvo_gshard.training.run.checkpoint.steps import marker
+
+# Rows and columns of a block.
+_BLOCK = 128
+# Arrays with more matrices than this are copied by NumPy.
+_MOST_MATRICES = 4096
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def contiguous(view: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """Returns an array in C order, a copy unless the view is one in C order already.
+
+    Args:
+      view: an array with any strides.
+      dtype: the type of the result; None for that of the view.
+    """
+    dtype = np.dtype(dtype or view.dtype)
+    if view.flags.c_contiguous:
+        return view.astype(dtype, copy=False)
+    if dtype.itemsize < view.dtype.itemsize:
+        view = view.astype(dtype, order="K")
+    result = np.empty(view.shape, view.dtype)
+    copy(view, result)
+    return result.astype(dtype, copy=False)
+
+
+def copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copies an array into another of the same shape and any strides.
+
+    Args:
+      source: the array.
+      target: written in place.
+    """
+    if source.dtype != target.dtype:
+        source = source.astype(target.dtype, order="K")
+    words = _WORDS.get(source.dtype.itemsize)
+    if words is None or not source.ndim or not source.size:
+        target[...] = source
+        return
+    source, target = _merged(source.view(words), target.view(words))
+    fast, slow = _fastest(source), _fastest(target)
+    others = [axis for axis in range(source.ndim) if axis not in (fast, slow)]
+    matrices = [source.shape[axis] for axis in others]
+    if fast == slow or np.prod(matrices, dtype=np.int64) > _MOST_MATRICES:
+        target[...] = source
+        return
+    order = [*others, slow, fast]
+    source, target = source.transpose(order), target.transpose(order)
+    for index in np.ndindex(*matrices):
+        _copy_matrix(source[index], target[index])
+
+
+def _copy_matrix(source: np.ndarray, target: np.ndarray) -> None:
+    """Copies a matrix whose rows are contiguous in the source and columns in the target."""
+    rows, columns = source.shape
+    for row in range(0, rows, _BLOCK):
+        for column in range(0, columns, _BLOCK):
+            part = slice(row, row + _BLOCK), slice(column, column + _BLOCK)
+            target[part] = np.ascontiguousarray(source[part])
+
+
+def _fastest(array: np.ndarray) -> int:
+    """Returns the axis with the smallest stride."""
+    return min(range(array.ndim), key=lambda axis: (array.strides[axis], array.shape[axis] == 1))
+
+
+def _merged(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both arrays with those dimensions merged that lie one after the other in both."""
+    keep = [axis for axis, size in enumerate(source.shape) if size > 1] or [0]
+    shape = [source.shape[axis] for axis in keep]
+    strides = [[array.strides[axis] for axis in keep] for array in (source, target)]
+    axis = len(shape) - 2
+    while axis >= 0:
+        if all(s[axis] == s[axis + 1] * shape[axis + 1] for s in strides):
+            shape[axis : axis + 2] = [shape[axis] * shape[axis + 1]]
+            for s in strides:
+                del s[axis]
+        axis -= 1
+    return (
+        np.lib.stride_tricks.as_strided(source, shape, strides[0]),
+        np.lib.stride_tricks.as_strided(target, shape, strides[1]),
+    )
+
+
+# The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
+# Writing one takes memory for several.
+_CHUNK_BYTES = 2**25
+# Threads that prepare and write parts. Each waits for the disk half of the time.
+_THREADS = 4
+# Parts that are read at the same time have at most this size together, unless it is one part.
+_BYTES_AT_ONCE = 2**27
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array.
+
+    Attributes:
+      index: where it is: as many first indices as it lacks dimensions.
+      shape: its shape.
+      nbytes: the memory that reading it takes.
+      read: returns it.
+    """
+
+    index: tuple[int, ...]
+    shape: tuple[int, ...]
+    nbytes: int
+    read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass
+class StreamedArray:
+    """An array that is read when it is written.
+
+    Attributes:
+      shape: its shape.
+      dtype: its type.
+      parts: parts of one shape that fill the array.
+      digest: the digest, once the array was written.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    parts: Sequence[Part]
+    digest: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def chunks(self) -> list[int]:
+        """The shape of the chunks on disk. No chunk has elements of two parts."""
+        part = self.parts[0].shape
+        shape = [1] * (len(self.shape) - len(part)) + list(part)
+        for axis, size in enumerate(shape):
+            while int(np.prod(shape)) * self.dtype.itemsize > _CHUNK_BYTES and shape[axis] > 1:
+                shape[axis] = next(n for n in range(shape[axis] // 2, 0, -1) if size % n == 0)
+        return shape
+
+
+class _Memory:
+    """The memory that is set aside for parts."""
+
+    def __init__(self, nbytes: int):
+        self._most, self._used = nbytes, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, nbytes: int) -> Iterator[None]:
+        """Waits until a part of this size fits, and takes its memory until the context ends."""
+        nbytes = min(nbytes, self._most)
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + nbytes <= self._most)
+            self._used += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+
+class _Handler(ocp.type_handlers.NumpyHandler):
+    """Writes streamed arrays in Orbax's format."""
+
+    def __init__(self):
+        # Orbax would copy all arrays before it writes the first.
+        super().__init__(deepcopy_host_arrays=False)
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS)
+        self._memory = _Memory(_BYTES_AT_ONCE)
+
+    async def _open_and_write(
+        self, value: StreamedArray, tspec: dict[str, Any], ts_context: tensorstore.Context
+    ) -> None:
+        tspec["metadata"]["chunks"] = value.chunks
+        spec = tensorstore.Spec(tspec)
+        stored = await tensorstore.open(spec, create=True, context=ts_context)
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(self._threads, self._write_part, stored, value, part)
+            for part in value.parts
+        ]
+        value.digest = sum(await asyncio.gather(*jobs)) % MODULUS
+
+    def _write_part(self, stored: tensorstore.TensorStore, value: StreamedArray, part: Part) -> int:
+        """Writes a part chunk by chunk. Returns its term of the array's digest."""
+        total, writes = 0, []
+        with self._memory.taken(part.nbytes):
+            array = part.read()
+            rows = value.chunks[len(part.index)] if array.ndim else 1
+            for start in range(0, len(array) if array.ndim else 1, rows):
+                block = array[start : start + rows] if array.ndim else array
+                block = contiguous(block, value.dtype)
+                place = (*part.index, slice(start, start + len(block))) if array.ndim else ()
+                # The next block is prepared while this one is written.
+                for write in writes[-1:]:
+                    write.result()
+                writes = [stored[place].write(block, can_reference_source_data_indefinitely=True)]
+                total += digest_of_part(block, part.index, value.shape, start)
+            for write in writes:
+                write.result()
+        return total
+
+
+def write_checkpoint(
+    directory: pathlib.Path,
+    step: int,
+    theta: Mapping[str, StreamedArray],
+    params_text: str,
+    write_extras: WriteExtras | None = None,
+) -> None:
+    """Writes a checkpoint of weights only, complete or not at all.
+
+    A run that goes on from it begins with new optimizer moments and the first batch.
+
+    Args:
+      directory: the checkpoints of the run; created if it is new.
+      step: the step of the checkpoint.
+      theta: path -> weight.
+      params_text: the run's Params as text.
+      write_extras: writes files into an empty directory of the checkpoint.
+
+    Raises:
+      OSError: the disk is full, or cannot be written.
+    """
+    quiet_orbax()
+    on_disk = not is_bucket(directory)
+    # A bucket cannot rename: there, the marker that is written last makes a checkpoint complete.
+    unfinished = directory / (f"{step}.unfinished" if on_disk else str(step))
+    objects.remove_tree(unfinished)
+    try:
+        if on_disk:
+            (unfinished / run_item.ITEM).mkdir(parents=True)
+        _write_arrays(unfinished / "theta", theta)
+        digests = {"theta": {path: array.digest for path, array in theta.items()}}
+        record = RunRecord(step, None, run_item.versions(), digests)
+        if on_disk:
+            run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
+            os.replace(unfinished, directory / str(step))
+        else:
+            local = copies.new_folder("run-item")
+            run_item.write_run(local, record, params_text, write_extras)
+            copies.upload_folder(local, unfinished / run_item.ITEM)
+            objects.write_bytes(marker(directory, step), b"")
+    except BaseException:
+        objects.remove_tree(unfinished)
+        raise
+
+
+def _write_arrays(directory: pathlib.Path, arrays: Mapping[str, StreamedArray]) -> None:
+    registry = ocp.type_handlers.create_type_handler_registry((StreamedArray, _Handler()))
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+    writer = checkpointer(handler, directory)
+    try:
+        writer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
+    finally:
+        writer.close()

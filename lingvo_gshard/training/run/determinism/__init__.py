@@ -1,0 +1,1 @@
+"""Steps that are computed twice, or replayed, and compared in every bit."""

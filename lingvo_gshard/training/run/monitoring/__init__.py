@@ -1,0 +1,1 @@
+"""What a run shows and records while it trains: metrics, progress, compilations, diagnosis."""

@@ -1,0 +1,282 @@
+"""RowWriter: sends the rows of a run to a service that tracks experiments."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import json_text
+from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.training.run.monitoring.metrics import Row
+
+# Name of a writer -> the package that it needs.
+WRITERS = {"wandb": "wandb", "mlflow": "mlflow"}
+# The file in a log directory that has each service's id of the run.
+WRITERS_FILE = "writers.json"
+# The project or experiment that runs are listed under, unless the service's settings name another.
+PROJECT = "lingvo_gshard"
+
+
+class RowWriter(Protocol):
+    """Sends rows to one service. Any method may raise an exception of the service.
+
+    Attributes:
+      run_id: the service's id of the run.
+      place: where people find the run.
+    """
+
+    run_id: str
+    place: str
+
+    def write(self, step: int, row: Row) -> None:
+        """Sends the row of a step, soon."""
+        ...
+
+    def flush(self) -> None:
+        """Sends rows that wait."""
+        ...
+
+    def close(self, is_finished: bool) -> None:
+        """Waits until all rows are sent. Tells whether the run ended without an error."""
+        ...
+
+
+class RowWriters:
+    """Sends rows to several services. One that fails is left out, and training goes on."""
+
+    def __init__(self, writers: dict[str, RowWriter], say: Callable[[str], None]):
+        """Joins the writers.
+
+        Args:
+          writers: name -> writer.
+          say: shows a line to the user.
+        """
+        self._writers, self._say = dict(writers), say
+
+    def write(self, step: int, row: Row) -> None:
+        """Sends the row of a step."""
+        self._call(lambda writer: writer.write(step, row))
+
+    def flush(self) -> None:
+        """Sends rows that wait."""
+        self._call(lambda writer: writer.flush())
+
+    def close(self, is_finished: bool) -> None:
+        """Ends all writers."""
+        self._call(lambda writer: writer.close(is_finished))
+
+    def _call(self, call: Callable[[RowWriter], None]) -> None:
+        for name, writer in list(self._writers.items()):
+            try:
+                call(writer)
+            except Exception as error:
+                # Services fail in many ways, and none of them may end a training run.
+                del self._writers[name]
+                problem = " ".join(str(error).split())[:300]
+                self._say(f"Warning: {name} gets no more rows of this run ({problem})")
+
+
+def check(chosen: Sequence[str]) -> None:
+    """Checks `trainer.writers`.
+
+    Raises:
+      UserError: a name is unknown, or its package is not installed.
+    """
+    if isinstance(chosen, str):
+        raise UserError(
+            f"trainer.writers is {chosen!r}; expected several names, such as ({chosen!r},)"
+        )
+    for name in chosen:
+        if name not in WRITERS:
+            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, WRITERS)}")
+        if importlib.util.find_spec(WRITERS[name]) is None:
+            raise UserError(
+                f"`writer={name}` needs the package {WRITERS[name]}, which is not installed: pip "
+                f"install 'lingvo_gshard[{name}]'"
+            )
+
+
+def open_writers(
+    chosen: Sequence[str],
+    logdir: pathlib.Path,
+    params: dict[str, str],
+    say: Callable[[str], None],
+) -> RowWriters:
+    """Returns the writers of a run, which go on with the service's record of a resumed one.
+
+    Args:
+      chosen: names of writers.
+      logdir: the run's directory.
+      params: path -> value of the hyperparameters, which the services show.
+      say: shows a line to the user.
+    """
+    opened: dict[str, RowWriter] = {}
+    ids = _read_ids(logdir)
+    for name in chosen:
+        try:
+            writer = _open(name, logdir, params, ids.get(name))
+            opened[name], ids[name] = writer, writer.run_id
+            say(f"{name} gets the metrics of this run: {writer.place}")
+        except Exception as error:
+            # As above: an unreachable service is no reason not to train.
+            problem = " ".join(str(error).split())[:300]
+            say(f"Warning: {name} gets no rows of this run ({problem})")
+    if opened:
+        _write_ids(logdir, ids, say)
+    return RowWriters(opened, say)
+
+
+def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> RowWriter:
+    """Returns a writer, which goes on with the run that has a known id."""
+    if name == "wandb":
+        return WandbWriter(logdir, params, known)
+
+    return MlflowWriter(logdir, params, known)
+
+
+def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
+    try:
+        return json_text.decode((logdir / WRITERS_FILE).read_bytes(), dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _write_ids(logdir: pathlib.Path, ids: dict[str, str], say: Callable[[str], None]) -> None:
+    try:
+        replace_file(logdir / WRITERS_FILE, msgspec.json.encode(ids))
+    except OSError as error:
+        say(f"Warning: {WRITERS_FILE} cannot be written ({error.strerror})")
+
+
+# A run must not wait for a person to log in.
+_LOGIN_SECONDS = 30
+
+
+class WandbWriter:
+    """Logs rows to one run of Weights & Biases, which sends them from a process of its own.
+
+    The service's own settings hold, such as WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE=offline.
+
+    Attributes:
+      run_id: the service's id of the run.
+      place: the address of the run, or the directory of its files.
+    """
+
+    def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
+        """Starts a run, or goes on with a known one.
+
+        Args:
+          logdir: the run's directory, which gets the service's files as well.
+          params: path -> value of the hyperparameters.
+          known: the id of the run that goes on; None for a new one.
+        """
+        wandb: Any = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=os.environ.get("WANDB_NAME", logdir.name),
+            dir=str(logdir),
+            id=known,
+            resume="allow",
+            config=params,
+            # What the run prints stays as it is.
+            settings=wandb.Settings(console="off", silent=True, login_timeout=_LOGIN_SECONDS),
+        )
+        self.run_id: str = self._run.id
+        files = pathlib.Path(self._run.dir).parent
+        is_offline = self._run.offline
+        self.place: str = f"{files}, for `wandb sync`" if is_offline else self._run.url
+
+    def write(self, step: int, row: Row) -> None:
+        """Sends the row of a step. The service ignores steps that it has already."""
+        self._run.log(row, step=step)
+
+    def flush(self) -> None:
+        """Does nothing: rows leave at once."""
+
+    def close(self, is_finished: bool) -> None:
+        """Waits until all rows are sent."""
+        self._run.finish(exit_code=0 if is_finished else 1)
+
+
+# MLflow's limits of one request, and of the length of a value.
+_MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500
+
+
+class MlflowWriter:
+    """Logs rows to one run of MLflow, many in one request, from a thread of MLflow's.
+
+    The service's own settings hold, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
+
+    Attributes:
+      run_id: the service's id of the run.
+      place: the service and the id.
+    """
+
+    def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
+        """Starts a run, or goes on with a known one.
+
+        Args:
+          logdir: the run's directory, whose name the run gets.
+          params: path -> value of the hyperparameters.
+          known: the id of the run that goes on; None for a new one.
+        """
+        mlflow: Any = importlib.import_module("mlflow")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._client = mlflow.MlflowClient()
+        self._waiting: list[Any] = []
+        self._sent: list[Any] = []
+        self.run_id: str = known or self._new_run(logdir.name, params)
+        if known:
+            self._client.update_run(known, "RUNNING")
+        self.place = f"run {self.run_id} at {mlflow.get_tracking_uri()}"
+
+    def _new_run(self, name: str, params: dict[str, str]) -> str:
+        """Starts a run with these hyperparameters and returns its id."""
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        run_id = self._client.create_run(number, run_name=name).info.run_id
+        values = [self._entities.Param(key_of(k), v[:_LONGEST]) for k, v in params.items() if v]
+        for start in range(0, len(values), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=values[start : start + _MOST_PARAMS])
+        return run_id
+
+    def write(self, step: int, row: Row) -> None:
+        """Keeps the row of a step until the next flush. Values that are not finite are left out."""
+        now = int(time.time() * 1000)
+        self._waiting += [
+            self._entities.Metric(key_of(name), float(value), now, step)
+            for name, value in row.items()
+            if math.isfinite(value)
+        ]
+        if len(self._waiting) >= _MOST_METRICS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends rows that wait, without waiting for the service."""
+        for start in range(0, len(self._waiting), _MOST_METRICS):
+            part = self._waiting[start : start + _MOST_METRICS]
+            self._sent.append(self._client.log_batch(self.run_id, metrics=part, synchronous=False))
+        self._waiting = []
+
+    def close(self, is_finished: bool) -> None:
+        """Waits until all rows are sent."""
+        self.flush()
+        for operation in self._sent:
+            operation.wait()
+        self._client.set_terminated(self.run_id, "FINISHED" if is_finished else "FAILED")
+
+
+def key_of(name: str) -> str:
+    """Returns a name that MLflow accepts: `a[1].b` becomes `a.1.b`."""
+    return re.sub(r"[^\w\-. :/]", "", name.replace("[", "."))

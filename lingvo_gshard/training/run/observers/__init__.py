@@ -1,0 +1,1 @@
+"""Observers, which watch a run step by step."""

@@ -1,0 +1,1 @@
+"""Files of a run besides its metrics: launches, sharding, evaluations."""

@@ -1,0 +1,280 @@
+"""Roll backs: a run goes back to a checkpoint before its spikes, and skips the batches around them.
+
+After a roll back the run continues from `trainer.spikes.roll_back_steps` steps before the first
+spike, and goes on past `trainer.spikes.skipped_batches` batches. The state of that step is computed
+again from the newest checkpoint before it. So the run equals one whose input never had these
+batches, wherever its checkpoints were.
+
+A roll back first deletes the checkpoints after that step, then writes its row to roll_backs.jsonl,
+and then restores. A run that is killed in between repeats the spikes and the roll back, or finds
+the row. Both give the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.data.input import Batch, TrainBatches
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.signals import TrainingFailedError
+from lingvo_gshard.training.step.spikes import ROLL_BACK
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedBatches:
+    """Ranges of batches that no step trains on. Batches are counted from 1.
+
+    Attributes:
+      ranges: pairs (first, last), both included, which may overlap.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number <= last for first, last in self.ranges)
+
+    def plus(self, first: int, last: int) -> SkippedBatches:
+        """Returns these batches and one more range."""
+        return SkippedBatches((*self.ranges, (first, last)))
+
+    def batch_of_step(self, step: int) -> int:
+        """Returns the number of the batch that a step trains on; 0 for step 0."""
+        number = step
+        for first, last in _merged(self.ranges):
+            if step == 0 or number < first:
+                break
+            number += last - first + 1
+        return number
+
+
+class BatchesWithoutSkipped:
+    """The training batches of an input, without those that are skipped.
+
+    Its position is that of the input, so that it does not depend on what is skipped.
+    """
+
+    def __init__(self, batches: TrainBatches, skipped: SkippedBatches):
+        """Takes over the batches.
+
+        Args:
+          batches: the input's batches, at their beginning.
+          skipped: the batches to leave out.
+        """
+        self._batches = batches
+        self._skipped = skipped
+        self._number = 0
+
+    def __next__(self) -> Batch:
+        while self._number + 1 in self._skipped:
+            next(self._batches)
+            self._number += 1
+        batch = next(self._batches)
+        self._number += 1
+        return batch
+
+    def get_state(self) -> Any:
+        """Returns the input's position after the last batch."""
+        return self._batches.get_state()
+
+    def move(self, step: int, position: Any, skipped: SkippedBatches) -> None:
+        """Goes on after a step.
+
+        Args:
+          step: the step.
+          position: the input's position after the batch of the step.
+          skipped: the batches to leave out.
+        """
+        self._batches.set_state(position)
+        self._skipped = skipped
+        self._number = skipped.batch_of_step(step)
+
+    def close(self) -> None:
+        """Stops background work of the input."""
+        self._batches.close()
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the same numbers as ranges in order that do not overlap."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], last)
+        else:
+            merged.append((first, last))
+    return merged
+
+
+# Name of the file in the run's directory.
+ROLL_BACKS_FILE = "roll_backs.jsonl"
+
+
+class RollBack(msgspec.Struct, frozen=True):
+    """One roll back, a row of roll_backs.jsonl.
+
+    Attributes:
+      step: the last of the spikes in a row.
+      first_spike: the first of them.
+      last_step: the last step before them that the run keeps.
+      checkpoint: the newest checkpoint up to that step.
+      first_batch: the first batch that is skipped, counted from 1.
+      last_batch: the last batch that is skipped.
+      metrics: loss, gradient norm and their deviations in `step`.
+    """
+
+    step: int
+    first_spike: int
+    last_step: int
+    checkpoint: int
+    first_batch: int
+    last_batch: int
+    metrics: dict[str, float]
+
+    def words(self) -> str:
+        """Returns what happened, for the user."""
+        count = self.step - self.first_spike + 1
+        which = f"step {self.step:,} is a spike"
+        if count > 1:
+            which = f"steps {self.first_spike:,} to {self.step:,} are spikes"
+        return (
+            f"Warning: {which}: loss {self.metrics['loss']:.4g}, gradient norm "
+            f"{self.metrics['gradient_norm']:.4g}. Rolling back to step {self.last_step:,}, from "
+            f"the checkpoint of step {self.checkpoint:,}, and skipping batches "
+            f"{self.first_batch:,} to {self.last_batch:,}"
+        )
+
+
+_DECODER = msgspec.json.Decoder(RollBack)
+
+
+class PersistentSpikeError(Exception):
+    """Ends the steps of the loop that a roll back takes back."""
+
+    def __init__(self, roll_back: RollBack):
+        """Takes the roll back that answers the spikes."""
+        super().__init__(roll_back.words())
+        self.roll_back = roll_back
+
+
+class RollBackLimitError(TrainingFailedError):
+    """Spikes came back after as many roll backs as are allowed."""
+
+
+class RollBacks:
+    """The roll backs of one run. In a cluster, all processes make the same calls.
+
+    Attributes:
+      rows: the roll backs so far, in order.
+    """
+
+    def __init__(self, params: Params, logdir: pathlib.Path, step: int):
+        """Reads the roll backs of a run.
+
+        Args:
+          params: `trainer.spikes`.
+          logdir: the run's directory.
+          step: the step that the run resumes from. The roll backs of a run that begins are removed.
+
+        Raises:
+          UserError: roll_backs.jsonl is damaged.
+        """
+        self._p = params
+        self._path = logdir / ROLL_BACKS_FILE
+        rows = processes.together(lambda: _read(self._path, step) if processes.is_main() else None)
+        self.rows = [msgspec.convert(row, RollBack) for row in processes.from_main(rows)]
+
+    @property
+    def skipped(self) -> SkippedBatches:
+        """The batches that no step trains on."""
+        return SkippedBatches(tuple((row.first_batch, row.last_batch) for row in self.rows))
+
+    def is_due(self, row: Row) -> bool:
+        """Returns whether a step's metrics ask for a roll back."""
+        # A mean over workers is positive if one of them asks.
+        return row.get(ROLL_BACK, 0.0) > 0
+
+    def plan(self, step: int, row: Row, checkpoints: Sequence[int]) -> RollBack | None:
+        """Returns the roll back that answers the spikes up to a step.
+
+        Args:
+          step: the step that asks for it.
+          row: its metrics.
+          checkpoints: the steps that have a complete checkpoint, ascending.
+
+        Returns:
+          None if no checkpoint is older than the spikes.
+
+        Raises:
+          RollBackLimitError: there were as many roll backs as are allowed.
+        """
+        p = self._p
+        first_spike = max(1, step - p.most_in_a_row + 1)
+        older = [one for one in checkpoints if one < first_spike]
+        if not older:
+            return None
+        last_step = max(first_spike - 1 - p.roll_back_steps, older[0])
+        if len(self.rows) >= p.most_roll_backs:
+            raise RollBackLimitError(self._limit_words(step, row, older[-1]))
+        skipped = self.skipped
+        return RollBack(
+            step=step,
+            first_spike=first_spike,
+            last_step=last_step,
+            checkpoint=max(one for one in older if one <= last_step),
+            first_batch=skipped.batch_of_step(last_step) + 1,
+            last_batch=skipped.batch_of_step(max(step, last_step + p.skipped_batches)),
+            metrics={name: value for name, value in row.items() if _is_recorded(name)},
+        )
+
+    def add(self, row: RollBack) -> None:
+        """Records a roll back. Raises OSError or SharedError if the file cannot be written."""
+        self.rows.append(row)
+        processes.together(lambda: self._write() if processes.is_main() else None)
+
+    def summary(self) -> list[str]:
+        """Returns a line with the number of roll backs of the run, if there were any."""
+        count = len(self.rows)
+        return [f"roll backs: {count:,} ({ROLL_BACKS_FILE} has each)"] if count else []
+
+    def _limit_words(self, step: int, row: Row, checkpoint: int) -> str:
+        count = len(self.rows)
+        times = f"{count:,} roll back" + "s" * (count > 1)
+        return (
+            f"step {step:,}: spikes again after {times} (loss {row['loss']:.4g}, gradient norm "
+            f"{row['gradient_norm']:.4g}), and trainer.spikes.most_roll_backs is "
+            f"{self._p.most_roll_backs:,}. The newest checkpoint before them is step "
+            f"{checkpoint:,}. Start again with a lower trainer.schedule.learning_rate, or raise "
+            "the limit to go on"
+        )
+
+    def _write(self) -> None:
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
+        replace_file(self._path, content)
+
+
+def _is_recorded(name: str) -> bool:
+    return name.startswith(("loss", "gradient_norm"))
+
+
+def _read(path: pathlib.Path, step: int) -> list[dict]:
+    """Returns the rows of the file as JSON values; removes the file if the run begins."""
+    if not path.exists():
+        return []
+    if not step:
+        path.unlink()
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            rows.append(msgspec.to_builtins(_DECODER.decode(line)))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}:{number} is damaged: {error}") from None
+    return rows

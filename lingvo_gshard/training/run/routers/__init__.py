@@ -1,0 +1,1 @@
+"""Routers watched while a run trains: counts, records and verdicts."""

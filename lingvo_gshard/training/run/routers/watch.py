@@ -1,0 +1,254 @@
+"""RouterWatch: watches the routers of a training run, and writes and tells what it sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.data.input import Batch, Input
+from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, Pictures, Row
+from lingvo_gshard.training.run.observers.step_observer import StepObserver
+from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
+from lingvo_gshard.training.run.routers.records import RecordsFile, RouterRecord
+from lingvo_gshard.training.run.routers.step import ReadSums
+from lingvo_gshard.training.run.routers.verdicts import Verdicts
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
+
+# Columns of a picture over time. A longer history is averaged to half as many.
+_MOST_COLUMNS = 256
+# Sizes of a picture's squares, in pixels.
+_SMALLEST, _LARGEST, _WIDTH = 2, 16, 512
+# The colors of no load, of an even load and of all the load.
+_PALE, _EVEN, _FULL = (246, 248, 250), (64, 146, 198), (8, 24, 68)
+_NO_TOKEN = (196, 48, 43)
+
+
+class LoadHistory:
+    """The shares of a layer's experts over the watched steps so far, in few columns."""
+
+    def __init__(self):
+        self._columns: list[np.ndarray] = []
+        self._steps_per_column = 1
+        self._waiting: list[np.ndarray] = []
+
+    def add(self, load: np.ndarray) -> None:
+        """Adds the shares [E] of one watched step."""
+        self._waiting.append(load)
+        if len(self._waiting) < self._steps_per_column:
+            return
+        self._columns.append(np.mean(self._waiting, 0))
+        self._waiting = []
+        if len(self._columns) == _MOST_COLUMNS:
+            pairs = np.reshape(self._columns, (_MOST_COLUMNS // 2, 2, -1))
+            self._columns = list(pairs.mean(1))
+            self._steps_per_column *= 2
+
+    def table(self) -> np.ndarray:
+        """Returns the shares [E, columns], oldest first."""
+        rest = [np.mean(self._waiting, 0)] if self._waiting else []
+        return np.stack([*self._columns, *rest], 1)
+
+
+def heat_map(shares: np.ndarray, experts: int) -> np.ndarray:
+    """Returns a picture of shares of the load, uint8 [height, width, 3].
+
+    A pale square is little load, a blue one an even load, a dark one all of it. Red is none at all.
+
+    Args:
+      shares: the share of each row and column, 0 to 1.
+      experts: E; 1/E is an even load.
+    """
+    relative = shares * experts
+    # 0 for no load, 1/2 for an even one, towards 1 for all of it.
+    height = (relative / (1.0 + relative))[..., None]
+    pale, even, full = (np.array(color, np.float64) for color in (_PALE, _EVEN, _FULL))
+    below = pale + (even - pale) * np.minimum(2.0 * height, 1.0)
+    color = np.where(height <= 0.5, below, even + (full - even) * (2.0 * height - 1.0))
+    color = np.where((shares == 0)[..., None], np.array(_NO_TOKEN, np.float64), color)
+    cell = int(np.clip(_WIDTH // max(shares.shape), _SMALLEST, _LARGEST))
+    return np.kron(np.rint(color).astype(np.uint8), np.ones((cell, cell, 1), np.uint8))
+
+
+def by_kind(counts: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """Returns a picture with a row for each kind of token and a column for each expert."""
+    table = np.array(list(counts.values()), np.float64)
+    shares = table / np.maximum(table.sum(1, keepdims=True), 1.0)
+    return heat_map(shares, table.shape[1])
+
+
+# Pictures are drawn again when the number of watched steps has grown by this factor.
+_GROWTH = 1.1
+
+
+class Log(Protocol):
+    """Where a watch shows lines, curves and pictures."""
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+
+    def add_curves(self, step: int, row: Row) -> None:
+        """Adds a point to each TensorBoard curve."""
+
+    def add_pictures(self, step: int, found: Pictures) -> None:
+        """Adds pictures to TensorBoard."""
+
+
+class RouterWatch(StepObserver):
+    """Runs the routing step of every watched step, and reads it when the step has ended."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        runtime: Runtime,
+        input_: Input,
+        logdir: Logdir,
+        step: int,
+        log: Log,
+    ):
+        """Begins to watch a run, or goes on after a step.
+
+        Args:
+          trainer: the run's trainer.
+          runtime: holds the state.
+          input_: knows the kinds of the tokens of a batch.
+          logdir: where records are written.
+          step: the step that the run resumes from.
+          log: shows what is found.
+        """
+        self._p = trainer.p.routers
+        self._runtime, self._input, self._log = runtime, input_, log
+        self._layers: dict[str, MixtureOfExperts] = watched_layers(trainer.task)
+        self._every = self._p.every_steps if self._layers else 0
+        self._running: dict[int, tuple[ReadSums, TokenKinds | None]] = {}
+        self._verdicts = Verdicts(self._p, self._layers)
+        self._histories = {path: LoadHistory() for path in self._layers}
+        self._last: list[RouterRecord] = []
+        self._count, self._next_picture, self._drawn = 0, 1, 0
+        self._file: RecordsFile | None = None
+        if self._every and processes.is_main():
+            self._file = RecordsFile(logdir.path, step, log.say)
+            metrics = logdir.path / METRICS_FILE
+            has_rows = metrics.exists() and metrics.stat().st_size > 0
+            self._resume(self._file.earlier, step, has_rows)
+
+    def before_step(self, step: int, batch: Batch) -> None:
+        """Starts the routing step if the step is a watched one."""
+        if not self._every or step % self._every:
+            return
+        kinds = self._input.token_kinds(batch)
+        self._guarded(lambda: self._start(step, batch, kinds))
+
+    def after_step(self, step: int, row: Row) -> None:
+        """Writes and tells what the routing step of a watched step found."""
+        del row
+        if step in self._running:
+            read, kinds = self._running.pop(step)
+            self._guarded(lambda: self._finish(step, read(), kinds))
+
+    def at_end(self) -> None:
+        """Draws the last pictures, and says which routers need attention."""
+        self._draw()
+        for line in self._verdicts.summary():
+            self._log.say(line)
+
+    def _start(self, step: int, batch: Batch, kinds: TokenKinds | None) -> None:
+        self._running[step] = self._runtime.watch_routers(batch, kinds, step), kinds
+
+    def _finish(self, step: int, sums: Mapping[str, np.ndarray], kinds: TokenKinds | None) -> None:
+        if self._file is None:
+            return
+        found = records_of(step, sums, self._layers, kinds)
+        self._last = []
+        for record in found:
+            judged, lines = self._verdicts.add(record)
+            self._last.append(judged)
+            self._histories[record.layer].add(record.load)
+            for line in lines:
+                self._log.say(line)
+        self._file.append(self._last)
+        self._count += 1
+        self._log.add_curves(step, _curves(self._last))
+        if self._count >= self._next_picture:
+            self._draw()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Calls a function. Watching ends, and training goes on, if memory is too small for it."""
+        try:
+            call()
+        except (tf.errors.ResourceExhaustedError, jax.errors.JaxRuntimeError) as error:
+            self._every = 0
+            self._log.say(
+                "Warning: the routers are not watched any longer, since the forward pass of "
+                f"trainer.routers failed: {str(error).splitlines()[0]}"
+            )
+
+    def _resume(self, earlier: Sequence[RouterRecord], step: int, has_rows: bool) -> None:
+        """Continues windows and pictures from the records of earlier steps.
+
+        Args:
+          earlier: the records.
+          step: the step that the run resumes from.
+          has_rows: whether the run has metrics of steps before.
+        """
+        for record in earlier:
+            if record.layer in self._layers:
+                self._last = [r for r in self._last if r.step == record.step]
+                judged, _ = self._verdicts.add(record)
+                self._last.append(judged)
+                self._histories[record.layer].add(record.load)
+        self._count = self._drawn = len({record.step for record in earlier})
+        self._next_picture = self._count + 1
+        due = step - step % self._every
+        newest = max((record.step for record in earlier), default=0)
+        # A run that was made from another one has no rows of the steps of that one.
+        if newest < due and (earlier or has_rows):
+            self._log.say(
+                f"Warning: routers.jsonl has no record of the watched steps {newest + 1:,} to "
+                f"{due:,}; whether an expert had tokens in them is unknown"
+            )
+
+    def _draw(self) -> None:
+        """Adds the pictures of all layers, unless they are there already."""
+        if self._count == self._drawn or self._file is None:
+            return
+        found = {}
+        for record in self._last:
+            name = f"routers/{record.layer}"
+            load = self._histories[record.layer].table()
+            about = (
+                f"Load over time: {record.num_experts} experts by watched steps to {record.step}"
+            )
+            found[f"{name}/load"] = heat_map(load, record.num_experts), about
+            for kind, counts in (("language", record.by_language), ("class", record.by_class)):
+                if counts:
+                    about = f"Load by {kind}, rows from the top: {', '.join(counts)}"
+                    found[f"{name}/by_{kind}"] = by_kind(counts), about
+        self._log.add_pictures(self._last[-1].step, found)
+        self._drawn = self._count
+        self._next_picture = max(self._count + 1, math.ceil(_GROWTH * self._count))
+
+
+def _curves(records: Sequence[RouterRecord]) -> Row:
+    """Returns the points of the TensorBoard curves of one watched step."""
+    row: Row = {}
+    for record in records:
+        values = {
+            "busiest_share": record.busiest[1],
+            "dropped_share": record.dropped_share,
+            "load_entropy": record.load_entropy,
+            "token_entropy": record.token_entropy,
+            "balance_distance": record.balance_distance,
+            "dead_experts": float(len(record.dead_since)),
+        }
+        name = f"routers/{record.layer}"
+        row |= {f"{name}/{k}": value for k, value in values.items() if value is not None}
+    return row

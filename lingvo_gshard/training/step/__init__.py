@@ -1,0 +1,1 @@
+"""The training step as pure functions. Nothing here knows of a run that takes the steps."""

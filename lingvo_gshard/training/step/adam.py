@@ -1,0 +1,83 @@
+"""Adam, optionally with decoupled weight decay (AdamW) and narrow moments."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.training.step.moments import (
+    FIRST,
+    SECOND,
+    MomentOptimizer,
+    bias_correction,
+    decayed_mean,
+)
+from lingvo_gshard.training.step.optimizer import Commit, Moments
+
+
+class Adam(MomentOptimizer):
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1 in the form of section 2).
+
+        m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+        w -= learning_rate (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w)
+
+    The weight decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+    """
+
+    moment_names = (FIRST, SECOND)
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("beta1", 0.9, "Decay of the first moment.", minimum=0, below=1)
+        p.define("beta2", 0.98, "Decay of the second moment.", minimum=0, below=1)
+        p.define("epsilon", 1e-9, "Added to the root of the second moment.", above=0)
+        return p
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        p = self.p
+        old_first, old_second = (self.load(spec, moments, name) for name in self.moment_names)
+        first = decayed_mean(old_first, gradient, p.beta1)
+        first, first_moments = self.store(spec, moments, FIRST, first, step, commit)
+        second = decayed_mean(old_second, gradient * gradient, p.beta2)
+        second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
+        change = self._change(spec, first, second, weight, step, learning_rate)
+        return commit(weight, weight - change), first_moments | second_moments
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        first, second = (self.load(spec, moments, name) for name in self.moment_names)
+        return self._change(spec, first, second, weight, step, learning_rate)
+
+    def _change(
+        self,
+        spec: VariableSpec,
+        first: tf.Tensor,
+        second: tf.Tensor,
+        weight: tf.Tensor,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what to subtract from a weight, from its new moments."""
+        p = self.p
+        # Scalars are combined first, so that an element costs one root and one division.
+        scale = learning_rate / bias_correction(p.beta1, step)
+        root_scale = tf.math.rsqrt(bias_correction(p.beta2, step))
+        change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
+        return self.with_decay(spec, change, weight, learning_rate)

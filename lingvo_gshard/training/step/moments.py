@@ -1,0 +1,154 @@
+"""Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay."""
+
+from __future__ import annotations
+
+import math
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.training.step import narrow_moments
+from lingvo_gshard.training.step.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8
+from lingvo_gshard.training.step.optimizer import Commit, Moments, Optimizer
+
+# Names of moments: a running mean of gradients, and one of their squares.
+FIRST, SECOND = "first_moment", "second_moment"
+# Roles of the weights that decay.
+_DECAYING = (MATRIX, TABLE)
+
+
+def decayed_mean(old: tf.Tensor, new: tf.Tensor, beta: float) -> tf.Tensor:
+    """Returns beta * old + (1 - beta) * new in float32.
+
+    Near 1 the share of the new value is used in place of beta: it is small, so that float32 rounds
+    it less.
+    """
+    if beta < 0.5:
+        return beta * old + (1.0 - beta) * new
+    return old + (1.0 - beta) * (new - old)
+
+
+def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
+    """Returns 1 - beta^t with t = step + 1 in float32.
+
+    1 - tf.pow(beta, t) would lose all digits that beta^t has in common with 1.
+
+    Args:
+      beta: decay of a mean that starts at 0.
+      step: an int32 scalar that counts from 0.
+    """
+    if not beta:
+        return tf.ones([])
+    return -tf.math.expm1((tf.cast(step, tf.float32) + 1.0) * math.log(beta))
+
+
+class MomentOptimizer(Optimizer):
+    """An optimizer whose moments have the layout of the weight.
+
+    A subclass lists its moments in `moment_names`, reads them with `load` and writes them with
+    `store`. Both use float32, whatever `moment_dtype` is; narrow_moments.py describes the narrow
+    formats. In int8 each moment has scales, an array of the weight's layout without its last
+    letter. Moments of vectors stay float32, since they are small.
+    """
+
+    moment_names: tuple[str, ...] = (FIRST,)
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("moment_dtype", FLOAT32, f"Type of the moments: {', '.join(DTYPES)}.")
+        p.define(
+            "weight_decay",
+            0.0,
+            "Decoupled decay of matrices and tables, a factor of the learning rate.",
+            minimum=0,
+        )
+        p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        if params.moment_dtype not in DTYPES:
+            raise UserError(
+                f"trainer.optimizer.moment_dtype is {params.moment_dtype!r}. "
+                f"{names.nearest(params.moment_dtype, DTYPES)}"
+            )
+
+    def check(self, specs: NestedMap) -> None:
+        super().check(specs)
+        where = "trainer.optimizer.weight_decay_exclude"
+        weight_groups.check(where, self.p.weight_decay_exclude, specs)
+
+    def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        layouts = {name: spec.layout for name in self.moment_names}
+        if self._dtype(spec) == INT8:
+            layouts |= {_scale(name): spec.layout[:-1] for name in self.moment_names}
+        return layouts
+
+    def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
+        dtype = self._dtype(spec)
+        if dtype == INT8:
+            return {name: "uint8" if name == SECOND else "int8" for name in self.moment_names}
+        return dict.fromkeys(self.moment_names, dtype)
+
+    def load(self, spec: VariableSpec, moments: Moments, name: str) -> tf.Tensor:
+        """Returns a moment in float32."""
+        if self._dtype(spec) != INT8:
+            return tf.cast(moments[name], tf.float32)
+        read = narrow_moments.dequantize_square if name == SECOND else narrow_moments.dequantize
+        return read(moments[name], moments[_scale(name)])
+
+    def store(
+        self,
+        spec: VariableSpec,
+        moments: Moments,
+        name: str,
+        value: tf.Tensor,
+        step: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Stores a new float32 value of a moment.
+
+        Returns:
+          The value to compute the update from, and the arrays to keep. The value is the committed
+          one for float32 moments, and not yet rounded for narrow ones.
+        """
+        dtype = self._dtype(spec)
+        if dtype == FLOAT32:
+            value = commit(moments[name], value)
+            return value, {name: value}
+        key = narrow_moments.key(f"{spec.path}/{name}", step)
+        if dtype == BFLOAT16:
+            return value, {name: commit(moments[name], narrow_moments.to_bfloat16(value, key))}
+        write = narrow_moments.quantize_square if name == SECOND else narrow_moments.quantize
+        parts = zip((name, _scale(name)), write(value, key), strict=True)
+        return value, {part: commit(moments[part], new) for part, new in parts}
+
+    def with_decay(
+        self, spec: VariableSpec, change: tf.Tensor, weight: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns `change` plus weight decay, the amount to subtract from a weight.
+
+        The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
+        section 2). It leaves out biases and scales, which say so by their role, and the weights
+        that `weight_decay_exclude` matches.
+        """
+        decay = self.p.weight_decay
+        if not decay or spec.role not in _DECAYING:
+            return change
+        if any(weight_groups.matches(p, spec) for p in self.p.weight_decay_exclude):
+            return change
+        return change + learning_rate * decay * weight
+
+    def _dtype(self, spec: VariableSpec) -> str:
+        if self.p.moment_dtype == INT8 and is_vector(spec.layout):
+            return FLOAT32
+        return self.p.moment_dtype
+
+
+def _scale(name: str) -> str:
+    return f"{name}_scale"

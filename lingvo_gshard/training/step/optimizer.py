@@ -1,0 +1,292 @@
+"""Optimizer: an update rule for one weight, applied to a tree of weights.
+
+An optimizer holds no tensors. The moments of all weights are a tree like theta, with a small map of
+named tensors in the place of each weight. A moment's layout is made of its weight's letters, so it
+is sharded as the weight is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import VariableSpec, scope_name
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.training.step import narrow_moments
+
+# Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
+SCOPE = "optimizer"
+
+_FACTORS = "trainer.optimizer.learning_rate_factors"
+
+# The moments of one weight, by name.
+Moments: TypeAlias = "dict[str, tf.Tensor]"
+# commit(old, new) returns `new`, or `old` in a step that must not change the state.
+Commit: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
+
+
+class Optimizer(Configurable):
+    """A functional update rule.
+
+    A subclass defines the moments of a weight (`moment_layouts`, `moment_dtypes`) and the update of
+    a weight (`update_weight`). Two kinds of weights have no moments and skip `update_weight`: those
+    with an update rule of their own, and those with a learning-rate factor of 0, which do not move.
+
+    Flags or a gin file choose an optimizer and set its Params:
+
+        --gin_param='trainer.optimizer = @lingvo_gshard.training.step.adam.Adam'
+        --gin_param='trainer.optimizer.learning_rate_factors = {"*embedding": 0.1, "decoder": 0}'
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "learning_rate_factors",
+            {},
+            "Pattern of weight paths -> factor of the learning rate. A weight uses the first "
+            "pattern that matches; a factor of 0 freezes it.",
+        )
+        return p
+
+    def __init__(self, params: Params):
+        """Raises ValueError naming a factor that is negative or not finite."""
+        super().__init__(params)
+        for pattern, factor in params.learning_rate_factors.items():
+            if not (isinstance(factor, (int, float)) and 0.0 <= factor < math.inf):
+                raise UserError(f"{_FACTORS}[{pattern!r}] is {factor!r}; 0 or more expected")
+
+    def check(self, specs: NestedMap) -> None:
+        """Checks the Params against the weights of a model.
+
+        Args:
+          specs: the weights' tree of VariableSpec.
+
+        Raises:
+          UserError: a pattern matches no weight, or all weights are frozen.
+        """
+        weight_groups.check(_FACTORS, self.p.learning_rate_factors, specs)
+        if not any(self.moves(spec) for spec in specs.flatten()):
+            raise UserError(f"{_FACTORS}: {self.p.learning_rate_factors} leaves no weight to train")
+
+    def moves(self, spec: VariableSpec) -> bool:
+        """Returns whether `update_weight` updates a weight."""
+        return not spec.update_rule and self.learning_rate_factor(spec) > 0.0
+
+    def frozen(self, specs: NestedMap) -> frozenset[str]:
+        """Returns the paths of the weights that never change, and so need no gradient.
+
+        Args:
+          specs: the weights' tree of VariableSpec.
+        """
+        return frozenset(
+            spec.path
+            for spec in specs.flatten()
+            if not self.moves(spec) and (spec.is_frozen or not spec.update_rule)
+        )
+
+    def learning_rate_factor(self, spec: VariableSpec) -> float:
+        """Returns the factor of a weight's learning rate."""
+        for pattern, factor in self.p.learning_rate_factors.items():
+            if weight_groups.matches(pattern, spec):
+                return float(factor)
+        return 0.0 if spec.is_frozen else 1.0
+
+    def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        """Returns name -> layout of a weight's moments.
+
+        A layout is a selection of the letters of the weight's layout, in the same order.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no moment_layouts")
+
+    def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
+        """Returns name -> dtype of the moments that are not float32."""
+        del spec
+        return {}
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Returns a weight and its moments after one step.
+
+        Everything returned must go through `commit`. Compute the weight from the committed moments
+        where these are float32: XLA then updates both in place, and copies the moments otherwise.
+
+        Args:
+          spec: the weight's spec.
+          weight: float32.
+          gradient: float32, of the weight's shape.
+          moments: in their own dtypes.
+          step: an int32 scalar that counts from 0.
+          learning_rate: a float32 scalar.
+          commit: see `Commit`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what a step has subtracted from a weight, for update-to-weight ratios.
+
+        Arguments are those of `update_weight`, but the moments are those after the step. An
+        optimizer that does not define it has no ratios.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no change")
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the optimizer defines `change`."""
+        return type(self).change is not Optimizer.change
+
+    def changes(
+        self,
+        specs: NestedMap,
+        theta: NestedMap,
+        gradients: NestedMap,
+        moments: NestedMap,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Returns the `change` of each weight that the optimizer moves, in order.
+
+        Args:
+          specs: the tree of VariableSpec of theta and gradients.
+          theta: the weights after the step.
+          gradients: the weights' gradients.
+          moments: the moments after the step.
+          step: as in `update`.
+          learning_rate: as in `update`.
+        """
+        found = []
+        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
+            if self.moves(spec):
+                weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+                rest = gradient, own, step, self.learning_rate_factor(spec) * learning_rate
+                # Weight decay depends on the weight before the step, which the first gives.
+                before = weight + self.change(spec, weight, *rest)
+                found.append(self.change(spec, before, *rest))
+        return found
+
+    def moment_specs(self, specs: NestedMap) -> NestedMap:
+        """Returns the moments' tree of VariableSpec, for the weights' tree. Moments start at 0."""
+        return specs.transform(
+            lambda spec: NestedMap(
+                {
+                    name: _moment_spec(spec, name, layout, self.moment_dtypes(spec))
+                    for name, layout in self._layouts_of_moved(spec).items()
+                }
+            )
+        )
+
+    def update(
+        self,
+        specs: NestedMap,
+        theta: NestedMap,
+        gradients: NestedMap,
+        moments: NestedMap,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        is_frozen: tf.Tensor | bool = False,
+    ) -> tuple[NestedMap, NestedMap]:
+        """Returns (theta, moments) after one step, computed in float32.
+
+        bfloat16 weights are rounded stochastically. Updates smaller than half a unit in the last
+        place then move a weight by the right amount on average (Gupta et al. 2015, arXiv
+        1502.02551; for bfloat16 weights Zamirai et al. 2020, arXiv 2010.06192).
+
+        Args:
+          specs: the tree of VariableSpec of theta and gradients.
+          theta: the weights.
+          gradients: the weights' gradients.
+          moments: a tree like `moment_specs(specs)`.
+          step: an int32 scalar that counts from 0.
+          learning_rate: a float32 scalar.
+          is_frozen: a bool scalar; if true, theta and moments are returned unchanged.
+        """
+
+        def commit(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            return tf.where(is_frozen, old, new)
+
+        new_weights, new_moments = [], []
+        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
+            with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
+                new_weight, own = self._update_one(
+                    spec, weight, gradient, own, step, learning_rate, commit
+                )
+                new_weights.append(_stored(spec, new_weight, weight.dtype, step))
+            new_moments.append(NestedMap(own))
+        return specs.pack(new_weights), specs.pack(new_moments)
+
+    def _rows(
+        self, specs: NestedMap, theta: NestedMap, gradients: NestedMap, moments: NestedMap
+    ) -> Iterator[tuple[VariableSpec, tf.Tensor, tf.Tensor, Moments]]:
+        """Yields each weight's spec, value, gradient and moments by name."""
+        flat_moments = iter(moments.flatten())
+        rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
+        for spec, weight, gradient in rows:
+            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
+            yield spec, weight, gradient, own
+
+    def _update_one(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Updates one weight by its own rule, by `update_weight`, or not at all."""
+        weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+        if spec.update_rule and not spec.is_frozen:
+            return commit(weight_32, spec.update_rule(weight_32, gradient_32)), moments
+        factor = self.learning_rate_factor(spec)
+        if not factor or spec.update_rule:
+            return weight, moments
+        rate = learning_rate if factor == 1.0 else factor * learning_rate
+        return self.update_weight(spec, weight_32, gradient_32, moments, step, rate, commit)
+
+    def _layouts_of_moved(self, spec: VariableSpec) -> dict[str, str]:
+        return self.moment_layouts(spec) if self.moves(spec) else {}
+
+
+def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
+    """Returns an updated weight in its own dtype. Values that the dtype holds do not change."""
+    if dtype == tf.bfloat16 and updated.dtype == tf.float32:
+        return narrow_moments.to_bfloat16(updated, narrow_moments.key(spec.path, step))
+    return tf.cast(updated, dtype)
+
+
+def _moment_spec(
+    spec: VariableSpec, name: str, layout: str, dtypes: dict[str, str]
+) -> VariableSpec:
+    sizes = dict(zip(spec.layout, spec.shape, strict=True))
+    return dataclasses.replace(
+        spec,
+        path=f"{spec.path}/{name}",
+        layout=layout,
+        shape=tuple(sizes[letter] for letter in layout),
+        dtype=dtypes.get(name, "float32"),
+        initializer=initializers.constant(0.0),
+    )

@@ -1,0 +1,401 @@
+"""Trainer: a training step as a pure function of the state and a batch.
+
+Nothing here depends on devices. A runtime traces these functions, holds the state and feeds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core.layer import VariableSpec, stop_frozen
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.run import watching
+from lingvo_gshard.training.run.checkpoint import keep_best
+from lingvo_gshard.training.run.routers.settings import Routers
+from lingvo_gshard.training.step import (
+    averages,
+    gradient_norm,
+    loss_scale,
+    micro_batches,
+    optimizer,
+    precision,
+)
+from lingvo_gshard.training.step import spikes as spikes
+from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.training.step.loss_scale import LossScale
+from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.schedules import InverseSquareRoot
+from lingvo_gshard.training.step.update_ratios import UpdateRatios
+
+
+class Trainer(Configurable):
+    """The initial state, the training step and the evaluation step of one task.
+
+    The state is a NestedMap with these parts:
+
+        step        int32, the number of steps taken
+        stopped     bool, whether a loss or gradient that was not finite has ended the training
+        theta       the weights
+        moments     the moments of the optimizer
+        averages    averages of the weights, with `average_decay`
+        loss_scale  the scale of the loss, with a precision that needs one
+        spikes      running statistics of loss and gradient norm, with a policy for spikes
+
+    Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
+    state that led to the bad step must still be there to diagnose it. With a loss scale, a step
+    that is not finite is skipped: it counts, but changes neither weights nor moments nor averages.
+    It ends the training only if the scale cannot become smaller. A spike is skipped in the same
+    way by the policies "skip" and "roll_back".
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "steps", 1000, "Number of steps to train, those of earlier runs included.", minimum=1
+        )
+        p.define(
+            "seed", 1, "Seed of the weights, of dropout and routing, and of the input.", minimum=0
+        )
+        p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
+        p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
+        p.define(
+            "micro_batches",
+            1,
+            "Number of parts of a batch that are computed in sequence.",
+            minimum=1,
+        )
+        p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
+        p.define(
+            "precision",
+            "float32",
+            f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
+        )
+        p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
+        p.define("spikes", spikes.Spikes.params(), "How spikes of loss and gradient are handled.")
+        p.define("routers", Routers.params(), "How the routers of experts are watched.")
+        p.define(
+            "average_decay",
+            0.0,
+            "Decay of the averages of the weights; 0 keeps none.",
+            minimum=0,
+            below=1,
+        )
+        p.define(
+            "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
+        )
+        p.define(
+            "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
+        )
+        p.define(
+            "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
+        )
+        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
+        watching.define(p)
+        keep_best.define(p)
+        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
+        p.define(
+            "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
+        )
+        return p
+
+    def __init__(self, params: Params, task: Task | Params):
+        """Makes the trainer of a task.
+
+        Args:
+          params: the trainer's Params.
+          task: a task whose dtypes are those of `precision`, or the Params of a task, which get
+            these dtypes here.
+
+        Raises:
+          UserError: a hyperparameter is out of range, or the task has other dtypes.
+        """
+        super().__init__(params)
+        keep_best.check(params)
+        dtypes = precision.get(params.precision)
+        if isinstance(task, Params):
+            task = dtypes.typed(task).instantiate()
+        dtypes.check(task)
+        self.task: Task = task
+        self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
+        self.spikes = spikes.from_params(params.spikes)
+        self.local_updates = params.local_updates.instantiate()
+        self.optimizer = params.optimizer.instantiate()
+        self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
+        specs = task.variable_specs()
+        self.optimizer.check(specs)
+        self._frozen = frozen = self.optimizer.frozen(specs)
+        # An outer optimizer of local updates leaves frozen weights alone, too.
+        self.theta_specs = specs.transform(
+            lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
+        )
+        self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
+
+    @property
+    def evaluated_part(self) -> str:
+        """The part of the state that is evaluated and decoded with: `averages` or `theta`."""
+        return averages.PART if self.p.average_decay else "theta"
+
+    def evaluated_theta(self, part: NestedMap) -> NestedMap:
+        """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
+        return averages.to_weights(self.theta_specs, part) if self.p.average_decay else part
+
+    def state_specs(self) -> NestedMap:
+        """Returns the state's tree of VariableSpec."""
+        zero = constant(0)
+        specs = NestedMap(
+            step=VariableSpec("step", "", (), "int32", zero),
+            stopped=VariableSpec("stopped", "", (), "bool", zero),
+            theta=self.theta_specs,
+            moments=self.optimizer.moment_specs(self.theta_specs),
+        )
+        if self.p.average_decay:
+            specs[averages.PART] = averages.specs(self.theta_specs)
+        if self.loss_scale:
+            specs[loss_scale.PART] = self.loss_scale.specs()
+        if self.spikes:
+            specs[spikes.PART] = self.spikes.specs()
+        return specs
+
+    def init_state(self) -> NestedMap:
+        """Returns the state before the first step. It depends on `seed` only."""
+        seed = tf.constant([self.p.seed & 0x7FFFFFFF, 0], tf.int32)
+        specs = self.state_specs()
+        state = NestedMap(
+            step=tf.zeros([], tf.int32),
+            stopped=tf.zeros([], tf.bool),
+            theta=specs.theta.transform(lambda spec: spec.init(seed)),
+            moments=specs.moments.transform(lambda spec: spec.init(seed)),
+        )
+        state.update(self.initial_extras(state.theta))
+        return state
+
+    def initial_extras(self, theta: NestedMap) -> NestedMap:
+        """Returns the initial optional parts, such as averages, for these weights."""
+        parts = NestedMap()
+        if self.p.average_decay:
+            parts[averages.PART] = averages.begin(theta)
+        if self.loss_scale:
+            parts[loss_scale.PART] = self.loss_scale.begin()
+        if self.spikes:
+            parts[spikes.PART] = self.spikes.begin()
+        return parts
+
+    def should_stop(self, metrics: dict[str, float]) -> bool:
+        """Returns whether the step with these metrics ended the training, as `stopped` says."""
+        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"]):
+            return False
+        return not self.loss_scale or self.loss_scale.is_minimal(metrics["loss_scale"])
+
+    def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
+        """Returns the state after one step, and the step's metrics, name -> float32 scalar.
+
+        Random numbers depend on the seed, the step and each layer's path.
+        """
+        return self.apply(state, *self.step_gradients(state, batch))
+
+    def step_gradients(
+        self,
+        state: NestedMap,
+        batch: TensorBatch,
+        on_result: context.ResultObserver | None = None,
+    ) -> micro_batches.Result:
+        """Returns the loss, the metrics and the gradients of the next step.
+
+        Args:
+          state: the state before the step.
+          batch: feature name -> tensor.
+          on_result: called with each layer's results, as in `context.Context`.
+        """
+        key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
+        scale = state.loss_scale.scale if self.loss_scale else None
+        return self.gradients(state.theta, batch, key, scale=scale, on_result=on_result)
+
+    def apply(
+        self,
+        state: NestedMap,
+        loss: tf.Tensor,
+        metrics: dict[str, context.Metric],
+        gradients: NestedMap,
+    ) -> tuple[NestedMap, NestedMap]:
+        """Returns the state after a step, and the step's metrics; see `train_step`.
+
+        Args:
+          state: the state before the step.
+          loss: the training loss.
+          metrics: name -> (value, weight).
+          gradients: the gradients of the weights, in the structure of theta.
+        """
+        scale = state.loss_scale.scale if self.loss_scale else None
+        with tf.name_scope(f"{optimizer.SCOPE}/"):
+            specs = self.theta_specs
+            norm = gradient_norm.global_norm(
+                gradients, [*map(self.optimizer.moves, specs.flatten())]
+            )
+            learning_rate = self.schedule(state.step)
+
+            def clipped() -> NestedMap:
+                return gradient_norm.clipped(gradients, specs, norm, self.p.clip_norm)
+
+        values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
+        values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+        verdict = self.spikes.judge(state.spikes, loss, norm, finite) if self.spikes else None
+        new_state, ratios = self._next_state(state, clipped, learning_rate, finite, verdict)
+        values.update(ratios)
+        if verdict:
+            values.update(verdict.metrics)
+        if self.loss_scale:
+            values.update(loss_scale=scale, skipped_steps=new_state.loss_scale.skipped_steps)
+        return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
+
+    def _next_state(
+        self,
+        state: NestedMap,
+        clipped: Callable[[], NestedMap],
+        learning_rate: tf.Tensor,
+        finite: tf.Tensor,
+        verdict: spikes.Verdict | None,
+    ) -> tuple[NestedMap, dict[str, tf.Tensor]]:
+        """Returns the state after a step, and update-to-weight ratios.
+
+        Args:
+          state: the state before the step.
+          clipped: returns the gradients, clipped.
+          learning_rate: the step's learning rate.
+          finite: whether the step's loss and gradient are finite.
+          verdict: what is known of spikes.
+        """
+        goes_on, updates = finite, state.step
+        if self.loss_scale:
+            goes_on |= ~self.loss_scale.is_minimal(state.loss_scale.scale)
+            updates -= state.loss_scale.skipped_steps
+        stopped = state.stopped | ~goes_on
+        is_frozen = stopped | ~finite if self.loss_scale else stopped
+        if verdict:
+            is_frozen |= verdict.is_skipped
+            updates -= state.spikes.skipped
+        theta, moments = self.optimizer.update(
+            self.theta_specs,
+            state.theta,
+            clipped(),
+            state.moments,
+            updates,
+            learning_rate,
+            is_frozen,
+        )
+        step = tf.where(stopped, state.step, state.step + 1)
+        new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
+        if self.p.average_decay:
+            new_state[averages.PART] = self._next_averages(state, theta, updates, is_frozen)
+        if self.loss_scale:
+            new = self.loss_scale.update(state.loss_scale, finite)
+            new_state[loss_scale.PART] = _unless(stopped, state.loss_scale, new)
+        if verdict:
+            new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
+        ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_frozen)
+        return new_state, ratios
+
+    def _next_averages(
+        self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_frozen: tf.Tensor
+    ) -> NestedMap:
+        return averages.update(
+            self.theta_specs,
+            state.averages,
+            theta,
+            updates,
+            self.p.average_decay,
+            lambda old, new: tf.where(is_frozen, old, new),
+        )
+
+    def gradients(
+        self,
+        theta: NestedMap,
+        batch: TensorBatch,
+        key: tf.Tensor,
+        on_output: Callable[[str, tf.Tensor], None] | None = None,
+        scale: tf.Tensor | None = None,
+        on_result: context.ResultObserver | None = None,
+    ) -> micro_batches.Result:
+        """Returns the training loss, the metrics and the gradients of the weights.
+
+        Those of frozen weights are not computed, and are 0.
+
+        Args:
+          theta: the weights.
+          batch: feature name -> tensor.
+          key: int32 [2], seeds the random numbers.
+          on_output: called with each layer's output in forward order, as in `context.scope`.
+          scale: a float32 scalar that multiplies the loss in the backward pass. The returned
+            gradients are divided by it.
+          on_result: called with the results of each layer, as in `context.Context`.
+        """
+
+        def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
+            passing = context.Context(True, key, on_output, on_result, frozen=self._frozen)
+            return self._gradients_of_part(theta, part, passing, scale)
+
+        if self.p.micro_batches == 1:
+            loss, metrics, gradients = compute(batch, key)
+        else:
+            loss, metrics, gradients = micro_batches.accumulate(
+                compute, batch, key, self.p.micro_batches, self._trained(self.theta_specs)
+            )
+        found = iter(gradients.flatten())
+        specs = self.theta_specs.flatten()
+        pairs = zip(specs, theta.flatten(), strict=True)
+        complete = [tf.zeros_like(w) if s.path in self._frozen else next(found) for s, w in pairs]
+        return loss, metrics, theta.pack(complete)
+
+    def _trained(self, tree: NestedMap) -> NestedMap:
+        """Returns the leaves of a tree like theta that are not frozen, in their order."""
+        pairs = zip(self.theta_specs.flatten(), tree.flatten(), strict=True)
+        return NestedMap(leaves=[leaf for spec, leaf in pairs if spec.path not in self._frozen])
+
+    def _gradients_of_part(
+        self,
+        theta: NestedMap,
+        batch: TensorBatch,
+        passing: context.Context,
+        scale: tf.Tensor | None,
+    ) -> micro_batches.Result:
+        trained = self._trained(theta)
+        with context.use(passing) as scope, tf.GradientTape() as tape:
+            tape.watch(trained.flatten())
+            weights = stop_frozen(self.theta_specs.flatten(), theta.flatten())
+            loss, metrics = self.task.loss(theta.pack(weights), batch)
+        flat = tape.gradient(
+            loss,
+            trained.flatten(),
+            output_gradients=scale,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        gradients = trained.pack(tf.convert_to_tensor(g) for g in flat)
+        if scale is not None:
+            gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) / scale)
+        return loss, {**metrics, **scope.metrics}, gradients
+
+    def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
+        """Returns the metrics of one batch, name -> (value, weight), without training."""
+        with context.scope(training=False) as scope:
+            loss, metrics = self.task.loss(theta, batch)
+        metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
+        return NestedMap(
+            {
+                name: (tf.cast(value, tf.float32), tf.cast(weight, tf.float32))
+                for name, (value, weight) in metrics.items()
+            }
+        )
+
+
+def _unless(stopped: tf.Tensor, old: NestedMap, new: NestedMap) -> NestedMap:
+    pairs = zip(old.flatten(), new.flatten(), strict=True)
+    return new.pack(tf.where(stopped, *pair) for pair in pairs)

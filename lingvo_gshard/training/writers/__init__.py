@@ -1,1 +1,0 @@
-"""Services that get the rows of metrics.jsonl as well: Weights & Biases, and MLflow."""
