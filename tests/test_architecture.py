@@ -174,6 +174,17 @@ def test_the_package_never_imports_its_tests():
     assert not importing, importing
 
 
+def test_a_step_knows_no_run():
+    """The training step is pure functions: no monitoring, no checkpoints, no observers."""
+    of_runs = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in _sources(f"{PACKAGE}/training/step")
+        for name in _imported(_tree(path))
+        if name.startswith(f"{PACKAGE}.training.run")
+    ]
+    assert not of_runs, of_runs
+
+
 def test_only_tools_define_flags():
     """All other folders take arguments instead of flags, so that notebooks can call them."""
     importing = [

@@ -15,6 +15,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
@@ -162,14 +163,19 @@ def make_batch(seed: int, index: int, rows: int = 16) -> dict[str, np.ndarray]:
 
 
 def experiment_params(steps: int = 12) -> Params:
-    trainer = Trainer.params().set(
-        steps=steps,
+    step = Trainer.params().set(
         clip_norm=1.0,
         optimizer=Adam.params(),
         schedule=Linear.params().set(learning_rate=0.03, warmup_steps=2, total_steps=40),
-        log_every_steps=5,
-        checkpoint_every_steps=4,
     )
+    run = RunOptions.params().set(steps=steps, log_every_steps=5, checkpoint_every_steps=4)
     return Experiment.params().set(
-        name="test.tiny", task=TinyTask.params(), input=TinyInput.params(), trainer=trainer
+        name="test.tiny", task=TinyTask.params(), input=TinyInput.params(), step=step, run=run
     )
+
+
+def set_options(params: Params, **values: object) -> None:
+    """Sets options of the run or of the step, whichever has them."""
+    for name, value in values.items():
+        part = params.run if name in params.run else params.step
+        part.set(**{name: value})

@@ -134,11 +134,11 @@ class Backend:
         return make(trainer, self.partitioning, self._devices, options)
 
     def check_workers(self, params: Params) -> None:
-        """Raises ValueError if trainer.local_updates, the mesh and the batch do not fit."""
+        """Raises ValueError if step.local_updates, the mesh and the batch do not fit."""
         from lingvo_gshard.runtime.local_updates import workers
 
         rows = params.input.cls.rows_per_batch(params.input)
-        workers.check(params.trainer, self.partitioning, rows)
+        workers.check(params.step, self.partitioning, rows)
 
     def _start_spmd(self, params: Params, logdir: str) -> None:
         from lingvo_gshard.runtime.program import compilation_cache

@@ -22,7 +22,7 @@ def experiment(
     Args:
       name: a name of `experiments()`, such as "translation.quickstart"; may be empty if one of
         `gin_files` is the params.txt of a run.
-      settings: gin statements, such as "trainer.steps = 100"; applied after the files.
+      settings: gin statements, such as "run.steps = 100"; applied after the files.
       gin_files: paths of gin files. The params.txt of a run sets every hyperparameter, so it is
         applied before all gin files.
 

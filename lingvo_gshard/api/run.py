@@ -35,7 +35,7 @@ from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
@@ -130,7 +130,7 @@ class Run:
         if not self.logdir.has_checkpoints():
             raise UserError(
                 f"`logdir={logdir}`: the run of {self.params.name} has no checkpoint yet. One is "
-                "saved every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
+                "saved every run.checkpoint_every_steps steps, at the end, and on Ctrl-C"
             )
 
     def __repr__(self) -> str:
@@ -365,7 +365,7 @@ class Run:
 
     def make_trainer(self) -> Trainer:
         """Returns the run's trainer. The vocabularies must be loaded."""
-        return self.params.trainer.instantiate(with_vocabulary_sizes(self.params.task, self.input))
+        return make_trainer(self.params, with_vocabulary_sizes(self.params.task, self.input))
 
     @contextlib.contextmanager
     def open_checkpoints(self) -> Iterator[tuple[CheckpointStore, Trainer]]:

@@ -33,7 +33,7 @@ def print_summary(
     filled = share_filled(first_batch(input_, trainer.p.seed))
     if filled is not None:
         table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
-    table.add_row("steps", f"{trainer.p.steps:,}")
+    table.add_row("steps", f"{trainer.steps:,}")
     tables.print_table(console, table)
     if input_.report is not None:
         print_report(console, input_.report)

@@ -17,7 +17,7 @@ from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.keep_best import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -60,7 +60,7 @@ def train(
       params: the experiment, as `experiment` returns it.
       logdir: directory of the run; created if it is new.
       init_from: directory of a run to start with its newest weights, or of a published model.
-      steps: total number of steps; None: `trainer.steps`.
+      steps: total number of steps; None: `run.steps`.
       runtime: as in `RuntimeOptions`.
       mesh: as in `RuntimeOptions`.
       strategy: as in `RuntimeOptions`.
@@ -101,8 +101,9 @@ def _prepared(params: Params, steps: int | None) -> Params:
     """Returns a copy of the Params of a run; ValueError if it lacks the package of a writer."""
     params = params.copy().locate()
     if steps is not None:
-        params.trainer.steps = steps
-    writers.check(params.trainer.writers)
+        params.run.steps = steps
+    writers.check(params.run.writers)
+    params.run.instantiate()
     return params
 
 
@@ -139,7 +140,7 @@ def _train(
     """Builds the input, the task and the trainer, restores them, and trains."""
     say = functools.partial(_say, console)
     store = CheckpointStore(
-        logdir.checkpoints, params.trainer.keep_checkpoints, say, before_commit=logdir.push
+        logdir.checkpoints, params.run.keep_checkpoints, say, before_commit=logdir.push
     )
     try:
         newest = store.peek()
@@ -150,8 +151,8 @@ def _train(
         input_.observer = progress
         task = with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
-        trainer = params.trainer.instantiate(task)
-        runtime = checked(backend.make_runtime(trainer), params.trainer.check_determinism_every)
+        trainer = make_trainer(params, task)
+        runtime = checked(backend.make_runtime(trainer), params.run.check_determinism_every)
         if backend.cluster.size > 1:
             input_.own_rows = runtime.own_rows
         checkpoint = store.restore(runtime.abstract_state())
@@ -170,7 +171,7 @@ def _train(
             params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
         )
         watching = [make(run) for make in observers]
-        watching.append(HangWatch(params.trainer, backend.cluster.roll_call))
+        watching.append(HangWatch(params.run, backend.cluster.roll_call))
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching
         )
@@ -184,7 +185,7 @@ def _train(
 
 def _is_done(params: Params, checkpoint: Checkpoint) -> bool:
     """Returns whether a checkpoint is the last of its run."""
-    p, best = params.trainer, checkpoint.record.best
+    p, best = params.run, checkpoint.record.best
     is_early = best is not None and best.metric == p.keep_best and ends_training(p.patience, best)
     return checkpoint.step >= p.steps or is_early
 
@@ -217,13 +218,13 @@ def _warn_of_new_schedule(
     console: rich.console.Console, params: Params, checkpoint: Checkpoint
 ) -> None:
     """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""
-    before, now = experiment_from_text(checkpoint.params_text).trainer.steps, params.trainer.steps
-    schedule = params.trainer.schedule
+    before, now = experiment_from_text(checkpoint.params_text).run.steps, params.run.steps
+    schedule = params.step.schedule
     if before != now and schedule.cls.ends_with_run(schedule):
         _say(
             console,
             f"Warning: the learning rate now decays until step {now:,}, not {before:,}. To keep "
-            f"the earlier schedule, set trainer.schedule.total_steps = {before}",
+            f"the earlier schedule, set step.schedule.total_steps = {before}",
         )
 
 

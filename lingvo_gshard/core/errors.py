@@ -10,7 +10,7 @@ class UserError(ValueError):
     for a report.
 
     The sentence writes an option in backquotes as a caller of the API sets it, "`mesh=data=3` needs
-    3 devices", and Params as a gin file has them, "`trainer.steps = 5`". A command spells them as
+    3 devices", and Params as a gin file has them, "`run.steps = 5`". A command spells them as
     its flags.
     """
 

@@ -98,7 +98,11 @@ class CorpusInput(Input):
         p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
         p.define("packing_window", 8192, "Examples drawn and packed at a time.", minimum=1)
         p.define(
-            "prefetch_batches", 4, "Batches made in advance by a background thread.", minimum=0
+            "prefetch_batches",
+            4,
+            "Batches made in advance by a background thread.",
+            minimum=0,
+            changes_results=False,
         )
         return p
 

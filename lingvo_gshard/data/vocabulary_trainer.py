@@ -85,6 +85,7 @@ class VocabularyTrainer(Configurable):
             "cache_directory",
             "",
             "Directory of trained vocabularies; '': lingvo_gshard in $XDG_CACHE_HOME or ~/.cache.",
+            changes_results=False,
         )
         return p
 

@@ -38,7 +38,7 @@ RANK = "z"
 class LoRA(Configurable):
     """Which weights have adapters, and of which size. All other weights are frozen.
 
-    `trainer.optimizer.learning_rate_factors` trains more weights, such as {"*norm": 1.0}.
+    `step.optimizer.learning_rate_factors` trains more weights, such as {"*norm": 1.0}.
     """
 
     @classmethod

@@ -8,6 +8,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import family_of
 from lingvo_gshard.open_models.families.family import USUAL_LENGTH
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
@@ -22,7 +23,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
       config: the values of its `config.json`.
       length: positions of a row in training, and of a generated text; 0 for what the model was
         made for, and 1,024 at most.
-      precision: the value of `trainer.precision`.
+      precision: the value of `step.precision`.
 
     Raises:
       UserError: the architecture or an option of it is unknown, or the length is too large.
@@ -38,17 +39,17 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
             f"`length={length}` is more than the {positions:,} positions that the model was made "
             f"for: see max_position_embeddings in {config.where}"
         )
-    trainer = Trainer.params().set(
-        steps=1000,
+    step = Trainer.params().set(
         optimizer=Adam.params().set(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.0),
         schedule=Linear.params().set(learning_rate=1e-5, warmup_steps=50),
         clip_norm=1.0,
         precision=precision,
     )
+    run = RunOptions.params().set(steps=1000)
     length = length or min(positions, USUAL_LENGTH)
     if "most_source" in task:
         task.most_source = length
     name = f"open_models.{family.model_type}"
     return Experiment.params().set(
-        name=name, task=task, input=family.input_of(length), trainer=trainer
+        name=name, task=task, input=family.input_of(length), step=step, run=run
     )

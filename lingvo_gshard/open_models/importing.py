@@ -163,14 +163,14 @@ class PublishedModel:
 
 def weight_specs(params: Params) -> NestedMap:
     """Returns the tree of VariableSpec of an experiment's task, in the types of its precision."""
-    return precision.get(params.trainer.precision).typed(params.task).instantiate().variable_specs()
+    return precision.get(params.step.precision).typed(params.task).instantiate().variable_specs()
 
 
 def _initial_factors(params: Params) -> dict[str, np.ndarray]:
     """Returns the initial factors of the adapters of an experiment's task, by path."""
     if not params.task.lora.rank:
         return {}
-    seed = tf.constant([params.trainer.seed & 0x7FFFFFFF, 0], tf.int32)
+    seed = tf.constant([params.step.seed & 0x7FFFFFFF, 0], tf.int32)
     items = weight_specs(params).flatten_items()
     return {path: spec.init(seed).numpy() for path, spec in items if is_factor(path)}
 

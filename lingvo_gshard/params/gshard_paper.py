@@ -22,6 +22,7 @@ from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.trainer import Trainer
@@ -115,7 +116,7 @@ def moe_2048e_60l() -> Params:
         gshard-plan --experiment=gshard_paper.moe_2048e_60l --topology=v3:32x32
     """
     params = _mixture(experts=2048, layers=60, batch=4 * MILLION)
-    params.trainer.precision = "bfloat16"
+    params.step.precision = "bfloat16"
     return params
 
 
@@ -207,10 +208,10 @@ def _experiment(stack: Params, batch: int, mesh: str, strategy: str) -> Params:
         decoder=stack.copy().set(is_decoder=True),
         label_smoothing=0.1,
     )
-    params.trainer = Trainer.params().set(
-        steps=500_000,
+    params.step = Trainer.params().set(
         optimizer=Adafactor.params(),
         schedule=InverseSquareRoot.params(),
     )
+    params.run = RunOptions.params().set(steps=500_000)
     params.sharding.set(mesh=mesh, strategy=strategy)
     return params

@@ -11,6 +11,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
@@ -36,11 +37,13 @@ def quickstart() -> Params:
     return Experiment.params().set(
         input=input_,
         task=_small_model(),
-        trainer=Trainer.params().set(
-            steps=1000,
+        step=Trainer.params().set(
             optimizer=Adam.params().set(beta1=0.9, beta2=0.98, weight_decay=0.0),
             schedule=Linear.params().set(learning_rate=3e-3, warmup_steps=100),
             clip_norm=1.0,
+        ),
+        run=RunOptions.params().set(
+            steps=1000,
             log_every_steps=50,
             checkpoint_every_steps=500,
             evaluate_every_steps=250,

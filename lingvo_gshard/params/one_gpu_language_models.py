@@ -16,6 +16,7 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Cosine
 from lingvo_gshard.training.step.trainer import Trainer
@@ -86,8 +87,7 @@ def _experiment(model_dim: int, decoder: Params, rows: int) -> Params:
     task = LanguageModelTask.params().set(
         model_dim=model_dim, decoder=decoder, add_positions=False, tie_softmax=False
     )
-    trainer = Trainer.params().set(
-        steps=1000,
+    step = Trainer.params().set(
         optimizer=Adam.params().set(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1),
         schedule=Cosine.params().set(
             learning_rate=3e-4, warmup_steps=100, total_steps=1000, final_fraction=0.1
@@ -95,6 +95,7 @@ def _experiment(model_dim: int, decoder: Params, rows: int) -> Params:
         clip_norm=1.0,
         precision="bfloat16",
     )
-    params = Experiment.params().set(input=input_, task=task, trainer=trainer)
+    run = RunOptions.params().set(steps=1000)
+    params = Experiment.params().set(input=input_, task=task, step=step, run=run)
     params.sharding.set(mesh="data=1", strategy="data")
     return params

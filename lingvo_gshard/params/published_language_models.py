@@ -19,6 +19,7 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
@@ -43,8 +44,7 @@ def gpt3_175b() -> Params:
     decoder.layer.self_attention.head_dim = 128
     decoder.layer.feed_forward.activation = "gelu"
     task = _task(12288, decoder).set(positions=LearnedPositions.params().set(max_length=2048))
-    trainer = Trainer.params().set(
-        steps=95_000,
+    step = Trainer.params().set(
         optimizer=Adam.params().set(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1),
         schedule=Cosine.params().set(
             learning_rate=6e-5, warmup_steps=120, total_steps=83_000, final_fraction=0.1
@@ -52,8 +52,9 @@ def gpt3_175b() -> Params:
         clip_norm=1.0,
         micro_batches=4,
     )
+    run = RunOptions.params().set(steps=95_000)
     input_ = _input(vocabulary=50_257, rows=1536, length=2048)
-    return _experiment(input_, task, trainer, "data=64,model=8", "fsdp_tensor")
+    return _experiment(input_, task, step, run, "data=64,model=8", "fsdp_tensor")
 
 
 @registry.register("language_model.glam_64b_64e")
@@ -88,14 +89,14 @@ def glam_64b_64e() -> Params:
     decoder.layer.self_attention.set(head_dim=128, relative_buckets=32)
     decoder.layer.feed_forward.set(activation="geglu", use_bias=False)
     task = _task(8192, decoder).set(add_positions=False)
-    trainer = Trainer.params().set(
-        steps=572_000,
+    step = Trainer.params().set(
         optimizer=Adafactor.params(),
         schedule=InverseSquareRoot.params().set(learning_rate=1.0, decay_start=10_000),
         clip_norm=1.0,
     )
+    run = RunOptions.params().set(steps=572_000)
     input_ = _input(vocabulary=256_000, rows=1024, length=1024)
-    return _experiment(input_, task, trainer, "data=64,model=16", "expert_fsdp_tensor")
+    return _experiment(input_, task, step, run, "data=64,model=16", "expert_fsdp_tensor")
 
 
 @registry.register("language_model.deepseek_v3_like")
@@ -126,8 +127,7 @@ def deepseek_v3_like() -> Params:
     decoder.layer.self_attention.set(head_dim=128, num_key_value_heads=8, rotary_fraction=0.5)
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     task = _task(7168, decoder).set(add_positions=False, tie_softmax=False)
-    trainer = Trainer.params().set(
-        steps=235_000,
+    step = Trainer.params().set(
         optimizer=Adam.params().set(
             beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, moment_dtype="bfloat16"
         ),
@@ -137,8 +137,9 @@ def deepseek_v3_like() -> Params:
         clip_norm=1.0,
         micro_batches=15,
     )
+    run = RunOptions.params().set(steps=235_000)
     input_ = _input(vocabulary=129_280, rows=15_360, length=4096)
-    return _experiment(input_, task, trainer, "data=256,model=8", "expert_fsdp_tensor")
+    return _experiment(input_, task, step, run, "data=256,model=8", "expert_fsdp_tensor")
 
 
 def _deepseek_experts() -> Params:
@@ -174,8 +175,10 @@ def _input(vocabulary: int, rows: int, length: int) -> Params:
     return params
 
 
-def _experiment(input_: Params, task: Params, trainer: Params, mesh: str, strategy: str) -> Params:
-    trainer.precision = "bfloat16"
-    params = Experiment.params().set(input=input_, task=task, trainer=trainer)
+def _experiment(
+    input_: Params, task: Params, step: Params, run: Params, mesh: str, strategy: str
+) -> Params:
+    step.precision = "bfloat16"
+    params = Experiment.params().set(input=input_, task=task, step=step, run=run)
     params.sharding.set(mesh=mesh, strategy=strategy)
     return params

@@ -71,7 +71,7 @@ def bilingual() -> Params:
         gshard-experts study --folder=runs/study --bilingual=it,sw
     """
     params = dense()
-    params.trainer.set(keep_best="dev/loss", evaluate_every_steps=250, patience=4)
+    params.run.set(keep_best="dev/loss", evaluate_every_steps=250, patience=4)
     return params
 
 
@@ -102,13 +102,8 @@ def _experiment(layer: Params) -> Params:
     task = params.task.set(model_dim=64)
     task.encoder.set(hidden_dim=_HIDDEN_DIM, num_heads=2, moe_every=1, moe=_dense_layer())
     task.decoder.set(hidden_dim=_HIDDEN_DIM, num_heads=2, moe_every=1, moe=layer)
-    params.trainer.set(
-        steps=4000,
-        schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),
-        checkpoint_every_steps=500,
-        evaluate_every_steps=0,
-        keep_best="",
-    )
+    params.step.set(schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200))
+    params.run.set(steps=4000, checkpoint_every_steps=500, evaluate_every_steps=0, keep_best="")
     return params
 
 

@@ -12,6 +12,7 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear, WarmupStableDecay
 from lingvo_gshard.training.step.trainer import Trainer
@@ -38,7 +39,8 @@ def quickstart() -> Params:
     return _experiment(
         input_=_embedded_corpus(TEN_LANGUAGES, temperature=1.0),
         task=_task(model_dim=128, hidden_dim=512, num_heads=4, num_layers=2, num_experts=8),
-        trainer=_trainer(steps=3200),
+        step=_step(),
+        run=_run(steps=3200),
     )
 
 
@@ -89,12 +91,12 @@ def hundred_languages() -> Params:
     task.encoder.moe.set(router=HashRouter.params().set(k=2), dispatch=DroplessDispatch.params())
     task.decoder.moe = _dense_layer(2 * task.decoder.hidden_dim)
     task.decoder.set(token_dropout_rate=0.3, residual_dropout_rate=0.2)
-    trainer = _trainer(steps=10_000)
-    trainer.schedule = WarmupStableDecay.params().set(
+    step, run = _step(), _run(steps=10_000)
+    step.schedule = WarmupStableDecay.params().set(
         learning_rate=4e-3, warmup_steps=200, decay_share=0.3
     )
-    trainer.set(evaluate_every_steps=500, keep_best="dev/loss")
-    return _experiment(input_, task, trainer)
+    run.set(evaluate_every_steps=500, keep_best="dev/loss")
+    return _experiment(input_, task, step, run)
 
 
 @registry.register("translation.large")
@@ -130,10 +132,10 @@ def large() -> Params:
         stack.moe.router.set(
             second_expert="all", capacity_factor=0.0, evaluation_capacity_factor=0.0
         )
-    trainer = _trainer(steps=4_000)
-    trainer.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
-    trainer.set(evaluate_every_steps=500, keep_best="dev/loss")
-    return _experiment(input_, task, trainer)
+    step, run = _step(), _run(steps=4_000)
+    step.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
+    run.set(evaluate_every_steps=500, keep_best="dev/loss")
+    return _experiment(input_, task, step, run)
 
 
 @registry.register("translation.from_files")
@@ -174,8 +176,8 @@ def from_files() -> Params:
     return params
 
 
-def _experiment(input_: Params, task: Params, trainer: Params) -> Params:
-    return Experiment.params().set(input=input_, task=task, trainer=trainer)
+def _experiment(input_: Params, task: Params, step: Params, run: Params) -> Params:
+    return Experiment.params().set(input=input_, task=task, step=step, run=run)
 
 
 def _embedded_corpus(languages: tuple[str, ...], temperature: float) -> Params:
@@ -236,12 +238,13 @@ def _experts(num_experts: int) -> Params:
     )
 
 
-def _trainer(steps: int) -> Params:
+def _step() -> Params:
     return Trainer.params().set(
-        steps=steps,
         optimizer=Adam.params().set(beta1=0.9, beta2=0.98, weight_decay=0.0),
         schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),
         clip_norm=1.0,
-        log_every_steps=50,
-        checkpoint_every_steps=500,
     )
+
+
+def _run(steps: int) -> Params:
+    return RunOptions.params().set(steps=steps, log_every_steps=50, checkpoint_every_steps=500)

@@ -70,7 +70,7 @@ def plan_generation(
     """Returns the plan of generating with an experiment's language model on a topology.
 
     Args:
-      experiment: its Params. Weights have the types of its `trainer.precision`, and a text the
+      experiment: its Params. Weights have the types of its `step.precision`, and a text the
         positions of a row of its input.
       topology: the machine.
       options: how the programs are split and compiled.

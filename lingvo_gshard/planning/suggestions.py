@@ -109,8 +109,8 @@ def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> It
     strategy = options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
     if "->" not in strategy and _SHARD_WEIGHTS not in strategy.split("_"):
         yield Change(strategy=f"{strategy}_{_SHARD_WEIGHTS}")
-    if experiment.trainer.precision == "float32":
-        yield Change({"trainer.precision": "bfloat16"})
+    if experiment.step.precision == "float32":
+        yield Change({"step.precision": "bfloat16"})
     while experiment.input.batch_rows >= 2 * topology.devices:
         yield Change({"input.batch_rows": experiment.input.batch_rows // 2})
     yield from _for_stacks(experiment, "moe.router.capacity_factor", _smaller_capacity_factor)

@@ -316,7 +316,7 @@ _ADVICE = {
     HOST: (
         "The devices wait for the host, which starts steps, reads metrics and saves checkpoints. "
         "Profile steps without a checkpoint between them. Short steps need larger batches, or "
-        "fewer log lines: trainer.log_every_steps."
+        "fewer log lines: run.log_every_steps."
     ),
     PAUSES: (
         "The devices pause between operations. Larger batches make operations longer; on a CPU, "

@@ -48,7 +48,7 @@ class RunReport(msgspec.Struct, frozen=True):
       logdir: the run's directory, as it was given.
       label: a short name that no other run of the report has.
       experiment: name of the experiment.
-      steps: `trainer.steps`, the step to end with; None if params.txt does not say.
+      steps: `run.steps`, the step to end with; None if params.txt does not say.
       params: path -> value of every hyperparameter, as text.
       history: its metrics.
       launches: how it was started and resumed; empty if that was not recorded.
@@ -105,7 +105,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
         )
     launches, programs = launch.read(path), events.read_programs(path)
     split = sharding.read(path)
-    steps = params.get("trainer.steps", "")
+    steps = params.get("run.steps", "")
     return RunReport(
         logdir=given,
         label=label,

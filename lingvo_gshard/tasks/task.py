@@ -37,7 +37,7 @@ class Task(Layer):
     which planning and benchmarks use. Everything else has a default.
 
     Class attributes:
-      ACTIVATION_DTYPES: types that the task can compute activations in. `trainer.precision` chooses
+      ACTIVATION_DTYPES: types that the task can compute activations in. `step.precision` chooses
         one of them and sets it as `fprop_dtype`.
       VOCABULARIES: Params that hold the size of a vocabulary -> the input's name for it. The size
         is taken from the input where the Params leave it 0.
@@ -59,7 +59,12 @@ class Task(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("fprop_dtype", "", "Type of the activations; empty: set by trainer.precision.")
+        p.define(
+            "fprop_dtype",
+            "",
+            "Type of the activations; empty: set by step.precision.",
+            changes_results=False,
+        )
         p.define(
             "lora", LoRA.params(), "Low-rank adapters, which are trained in place of the weights."
         )

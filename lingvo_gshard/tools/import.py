@@ -14,8 +14,8 @@ The settings of the training that may follow are part of the run. Set them now, 
 gshard-train; --params prints all of them and imports nothing. To train only the norms, for example:
 
     gshard-import --from=Llama-3.2-1B --logdir=runs/norms \\
-        --gin_param="trainer.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}" \\
-        --gin_param="trainer.schedule.learning_rate = 1e-4"
+        --gin_param="step.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}" \\
+        --gin_param="step.schedule.learning_rate = 1e-4"
 
 docs/open_models.md lists the architectures, and shows the way back: gshard-export
 --format=huggingface.
@@ -61,7 +61,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "precision",
         "float32",
-        f"Types of weights and activations, as trainer.precision: {', '.join(PRECISIONS)}.",
+        f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
         flag_values=values,
     )
     define_settings_flags(values)

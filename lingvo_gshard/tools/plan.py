@@ -192,7 +192,7 @@ def define_config_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "precision",
         "float32",
-        "Types of weights and activations, with --config, as trainer.precision; with --generate "
+        "Types of weights and activations, with --config, as step.precision; with --generate "
         f"{generation.PRECISION} unless given.",
         flag_values=values,
     )

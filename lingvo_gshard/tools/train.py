@@ -15,7 +15,7 @@ nothing; --params=dropout prints those whose path contains "dropout":
 --gin_param sets one, and --gin_file many, from what --params printed or from a run's params.txt:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/small \\
-        --steps=500 --gin_param="trainer.schedule.learning_rate = 0.002"
+        --steps=500 --gin_param="step.schedule.learning_rate = 0.002"
 
 A run that has a checkpoint needs no --experiment, since its Params are saved with it:
 
@@ -98,14 +98,14 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "steps", None, "Total number of steps; sets trainer.steps.", 1, flag_values=values
+        "steps", None, "Total number of steps; sets run.steps.", 1, flag_values=values
     )
-    flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
+    flags.DEFINE_integer("seed", None, "Sets step.seed.", flag_values=values)
     flags.DEFINE_list(
         "writer",
         None,
         "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, separated by "
-        "a comma. Sets trainer.writers.",
+        "a comma. Sets run.writers.",
         flag_values=values,
     )
     define_runtime_flags(values)
@@ -176,11 +176,13 @@ def main(argv: list[str]) -> int:
 
 def _params(values: flags.FlagValues) -> Params:
     params = _saved_params(values) or experiment_params(values)
-    for name in ("steps", "seed", "check_determinism_every"):
+    if values.seed is not None:
+        params.step.seed = values.seed
+    for name in ("steps", "check_determinism_every"):
         if values[name].value is not None:
-            params.trainer.set(**{name: values[name].value})
+            params.run.set(**{name: values[name].value})
     if values.writer is not None:
-        params.trainer.writers = tuple(values.writer)
+        params.run.writers = tuple(values.writer)
     return params
 
 
@@ -213,10 +215,10 @@ def _print_outcome(
     if outcome.signal == CLOSED_OUTPUT:
         console = rich.console.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
-        steps = f"{params.trainer.steps:,}"
+        steps = f"{params.run.steps:,}"
         output.say(
             console,
-            f"Nothing to do: the run in {logdir.place} has {step} steps already, and trainer.steps "
+            f"Nothing to do: the run in {logdir.place} has {step} steps already, and run.steps "
             f"is {steps}. To train longer, give a larger --steps.",
         )
     elif outcome.finished:

@@ -15,9 +15,16 @@ from lingvo_gshard.training.step.trainer import Trainer
 DEFAULT_STRATEGY = "expert"
 
 
-def make_trainer(experiment: Params) -> Trainer:
-    """Returns the experiment's trainer, with vocabularies of the sizes that its input asks for."""
-    return experiment.trainer.instantiate(with_configured_vocabularies(experiment))
+def make_trainer(experiment: Params, task: Task | Params | None = None) -> Trainer:
+    """Returns the experiment's trainer.
+
+    Args:
+      experiment: Params of an experiment.
+      task: its task, or the Params of the task. None: with vocabularies of the sizes that the input
+        asks for.
+    """
+    task = with_configured_vocabularies(experiment) if task is None else task
+    return experiment.step.instantiate(task, experiment.run.steps)
 
 
 def with_configured_vocabularies(experiment: Params) -> Params:

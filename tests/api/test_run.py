@@ -33,9 +33,9 @@ def test_every_public_name_is_importable():
 
 def test_experiments_are_found_by_name():
     assert "translation.quickstart" in gshard.experiments()
-    params = gshard.experiment("translation.quickstart", settings=["trainer.steps = 7"])
-    assert (params.name, params.trainer.steps) == ("translation.quickstart", 7)
-    with pytest.raises(ValueError, match=r"^`settings` 'trainer.stepps = 7': .*'trainer.steps'"):
+    params = gshard.experiment("translation.quickstart", settings=["run.steps = 7"])
+    assert (params.name, params.run.steps) == ("translation.quickstart", 7)
+    with pytest.raises(ValueError, match=r"^`settings` 'trainer.stepps = 7': .*'run.steps'"):
         gshard.experiment("translation.quickstart", settings=["trainer.stepps = 7"])
 
 
@@ -44,12 +44,12 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
     outcome = gshard.train(params, tmp_path / "run", steps=3, console=QUIET)
     assert (outcome.step, outcome.finished, outcome.signal) == (3, True, None)
     again = gshard.train(params, tmp_path / "run", steps=5, console=QUIET)
-    assert again.step == 5 and params.trainer.steps == 12
+    assert again.step == 5 and params.run.steps == 12
     run = gshard.load(tmp_path / "run")
     rows = run.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[2]["loss"] == outcome.metrics["loss"] and rows[4]["loss"] == again.metrics["loss"]
-    assert run.step == 5 and run.params.trainer.steps == 5
+    assert run.step == 5 and run.params.run.steps == 5
     with pytest.raises(UserError, match="has the task TinyTask, which has no Translator"):
         run.translate(["a"])
     scores = run.evaluate("dev").to_record()

@@ -47,7 +47,7 @@ def emulator(request):
 def corpus(tmp_path_factory):
     """Gives flags that name a small experiment on a disk."""
     flags = tiny_translation.write(tmp_path_factory.mktemp("corpus"))
-    return [*flags, "--gin_param=trainer.checkpoint_every_steps = 10"]
+    return [*flags, "--gin_param=run.checkpoint_every_steps = 10"]
 
 
 @pytest.fixture

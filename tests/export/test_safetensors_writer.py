@@ -73,7 +73,7 @@ def _metadata(path):
 
 
 def test_averages_are_exported_if_the_run_keeps_them(tmp_path):
-    settings = ["trainer.average_decay = 0.5"]
+    settings = ["step.average_decay = 0.5"]
     params = gshard.experiment("test.tiny", settings=settings)
     gshard.train(params, tmp_path / "run", steps=3, console=QUIET)
     gshard.load(tmp_path / "run").export(tmp_path / "weights", "safetensors")

@@ -46,13 +46,13 @@ def test_the_router_sends_each_token_to_its_largest_logit():
 
 
 def test_the_optimizer_is_selected_with_its_params():
-    settings = ["trainer.optimizer = @my_optimizer.RootMeanSquare", "trainer.optimizer.decay = 0.5"]
+    settings = ["step.optimizer = @my_optimizer.RootMeanSquare", "step.optimizer.decay = 0.5"]
     trainer = make_trainer(experiment("translation.quickstart", settings))
     assert trainer.optimizer.p.decay == 0.5
     moments = trainer.optimizer.moment_specs(trainer.theta_specs)
     assert len(moments.flatten()) == len(trainer.theta_specs.flatten())
-    with pytest.raises(ValueError, match="trainer.optimizer.decay is 1.5; expected a number of 0"):
-        experiment("translation.quickstart", [settings[0], "trainer.optimizer.decay = 1.5"])
+    with pytest.raises(ValueError, match="step.optimizer.decay is 1.5; expected a number of 0"):
+        experiment("translation.quickstart", [settings[0], "step.optimizer.decay = 1.5"])
 
 
 def test_the_reader_reads_rows_and_names_bad_ones(tmp_path):
@@ -77,6 +77,6 @@ def test_the_task_computes_the_loss_of_guessing_before_it_is_trained():
 
 def test_a_module_that_is_not_here_is_an_error_that_says_where_it_is_searched():
     with pytest.raises(ValueError, match="no_such_module.* in the current directory or on PYTHONP"):
-        experiment("translation.quickstart", ["trainer.optimizer = @no_such_module.Optimizer"])
+        experiment("translation.quickstart", ["step.optimizer = @no_such_module.Optimizer"])
     with pytest.raises(ValueError, match="module no_such_module is neither installed nor in the c"):
         experiment("no_such_module.mine")

@@ -36,12 +36,12 @@ class RootMeanSquare(Optimizer):
 
 def make_trainer() -> Trainer:
     settings = [
-        f"trainer.optimizer = @{__name__}.RootMeanSquare",
-        "trainer.optimizer.decay = 0.8",
-        "trainer.schedule.learning_rate = 0.01",
+        f"step.optimizer = @{__name__}.RootMeanSquare",
+        "step.optimizer.decay = 0.8",
+        "step.schedule.learning_rate = 0.01",
     ]
     p = gin_binding.apply_gin(tiny.experiment_params(STEPS), [], settings)
-    return p.trainer.instantiate(p.task)
+    return p.step.instantiate(p.task, p.run.steps)
 
 
 def train(runtime) -> list[float]:

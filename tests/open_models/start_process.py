@@ -20,7 +20,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 def main(model: str, port: str, process: str, strategy: str, mesh: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", 2, int(process))
     params = gshard.open_model(model, length=16)
-    trainer = params.trainer.instantiate(params.task)
+    trainer = params.step.instantiate(params.task, params.run.steps)
     runtime = SpmdRuntime(trainer, Partitioning.make(mesh, strategy), jax.devices())
     start = PublishedStart(model, params, lambda text: None)
     found = start.checkpoint(trainer, runtime.abstract_state()).theta

@@ -25,8 +25,8 @@ LORA = (
 )
 TRAINING = (
     *LORA,
-    "trainer.schedule.warmup_steps = 1",
-    "trainer.schedule.learning_rate = 3e-2",
+    "step.schedule.warmup_steps = 1",
+    "step.schedule.learning_rate = 3e-2",
     "input.batch_rows = 2",
 )
 ADAPTED = {"q_proj": "self_attn", "o_proj": "self_attn", "up_proj": "mlp", "down_proj": "mlp"}
@@ -63,7 +63,7 @@ def test_wrong_patterns_and_formats_are_refused(tmp_path):
     gshard.import_model(tmp_path / "model", tmp_path / "run")
     with pytest.raises(ValueError, match=r"format=peft writes adapters, and task\.lora\.rank is 0"):
         gshard.load(tmp_path / "run").export(tmp_path / "out", "peft")
-    both = (*LORA, "trainer.optimizer.learning_rate_factors = {'*norm': 1.0}")
+    both = (*LORA, "step.optimizer.learning_rate_factors = {'*norm': 1.0}")
     gshard.import_model(tmp_path / "model", tmp_path / "both", settings=both)
     with pytest.raises(ValueError, match=r"adapters only, but .*norm.scale was trained, too"):
         gshard.load(tmp_path / "both").export(tmp_path / "out", "peft")

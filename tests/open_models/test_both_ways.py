@@ -131,9 +131,9 @@ def test_a_damaged_checkpoint_is_not_exported(imported, tmp_path):
 def test_training_goes_on_from_an_imported_model(tmp_path):
     published.write(tmp_path / "model")
     settings = (
-        "trainer.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}",
-        "trainer.schedule.warmup_steps = 1",
-        "trainer.schedule.learning_rate = 1e-2",
+        "step.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}",
+        "step.schedule.warmup_steps = 1",
+        "step.schedule.learning_rate = 1e-2",
         "input.batch_rows = 2",
     )
     gshard.import_model(tmp_path / "model", tmp_path / "run", length=8, settings=settings)

@@ -17,9 +17,9 @@ QUIET = rich.console.Console(quiet=True)
 LENGTH, STEPS = 48, 60
 SETTINGS = (
     "input.batch_rows = 16",
-    "trainer.schedule.learning_rate = 3e-3",
-    "trainer.schedule.warmup_steps = 10",
-    "trainer.log_every_steps = 1",
+    "step.schedule.learning_rate = 3e-3",
+    "step.schedule.warmup_steps = 10",
+    "run.log_every_steps = 1",
 )
 
 

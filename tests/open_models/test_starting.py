@@ -22,8 +22,8 @@ QUIET = rich.console.Console(quiet=True)
 SIZES = {"N": 4, "D": 2, "M": 6, "H": 4, "E": 3}
 TRAINING = (
     "input.batch_rows = 2",
-    "trainer.steps = 2",
-    "trainer.schedule.warmup_steps = 1",
+    "run.steps = 2",
+    "step.schedule.warmup_steps = 1",
 )
 
 
@@ -82,7 +82,7 @@ def test_the_weights_are_those_of_an_import(tmp_path):
     expected = dict(gshard.load(tmp_path / "run").model.theta.flatten_items())
     settings = ("task.lora.rank = 2",)
     params = gshard.open_model(tmp_path / "model", length=16, settings=settings)
-    trainer = params.trainer.instantiate(params.task)
+    trainer = params.step.instantiate(params.task, params.run.steps)
     start = PublishedStart(tmp_path / "model", params, lambda text: None)
     theta = start.checkpoint(trainer, None).theta
     assert {path for path in theta if ".lora." not in path} == expected.keys()

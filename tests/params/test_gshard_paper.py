@@ -58,7 +58,7 @@ def trainer_of(name):
     params.task.set(
         source_vocabulary_size=vocabulary.size, target_vocabulary_size=vocabulary.target_size
     )
-    return params.trainer.instantiate(params.task)
+    return params.step.instantiate(params.task, params.run.steps)
 
 
 def size(specs):
@@ -179,14 +179,14 @@ def test_dropout_is_a_tenth_everywhere(name):
 
 @each
 def test_the_optimizer_follows_appendix_a_2(name):
-    trainer = params_of(name).trainer
-    assert trainer.optimizer.cls is Adafactor
-    assert (trainer.optimizer.beta2, trainer.optimizer.decay_exponent) == (0.99, 0.8)
-    assert trainer.optimizer.update_clip == 1.0
-    assert not trainer.optimizer.relative_update
-    assert trainer.schedule.cls is InverseSquareRoot
-    assert (trainer.schedule.learning_rate, trainer.schedule.decay_start) == (1.0, 10_000)
-    assert trainer.schedule.warmup_steps == 0
+    step = params_of(name).step
+    assert step.optimizer.cls is Adafactor
+    assert (step.optimizer.beta2, step.optimizer.decay_exponent) == (0.99, 0.8)
+    assert step.optimizer.update_clip == 1.0
+    assert not step.optimizer.relative_update
+    assert step.schedule.cls is InverseSquareRoot
+    assert (step.schedule.learning_rate, step.schedule.decay_start) == (1.0, 10_000)
+    assert step.schedule.warmup_steps == 0
 
 
 @each
@@ -202,7 +202,7 @@ def test_batch_sizes_are_those_published(name):
 
 @each
 def test_only_the_largest_models_use_bfloat16_activations(name):
-    precision = params_of(name).trainer.precision
+    precision = params_of(name).step.precision
     assert precision == ("bfloat16" if name == "moe_2048e_60l" else "float32")
     assert {spec.dtype for spec in weights_of(name)} == {"float32"}
 

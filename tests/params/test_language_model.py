@@ -37,7 +37,7 @@ def trainer_of(name):
     """Returns the full-size trainer, with the vocabulary size of the input."""
     params = params_of(name)
     params.task.vocabulary_size = params.input.vocabulary.size
-    return params.trainer.instantiate(params.task)
+    return params.step.instantiate(params.task, params.run.steps)
 
 
 def size(specs):
@@ -87,11 +87,13 @@ def test_layers_for_one_gpu_have_the_published_widths(name, published):
     sizes = []
     for layers in (1, 2):
         params.task.decoder.num_layers = layers
-        sizes.append(size(params.trainer.instantiate(params.task).theta_specs.flatten()))
+        sizes.append(
+            size(params.step.instantiate(params.task, params.run.steps).theta_specs.flatten())
+        )
     assert sizes[1] - sizes[0] == pytest.approx(published, rel=0.003)
     (command,) = commands(name, "gshard-bench fill")
     assert f"--experiment=language_model.{name}" in command
-    assert params.trainer.precision == "bfloat16"
+    assert params.step.precision == "bfloat16"
 
 
 def test_missing_files_raise_with_the_option():
@@ -111,9 +113,9 @@ def test_large_models_fit_their_machine(name):
     assert Partitioning.make(params.sharding.mesh, params.sharding.strategy).unused_axes == ()
     rows, length = params.input.cls.batch_specs(params.input)["target_labels"].shape
     assert rows * length == tokens
-    part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.trainer.micro_batches
+    part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.step.micro_batches
     assert rows % part == 0
-    assert params.trainer.precision == "bfloat16"
+    assert params.step.precision == "bfloat16"
     assert params.task.decoder.execution == loop("full")
 
 

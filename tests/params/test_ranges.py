@@ -37,7 +37,8 @@ def test_every_number_of_the_quickstart_works_or_is_refused_by_its_path():
                 refused += 1
                 _, _, name = path.rpartition(".")
                 # A contradiction between two numbers is found where both are known.
-                assert str(error).startswith(("task", "input", "trainer")) and name in str(error)
+                assert str(error).startswith(("task", "input", "step", "run"))
+                assert name in str(error)
             params.set_path(path, before)
     assert refused > accepted > 50
 

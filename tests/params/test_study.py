@@ -39,4 +39,5 @@ def test_data_batches_and_schedule_are_the_same():
     for experts in EXPERTS:
         sparse = registry.get(f"study.experts_{experts}")
         assert sparse.input.to_text() == dense.input.to_text()
-        assert sparse.trainer.to_text() == dense.trainer.to_text()
+        assert sparse.step.to_text() == dense.step.to_text()
+        assert sparse.run.to_text() == dense.run.to_text()

@@ -19,7 +19,7 @@ def build(params):
     """Returns (input, task, trainer) with fixed vocabulary sizes, without reading text."""
     task = params.task.copy().set(source_vocabulary_size=50, target_vocabulary_size=50)
     task = task.instantiate()
-    return params.input.instantiate(), task, params.trainer.instantiate(task)
+    return params.input.instantiate(), task, params.step.instantiate(task, params.run.steps)
 
 
 def commands(name):

@@ -97,7 +97,7 @@ def test_changes_already_in_effect_are_not_suggested():
         "task.encoder.moe.router.capacity_factor = 0.5",
         "task.decoder.moe_every = 0",
         "input.batch_rows = 8",
-        "trainer.precision = 'bfloat16'",
+        "step.precision = 'bfloat16'",
     ]
     rows, _, _ = tried(quickstart(*settings), strategy="fsdp")
     assert rows == []

@@ -162,7 +162,7 @@ def _profiled(logdir, steps, total, input_=None):
     params = tiny.experiment_params(total)
     if input_:
         params.input = input_.params()
-    params.trainer.set(checkpoint_every_steps=0, evaluate_every_steps=0)
+    params.run.set(checkpoint_every_steps=0, evaluate_every_steps=0)
     results = []
     screen = rich.console.Console(quiet=True)
     observers = [profile_steps(steps, results.append)]

@@ -72,13 +72,13 @@ def write_run(
     Args:
       directory: the directory of the run.
       steps: number of its steps.
-      seed: `trainer.seed`.
+      seed: `step.seed`.
       experiment: name of the experiment.
       **rows: `step_N={...}` updates the row of step N.
     """
     directory.mkdir(parents=True)
-    params = {"name": repr(experiment), "trainer.seed": seed, "trainer.spikes.policy": "'warn'"}
-    params["trainer.steps"] = steps
+    params = {"name": repr(experiment), "step.seed": seed, "step.spikes.policy": "'warn'"}
+    params["run.steps"] = steps
     text = "".join(f"{path} : {value}\n" for path, value in params.items())
     (directory / "params.txt").write_text(text, encoding="utf-8")
     with open(directory / "metrics.jsonl", "w", encoding="utf-8") as file:

@@ -27,7 +27,7 @@ def test_runs_are_named_by_as_few_parts_as_tell_them_apart(both):
 
 def test_hyperparameters_that_differ_are_listed(both):
     found = {row.path: row.values for row in both.differences}
-    assert found == {"trainer.seed": ["1", "2"], "trainer.steps": ["400", "200"]}
+    assert found == {"step.seed": ["1", "2"], "run.steps": ["400", "200"]}
     rows = report.differences([{"a": "1"}, {"a": "1", "b": "2"}])
     assert rows == [report.Difference("b", [None, "2"])]
 

@@ -10,7 +10,7 @@ from tests import tiny
 @pytest.fixture
 def trainer():
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_weights_are_initialized_sharded(strategy, mesh):
 @pytest.fixture
 def trainer() -> Trainer:
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 @pytest.fixture

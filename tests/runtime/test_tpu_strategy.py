@@ -24,7 +24,7 @@ SPLIT = "B->data; H->data | weights: H->data"
 @pytest.fixture
 def trainer():
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 @pytest.fixture

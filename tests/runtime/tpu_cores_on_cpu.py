@@ -73,7 +73,7 @@ def main():
     make_devices()
     strategy, cores = tpu_strategy.one_replica(Resolver(tpu="local"), Topology())
     params = tiny.experiment_params()
-    trainer = params.trainer.instantiate(params.task.instantiate())
+    trainer = params.step.instantiate(params.task.instantiate(), params.run.steps)
     partitioning = Partitioning.make(f"data={cores}", "B->data; H->data | weights: H->data")
     runtime = tpu_strategy.TpuStrategyRuntime(trainer, strategy, partitioning)
     runtime.init_state()

@@ -27,11 +27,11 @@ _SETTINGS = {
     "input.target_length": 32,
     "input.vocabulary.size": 400,
     "input.packing_window": 256,
-    "trainer.schedule.total_steps": 1_000_000,
-    "trainer.schedule.warmup_steps": 20,
-    "trainer.checkpoint_every_steps": CHECKPOINT_EVERY,
-    "trainer.evaluate_every_steps": EVALUATE_EVERY,
-    "trainer.log_every_steps": 10,
+    "step.schedule.total_steps": 1_000_000,
+    "step.schedule.warmup_steps": 20,
+    "run.checkpoint_every_steps": CHECKPOINT_EVERY,
+    "run.evaluate_every_steps": EVALUATE_EVERY,
+    "run.log_every_steps": 10,
 }
 
 

@@ -100,7 +100,7 @@ def soak(plan: Plan, folder: pathlib.Path, say: Callable[[str], None]) -> Outcom
         disturbed = folder / "disturbed"
         shutil.copytree(run.logdir, disturbed)
     say(f"Training {steps:,} steps undisturbed")
-    flags = [*flags, "--gin_param=trainer.checkpoint_every_steps = 0"]
+    flags = [*flags, "--gin_param=run.checkpoint_every_steps = 0"]
     undisturbed = Run(folder / "undisturbed", flags, plan.seed, ONE_DEVICE)
     undisturbed.start = undisturbed.begin(steps)
     faults.reach_the_last_step(undisturbed, steps, _WHOLE_RUN_PATIENCE)

@@ -16,6 +16,7 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import choices, moe, step
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 
@@ -53,7 +54,9 @@ def tiny_translation() -> Params:
     )
     input_ = TranslationInput.params().set(batch_rows=2, source_length=6, target_length=20)
     input_.vocabulary.size = 30
-    return Experiment.params().set(task=task, input=input_, trainer=Trainer.params())
+    return Experiment.params().set(
+        task=task, input=input_, step=Trainer.params(), run=RunOptions.params()
+    )
 
 
 @pytest.fixture(autouse=True)

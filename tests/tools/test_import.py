@@ -40,9 +40,9 @@ def test_a_model_is_imported(run_here, tmp_path):
 
 
 def test_hyperparameters_are_shown_and_set(run_here):
-    flags = ["gshard-import", "--from=model", "--gin_param=trainer.clip_norm = 0.25"]
+    flags = ["gshard-import", "--from=model", "--gin_param=step.clip_norm = 0.25"]
     code, out, _ = run_here([*flags, "--params=clip_norm"], importing.main)
-    assert code == 0 and "trainer.clip_norm = 0.25" in out
+    assert code == 0 and "step.clip_norm = 0.25" in out
     code, _, err = run_here([*flags, "--logdir=run", "--precision=float8"], importing.main)
     assert code == 1 and "float8" in err
     assert run_here(["gshard-import"], importing.main)[2].endswith(
@@ -64,7 +64,7 @@ def test_a_config_of_packed_tensors_can_be_planned(run_here, tmp_path):
     path.write_text(json.dumps(packed))
     values = plan.define_flags()
     values(["gshard-plan", "--config=model", "--generate"])
-    assert plan.planned_params(values).trainer.precision == "bfloat16_weights"
+    assert plan.planned_params(values).step.precision == "bfloat16_weights"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_flags_of_a_plan_that_do_not_go_together(flags, message, run_here):
 
 @pytest.mark.slow
 def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
-    flags = ["--length=16", "--gin_param=input.batch_rows = 4", "--gin_param=trainer.steps = 2"]
+    flags = ["--length=16", "--gin_param=input.batch_rows = 4", "--gin_param=run.steps = 2"]
     assert run_here(["i", "--from=model", "--logdir=run", *flags], importing.main)[0] == 0
     (tmp_path / "lines").write_text("w5 w7\n")
     greedy = ["--input=lines", "--temperature=0", "--beam_size=1", "--most_tokens=4"]

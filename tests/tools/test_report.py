@@ -50,7 +50,7 @@ def test_several_runs_are_compared(capsys, runs, separate):
     flags = flags if separate else [f"--logdir={runs[0]},{runs[1]}"]
     code, out, _ = run_here(capsys, *flags)
     assert code == 0
-    assert "first" in out and "second" in out and "trainer.seed" in out
+    assert "first" in out and "second" in out and "step.seed" in out
 
 
 def test_html_and_json_have_the_same_report(capsys, tmp_path, runs):

@@ -161,7 +161,7 @@ def test_help_shows_examples_and_all_flags(capsys):
 def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     run = Run(trained_logdir)
     source, params = SourceRun.read(run), run.params.copy()
-    params.trainer.average_decay = 0.9
+    params.step.average_decay = 0.9
     moments = unflatten(source.trainer.state_specs().moments, source.checkpoint.moments, "moments")
     doubled = source.theta.transform(lambda weight: 2 * weight)
     state = NestedMap(theta=source.theta, moments=moments, averages=doubled)

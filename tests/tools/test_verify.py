@@ -55,14 +55,14 @@ def test_what_is_not_verified_has_an_exit_code_of_its_own(capsys):
     flags = ["--experiment=test.rounded", "--mesh=data=2", "--strategy=data"]
     code, out, _ = run_here(capsys, *flags)
     assert code == verify.NOT_VERIFIED, out
-    assert "not verified: trainer.precision = 'float32' instead of 'bfloat16_weights'" in out
+    assert "not verified: step.precision = 'float32' instead of 'bfloat16_weights'" in out
     assert "\nequal to " in out
 
 
 def _rounded():
     """Weights that are rounded at random, which one device does otherwise."""
     params = experiment_params()
-    params.trainer.precision = "bfloat16_weights"
+    params.step.precision = "bfloat16_weights"
     return params
 
 

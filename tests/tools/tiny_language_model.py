@@ -33,5 +33,5 @@ _SMALL = {
     "task.decoder.moe.num_experts": 4,
     "task.decoder.moe.router.evaluation_capacity_factor": 4.0,
     "task.decoder.moe.group_size": 16,
-    "trainer.schedule.warmup_steps": 5,
+    "step.schedule.warmup_steps": 5,
 }

@@ -33,5 +33,5 @@ _SMALL = {
     "task.decoder.hidden_dim": 32,
     "task.encoder.moe_every": 1,
     "task.decoder.moe_every": 1,
-    "trainer.schedule.warmup_steps": 5,
+    "step.schedule.warmup_steps": 5,
 }

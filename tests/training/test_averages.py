@@ -22,8 +22,8 @@ from tests.training.test_loop import Run
 def trainer_of(**values):
     params = tiny.experiment_params()
     params.task.output.sizes = (tiny.HIDDEN, 8)
-    params.trainer.set(average_decay=0.5, **values)
-    return params.trainer.instantiate(params.task)
+    tiny.set_options(params, average_decay=0.5, **values)
+    return params.step.instantiate(params.task, params.run.steps)
 
 
 def floats(tree):

@@ -58,5 +58,5 @@ def test_momentum_skips_weights_with_an_update_rule(nesterov, w):
 
 
 def test_nesterov_without_momentum_is_rejected():
-    with pytest.raises(ValueError, match="nesterov needs trainer.local_updates.momentum"):
+    with pytest.raises(ValueError, match="nesterov needs step.local_updates.momentum"):
         LocalUpdates.params().set(nesterov=True).instantiate()

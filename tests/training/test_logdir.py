@@ -48,14 +48,14 @@ def test_other_params_are_rejected_by_path(tmp_path):
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
     other.task.hidden.dropout = 0.5
-    other.trainer.seed = 3
-    other.trainer.schedule = schedules.Constant.params()
+    other.step.seed = 3
+    other.step.schedule = schedules.Constant.params()
     with pytest.raises(ValueError, match="holds a run of test.tiny with other Params") as caught:
         claim(logdir, other)
     assert "task.hidden.dropout: 0.1 there, 0.5 here" in str(caught.value)
-    assert "trainer.seed: 1 there, 3 here" in str(caught.value)
-    assert "trainer.schedule.cls: lingvo_gshard.training.step.schedules.Linear" in str(caught.value)
-    assert logdir.read_params().trainer.seed == 1
+    assert "step.seed: 1 there, 3 here" in str(caught.value)
+    assert "step.schedule.cls: lingvo_gshard.training.step.schedules.Linear" in str(caught.value)
+    assert logdir.read_params().step.seed == 1
 
 
 def test_another_experiment_is_rejected(tmp_path):
@@ -69,9 +69,9 @@ def test_length_and_verbosity_may_differ(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
-    other.trainer.set(steps=99, log_every_steps=1, checkpoint_every_steps=2, keep_checkpoints=9)
+    other.run.set(steps=99, log_every_steps=1, checkpoint_every_steps=2, keep_checkpoints=9)
     claim(logdir, other)
-    assert logdir.read_params().trainer.steps == 99
+    assert logdir.read_params().run.steps == 99
 
 
 def test_watching_routers_and_prefetching_may_differ(tmp_path):
@@ -80,7 +80,7 @@ def test_watching_routers_and_prefetching_may_differ(tmp_path):
     claim(logdir, params)
     pretend_checkpoint(logdir)
     other = params.copy()
-    other.trainer.routers.set(every_steps=1, window=2, collapse=0.9)
+    other.run.routers.set(every_steps=1, window=2, collapse=0.9)
     other.input.prefetch_batches = 2
     other.input.vocabulary.cache_directory = "elsewhere"
     claim(logdir, other)
@@ -117,8 +117,8 @@ def test_empty_directory_has_no_run(tmp_path):
 def test_invalid_params_txt_names_its_line(tmp_path):
     logdir = claimed(tmp_path)
     lines = logdir.params.read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if line.startswith("trainer.steps"))
-    for line in ("nonsense", "trainer.stepps : 3", "trainer.steps : <object>"):
+    number = next(i for i, line in enumerate(lines, 1) if line.startswith("run.steps"))
+    for line in ("nonsense", "step.stepps : 3", "run.steps : <object>"):
         lines[number - 1] = line
         logdir.params.write_text("\n".join(lines))
         with pytest.raises(ValueError, match=rf"params\.txt: line {number}: "):
@@ -156,7 +156,7 @@ def test_copy_in_a_checkpoint_replaces_damaged_params(tmp_path, damage):
 def test_damaged_params_without_a_copy_are_an_error(tmp_path):
     logdir = claimed(tmp_path)
     logdir.params.write_text("")
-    with pytest.raises(ValueError, match="params.txt is cut off: it does not end with trainer"):
+    with pytest.raises(ValueError, match="params.txt is cut off: it does not end with task"):
         logdir.read_params()
 
 

@@ -28,7 +28,7 @@ class Run:
 
     def __init__(self, path, steps=12, on_batch=None, wrap=None, **trainer):
         self.params = tiny.experiment_params(steps)
-        self.params.trainer.set(**trainer)
+        tiny.set_options(self.params, **trainer)
         self.logdir = Logdir(path)
         self.screen = io.StringIO()
         self.on_batch, self.wrap = on_batch, wrap
@@ -38,11 +38,12 @@ class Run:
             return self._go()
 
     def _go(self):
+        self.params.run.instantiate()
         console = rich.console.Console(file=self.screen, width=200)
-        trainer = self.params.trainer.instantiate(self.params.task)
+        trainer = self.params.step.instantiate(self.params.task, self.params.run.steps)
         self.runtime = SingleDeviceRuntime(trainer)
         store = CheckpointStore(
-            self.logdir.checkpoints, self.params.trainer.keep_checkpoints, self._say
+            self.logdir.checkpoints, self.params.run.keep_checkpoints, self._say
         )
         input_ = self.params.input.instantiate()
         if self.on_batch:
@@ -211,7 +212,7 @@ def test_non_finite_step_names_step_and_layer(tmp_path):
     message = str(caught.value)
     assert message.startswith("step 10: ")
     assert "the first layer whose output is not finite is hidden;" in message
-    assert "the last good checkpoint is step 8. Likely to help: a lower trainer.schedule" in message
+    assert "the last good checkpoint is step 8. Likely to help: a lower step.schedule" in message
     assert [row["step"] for row in run.rows()] == list(range(1, 10))
     assert all(np.isfinite(value).all() for value in run.arrays().values())
 
@@ -317,7 +318,7 @@ class Mover(StepObserver):
 def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, log_every):
     """A fresh directory of the old name would hold half a run: metrics go to the moved files."""
     params = tiny.experiment_params(12)
-    params.trainer.set(checkpoint_every_steps=2, evaluate_every_steps=0, log_every_steps=log_every)
+    params.run.set(checkpoint_every_steps=2, evaluate_every_steps=0, log_every_steps=log_every)
     old, new = tmp_path / "run", tmp_path / "moved"
     console = rich.console.Console(quiet=True)
     words = r"run was moved or deleted while .*; steps 5 to \d+ are lost\. .* resumes from step 4"

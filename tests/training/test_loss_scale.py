@@ -126,7 +126,7 @@ def test_non_finite_step_at_the_minimum_scale_stops_training():
 
 
 def test_a_first_scale_below_the_smallest_is_rejected():
-    with pytest.raises(ValueError, match=r"trainer\.loss_scale\.initial is 0.5; minimum, 1.0"):
+    with pytest.raises(ValueError, match=r"step\.loss_scale\.initial is 0.5; minimum, 1.0"):
         mixed_task.trainer(precision="float16", loss_scale=scaled_by(initial=0.5))
 
 

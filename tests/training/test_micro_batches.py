@@ -210,7 +210,7 @@ def test_micro_batches_need_less_temporary_memory():
 
 
 def test_uneven_micro_batches_are_rejected():
-    with pytest.raises(ValueError, match="trainer.micro_batches=3 .* input.batch_rows, the 8 rows"):
+    with pytest.raises(ValueError, match="step.micro_batches=3 .* input.batch_rows, the 8 rows"):
         gradients(trainer(3), batch(), compiled=False)
     with pytest.raises(ValueError, match="Trainer.micro_batches is 0; expected a whole number of"):
         trainer(0)

@@ -54,7 +54,7 @@ def test_precision_sets_the_dtypes_of_weights_and_activations(precision):
 
 
 def test_unknown_precision_suggests_the_nearest():
-    with pytest.raises(ValueError, match=r"trainer\.precision is 'bfloat61'. Did you mean 'bflo"):
+    with pytest.raises(ValueError, match=r"step\.precision is 'bfloat61'. Did you mean 'bflo"):
         mixed_task.trainer(precision="bfloat61")
 
 
@@ -71,7 +71,7 @@ def test_unknown_precision_suggests_the_nearest():
 def test_dtypes_that_contradict_the_precision_are_rejected(task, precision, is_made):
     (name,) = task
     params = mixed_task.MixedTask.params().set(**task)
-    with pytest.raises(ValueError, match=rf"task\.{name} is .*trainer\.precision='{precision}'"):
+    with pytest.raises(ValueError, match=rf"task\.{name} is .*step\.precision='{precision}'"):
         mixed_task.trainer_params(precision=precision).instantiate(
             params.instantiate() if is_made else params
         )

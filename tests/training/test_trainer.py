@@ -13,8 +13,8 @@ from tests import tiny
 
 def make_trainer(**values) -> Trainer:
     params: Params = tiny.experiment_params()
-    params.trainer.set(**values)
-    return params.trainer.instantiate(params.task.instantiate())
+    tiny.set_options(params, **values)
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 def arrays(tree):

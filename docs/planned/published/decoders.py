@@ -118,7 +118,7 @@ class Decoder:
             f"task.decoder.layer.self_attention.head_dim = {self.head_dim}",
             f"input.length = {length}",
             f"input.vocabulary.size = {self.vocabulary}",
-            "trainer.micro_batches = 1",
+            "step.micro_batches = 1",
         ]
 
 

@@ -12,7 +12,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -95,7 +95,7 @@ def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Par
         kept = f"the oldest that was kept is of step {checkpoints[0]:,}" if checkpoints else ""
         raise UserError(
             f"`replay_step={step}`: {directory.checkpoints} holds no checkpoint before this step"
-            + (f"; {kept}. trainer.keep_checkpoints says how many are kept" if kept else "")
+            + (f"; {kept}. run.keep_checkpoints says how many are kept" if kept else "")
         )
     for one in checkpoints:
         if one >= step:
@@ -111,7 +111,7 @@ def _prepare(
     assert newest is not None
     input_ = params.input.instantiate()
     input_.load_vocabularies(newest.extras)
-    trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
+    trainer = make_trainer(params, with_vocabulary_sizes(params.task, input_))
     runtime = backend.make_runtime(trainer)
     abstract_state = runtime.abstract_state()
     checkpoint = store.restore(abstract_state, before=step)

@@ -29,8 +29,8 @@ def open_model(
       config: the file, or the directory that has it.
       length: positions of a row in training, and of a generated text; 0: those that the model was
         made for, 1,024 at most.
-      precision: types of weights and activations, as `trainer.precision`.
-      settings: gin statements, such as "trainer.steps = 100"; applied after the files.
+      precision: types of weights and activations, as `step.precision`.
+      settings: gin statements, such as "run.steps = 100"; applied after the files.
       gin_files: paths of gin files.
 
     Raises:

@@ -44,7 +44,7 @@ def record_launch(
     row = launch.Launch(
         time=time.time(),
         step=step,
-        steps=trainer.p.steps,
+        steps=trainer.steps,
         experiment=params.name,
         command=launch.command_line(),
         directory=launch.directory(),

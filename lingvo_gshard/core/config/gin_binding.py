@@ -6,8 +6,8 @@ is valid in a file or on a command line:
     include "wide.gin"
     width = 512
     task.encoder.model_dim = %width
-    trainer.optimizer = @lingvo_gshard.training.step.adam.Adam
-    trainer.optimizer.beta1 = 0.95
+    step.optimizer = @lingvo_gshard.training.step.adam.Adam
+    step.optimizer.beta1 = 0.95
 
 An element of a list, such as `layers[0]`, is called `layers_0` in gin, whose names are identifiers.
 As in gin, leading parts of a path may be left out if the rest is unambiguous.
@@ -23,7 +23,7 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core.config import gin_reader, gin_values, names
+from lingvo_gshard.core.config import gin_reader, gin_values, names, renamed
 from lingvo_gshard.core.config.gin_reader import Setting
 from lingvo_gshard.core.config.params import Params, ParamsError
 from lingvo_gshard.core.errors import UserError
@@ -41,7 +41,7 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
       params: The Params.
       files: Paths of gin files (`--gin_file`). Included files are searched in the working
         directory, the directory of the including file, and installed packages.
-      bindings: Statements such as "trainer.steps = 100" (`--gin_param`).
+      bindings: Statements such as "run.steps = 100" (`--gin_param`).
 
     Raises:
       UserError: A name is unknown or ambiguous, a value has another type than the default, or the
@@ -129,10 +129,14 @@ class _Namespace:
         _log.warning("%s", message)
 
     def _hint(self, name: str) -> str:
-        """Suggests names whose last part resembles or contains that of `name`, wherever they are.
+        """Suggests today's name of an old one, or names whose last part resembles that of `name`.
 
-        If there are none, suggests the names below the known part.
+        Names that contain the last part are suggested, too, wherever they are. If there are none,
+        suggests the names below the known part.
         """
+        today = renamed.path_today(name)
+        if today != name:
+            return f"Did you mean {today!r}?"
         steps = name.split(".")
         everything = list(self._all_names())
         endings = {full.rpartition(".")[2] for full in everything}

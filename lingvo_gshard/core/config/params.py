@@ -25,6 +25,7 @@ class _Entry:
     default: Any
     help: str
     constraint: Constraint
+    changes_results: bool
 
 
 class Params:
@@ -61,6 +62,7 @@ class Params:
         above: float | None = None,
         maximum: float | None = None,
         below: float | None = None,
+        changes_results: bool = True,
     ) -> None:
         """Adds a hyperparameter.
 
@@ -74,6 +76,8 @@ class Params:
           above: Accepts only larger numbers than this.
           maximum: Largest number.
           below: Accepts only smaller numbers than this.
+          changes_results: Whether a run computes something else with another value. If not, the
+            value, and all below it, may change when a run resumes.
 
         Raises:
           UserError: The name is taken, reserved or not an identifier.
@@ -84,7 +88,7 @@ class Params:
         if name in self._entries:
             raise ValueError(f"Hyperparameter {name!r} is already defined")
         constraint = Constraint(minimum, above, maximum, below)
-        self._entries[name] = _Entry(default, default, help, constraint)
+        self._entries[name] = _Entry(default, default, help, constraint, changes_results)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -157,7 +161,11 @@ class Params:
         result.__dict__["_path"] = self._path
         for name, entry in self._entries.items():
             result._entries[name] = _Entry(
-                _copy_value(entry.value), entry.default, entry.help, entry.constraint
+                _copy_value(entry.value),
+                entry.default,
+                entry.help,
+                entry.constraint,
+                entry.changes_results,
             )
         return result
 
@@ -195,6 +203,26 @@ class Params:
         return (
             "\n".join(f"{path} : {_format(value)}" for path, value in sorted(self.leaves())) + "\n"
         )
+
+    def changes_results(self, path: str) -> bool:
+        """Returns whether a run computes something else with another value at a dotted path.
+
+        An unknown path changes results.
+        """
+        node: Any = self
+        for step in _steps(path):
+            if isinstance(node, Params):
+                entry = node._entries.get(str(step))
+                if entry is None:
+                    return True
+                if not entry.changes_results:
+                    return False
+                node = entry.value
+            elif isinstance(step, int) and isinstance(node, (list, tuple)) and step < len(node):
+                node = node[step]
+            else:
+                return True
+        return True
 
     def diff(self, other: Params) -> list[tuple[str, str, str]]:
         """Returns (path, value, other value) as text for each path at which two trees differ."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.config import renamed, user_modules
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -22,7 +22,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 def experiment_from_text(text: str) -> Params:
     """Returns an experiment's Params from the text that `Params.to_text` wrote.
 
-    Hyperparameters that the text lacks keep their defaults.
+    Hyperparameters that the text lacks keep their defaults. Names of earlier versions are known.
 
     Raises:
       UserError: a line is not `path : value`, its path, class or value is unknown, or it names a
@@ -35,6 +35,7 @@ def experiment_from_text(text: str) -> Params:
         if not separator:
             raise UserError(f"line {number}: {line!r} is not 'path : value'")
         lines.append((path, value, number))
+    lines = renamed.lines_today(lines)
     _check_modules(value for _, value, _ in lines)
     # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):

@@ -54,7 +54,13 @@ class PreparedInput(Input):
             "Rows drawn at a time, and pieces of rows that are chosen from to fill a batch's rows.",
             minimum=1,
         )
-        p.define("prefetch_batches", 4, "Batches made in advance by threads.", minimum=0)
+        p.define(
+            "prefetch_batches",
+            4,
+            "Batches made in advance by threads.",
+            minimum=0,
+            changes_results=False,
+        )
         p.define(
             "on_damage",
             ERROR,

@@ -42,7 +42,7 @@ class Pipeline(Execution):
 
     The result for a micro-batch equals that of the layers applied in sequence to this micro-batch.
     Experts are routed within a micro-batch, losses and metrics are means over micro-batches,
-    and every micro-batch draws its own random numbers, as with `trainer.micro_batches`.
+    and every micro-batch draws its own random numbers, as with `step.micro_batches`.
 
     Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c

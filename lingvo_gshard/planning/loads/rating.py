@@ -41,7 +41,7 @@ def notes(loads: Loads, layers: Sequence[LayerRows], replicas: int) -> list[str]
     found = []
     if loads.is_measured:
         found.append(
-            f"loads: {loads.path} has no watched steps (trainer.routers.every_steps), so that the "
+            f"loads: {loads.path} has no watched steps (run.routers.every_steps), so that the "
             "loads are those of its test rows: one load for all quantiles, dropped tokens as there"
         )
     fixed = [rows for rows in layers if not rows.layer.is_dropless]

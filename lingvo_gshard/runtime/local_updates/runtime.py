@@ -1,10 +1,10 @@
 """The runtime of local updates: workers train alone and average their weights from time to time.
 
 Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
-After every `trainer.local_updates.every` steps an outer step, one program over all devices, makes
-the workers' weights equal (training/step/local_updates.py). The weights after the last outer step are
-the ones that are evaluated, decoded with and saved as `theta`. A checkpoint also has the workers'
-own states.
+After every `step.local_updates.every` steps an outer step, one program over all devices, makes
+the workers' weights equal (training/step/local_updates.py). The weights after the last outer step
+are the ones that are evaluated, decoded with and saved as `theta`. A checkpoint also has the
+workers' own states.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalUpdatesRuntime:
     """Runs a trainer's steps on the workers of a mesh that has an axis `worker`.
 
     All workers begin with the same weights. Worker k draws its random numbers from
-    `trainer.seed + k`. In a cluster each process has whole workers.
+    `step.seed + k`. In a cluster each process has whole workers.
     """
 
     def __init__(
@@ -329,16 +329,16 @@ def _with_own_seed(trainer: Trainer, worker: int) -> Trainer:
     """Returns a trainer that draws other random numbers in each worker."""
     params = trainer.p.copy()
     params.seed += worker
-    return params.instantiate(trainer.task)
+    return params.instantiate(trainer.task, trainer.steps)
 
 
 def _unused_steps_warning(trainer: Trainer) -> list[str]:
     """Returns a warning if the run does not end with an outer step."""
-    steps, every = trainer.p.steps, trainer.local_updates.p.every
+    steps, every = trainer.steps, trainer.local_updates.p.every
     if not steps % every:
         return []
     return [
-        f"Warning: trainer.steps={steps} is no multiple of trainer.local_updates.every={every}: "
+        f"Warning: run.steps={steps} is no multiple of step.local_updates.every={every}: "
         f"the evaluated weights will be those of step {steps - steps % every:,}"
     ]
 
@@ -346,7 +346,7 @@ def _unused_steps_warning(trainer: Trainer) -> list[str]:
 def _check(trainer: Trainer) -> None:
     if trainer.p.average_decay:
         raise UserError(
-            f"trainer.average_decay={trainer.p.average_decay} cannot be combined with "
-            f"trainer.local_updates.every={trainer.local_updates.p.every}, which averages the "
+            f"step.average_decay={trainer.p.average_decay} cannot be combined with "
+            f"step.local_updates.every={trainer.local_updates.p.every}, which averages the "
             "evaluated weights over workers already"
         )

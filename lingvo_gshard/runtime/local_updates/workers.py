@@ -18,13 +18,13 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.training.step.local_updates import AXIS
 
-_EVERY = "trainer.local_updates.every"
+_EVERY = "step.local_updates.every"
 # The axes of a worker with one device.
 _ONE = (("data", 1),)
 
 
 def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) -> None:
-    """Checks that trainer.local_updates, the mesh and the batch fit together.
+    """Checks that step.local_updates, the mesh and the batch fit together.
 
     Without local updates, `worker` is an ordinary axis if the strategy uses it.
 

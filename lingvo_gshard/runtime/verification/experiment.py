@@ -167,11 +167,11 @@ def verify_experiment(
     if wanted is None:
         raise UserError("`mesh` is missing, such as `mesh=data=4,model=2`")
     asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
-    check(experiment.trainer, asked, None)
+    check(experiment.step, asked, None)
     say("Building the model")
     small = shrinking.shrink(experiment, asked, options)
     partitioning = dataclasses.replace(asked, mesh=small.mesh)
-    scales_loss = precision.get(experiment.trainer.precision).scales_loss
+    scales_loss = precision.get(experiment.step.precision).scales_loss
     case = _Case(small.params, partitioning, options, scales_loss)
     partitioned, whole = case.run(say)
     compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
@@ -222,16 +222,16 @@ class _Case:
         self, params: Params, partitioning: Partitioning, options: VerifyOptions, scales_loss: bool
     ):
         params = params.copy()
-        params.trainer.seed = options.seed
+        params.step.seed = options.seed
         self.trainer: Trainer = experiments.make_trainer(params)
         if scales_loss:
-            self.trainer.loss_scale = params.trainer.loss_scale.instantiate()
+            self.trainer.loss_scale = params.step.loss_scale.instantiate()
         experiments.check_overrides(partitioning, self.trainer)
         self.partitioning, self.options = partitioning, options
         self.batch = _batch(params, self.trainer)
         self.workers: Workers | None = None
-        check(params.trainer, partitioning, len(next(iter(self.batch.values()))))
-        if params.trainer.local_updates.every:
+        check(params.step, partitioning, len(next(iter(self.batch.values()))))
+        if params.step.local_updates.every:
             self.workers = Workers(partitioning, devices_for(partitioning.mesh.size))
             self.partitioning = self.workers.partitioning
             self.batch = self.workers.rows_of(self.batch, 0)
@@ -283,7 +283,7 @@ def _state(trainer: Trainer, seed: int) -> NestedMap:
     before it.
     """
     state = trainer.init_state().transform(lambda x: np.array(x))
-    state.step = np.array(max(trainer.p.steps // 2, 1), np.int32)
+    state.step = np.array(max(trainer.steps // 2, 1), np.int32)
     rng = np.random.default_rng(seed)
     specs = trainer.theta_specs.flatten()
 

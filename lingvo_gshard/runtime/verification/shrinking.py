@@ -94,7 +94,7 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
       options: what may change.
     """
     params, notes, not_verified = _comparable(experiment)
-    if params.trainer.local_updates.every:
+    if params.step.local_updates.every:
         over_workers = with_rows_over_workers(partitioning.strategy)
         partitioning = dataclasses.replace(partitioning, strategy=over_workers)
     if not options.dropout:
@@ -108,7 +108,7 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
         )
     if options.shrink:
         small = dataclasses.replace(partitioning, mesh=mesh)
-        workers = mesh.axis_size(AXIS) if params.trainer.local_updates.every else 1
+        workers = mesh.axis_size(AXIS) if params.step.local_updates.every else 1
         for changes in (
             *_smaller_sizes(params, partitioning, small, workers),
             *_fewer_layers(params),
@@ -167,11 +167,11 @@ def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
             told.append(f"{path} = {value!r} instead of {params.get(path)!r}: {why}")
             params.set_path(path, value)
 
-    if params.trainer.precision == "bfloat16_weights":
-        change("trainer.precision", "float32", "weights are rounded at random", not_verified)
-    change("trainer.precision", "float32", "narrow types round at the borders of shards")
-    if "moment_dtype" in params.trainer.optimizer:
-        change("trainer.optimizer.moment_dtype", "float32", "narrow moments are rounded")
+    if params.step.precision == "bfloat16_weights":
+        change("step.precision", "float32", "weights are rounded at random", not_verified)
+    change("step.precision", "float32", "narrow types round at the borders of shards")
+    if "moment_dtype" in params.step.optimizer:
+        change("step.optimizer.moment_dtype", "float32", "narrow moments are rounded")
     for path, node in params.nodes():
         if "exchange" in node and "precision" in node.exchange:
             why = "one device exchanges nothing"

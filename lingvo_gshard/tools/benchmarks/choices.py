@@ -58,18 +58,16 @@ def choices() -> dict[str, Choice]:
         "a loop, rematerialize products": _loops("products"),
         "a loop, rematerialize products_but_hidden": _loops("products_but_hidden"),
         "a loop, rematerialize full": _loops("full"),
-        "2 micro-batches": _in_trainer(micro_batches=2),
-        "4 micro-batches": _in_trainer(micro_batches=4),
-        "bfloat16": _in_trainer(precision="bfloat16"),
-        "bfloat16_weights": _in_trainer(precision="bfloat16_weights"),
-        "averaged weights": _in_trainer(average_decay=0.999),
-        "Adam, moments in bfloat16": _in_trainer(
-            optimizer=Adam.params().set(moment_dtype="bfloat16")
-        ),
-        "Adam, moments in int8": _in_trainer(optimizer=Adam.params().set(moment_dtype="int8")),
-        "Adafactor": _in_trainer(optimizer=Adafactor.params()),
-        "Lion": _in_trainer(optimizer=Lion.params()),
-        "SGD with momentum": _in_trainer(optimizer=Momentum.params()),
+        "2 micro-batches": _in_step(micro_batches=2),
+        "4 micro-batches": _in_step(micro_batches=4),
+        "bfloat16": _in_step(precision="bfloat16"),
+        "bfloat16_weights": _in_step(precision="bfloat16_weights"),
+        "averaged weights": _in_step(average_decay=0.999),
+        "Adam, moments in bfloat16": _in_step(optimizer=Adam.params().set(moment_dtype="bfloat16")),
+        "Adam, moments in int8": _in_step(optimizer=Adam.params().set(moment_dtype="int8")),
+        "Adafactor": _in_step(optimizer=Adafactor.params()),
+        "Lion": _in_step(optimizer=Lion.params()),
+        "SGD with momentum": _in_step(optimizer=Momentum.params()),
     }
 
 
@@ -147,5 +145,5 @@ def _stacks(params: Params) -> list[Params]:
     return [params.task.get(name) for name in ("encoder", "decoder") if name in params.task]
 
 
-def _in_trainer(**values: object) -> Choice:
-    return lambda params: params.trainer.set(**values)
+def _in_step(**values: object) -> Choice:
+    return lambda params: params.step.set(**values)

@@ -20,7 +20,11 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
-from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
+from lingvo_gshard.training.experiments import (
+    batch_specs,
+    make_trainer,
+    with_configured_vocabularies,
+)
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -96,7 +100,7 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
     specs, task = batch_specs(experiment), with_configured_vocabularies(experiment)
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
-        trainer = experiment.trainer.instantiate(params)
+        trainer = make_trainer(experiment, params)
         batch = _batch(specs, trainer.task.id_ranges())
         cases.append(StepCase(name, trainer, batch, trainer.task.step_flops(specs)))
     return cases

@@ -42,7 +42,7 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
     experiment = registry.get(values.experiment)
     shape = whole_rows(values)
     cases = step.experiment_cases(experiment)
-    cases += step.stack_cases(stack_params(values), experiment.trainer, *shape)
+    cases += step.stack_cases(stack_params(values), experiment.step, *shape)
     directory = values.profile
     if directory:
         make_directory(directory)
@@ -78,7 +78,7 @@ def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list
 def measure_depth(values: flags.FlagValues, console: rich.console.Console) -> list[depth.Row]:
     """Returns the rows of `gshard-bench depth`."""
     depths, shape = numbers("depths", values.depths), whole_rows(values)
-    trainer = registry.get(values.experiment).trainer
+    trainer = registry.get(values.experiment).step
     with console.status("starting") as status:
         return depth.measure(
             stack_params(values), trainer, depths, *shape, values.repeats, status.update

@@ -1,7 +1,7 @@
 """Spells options as flags of the command that runs.
 
 The library writes an option in backquotes, as a caller of the API sets it: `mesh=data=4`. It writes
-Params as a gin file has them: `trainer.steps = 5`. A command line has flags for both.
+Params as a gin file has them: `run.steps = 5`. A command line has flags for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def spell_flags_of(names: Iterable[str]) -> None:
 
 
 def flag_of(setting: str) -> str:
-    """Returns a setting, such as "mesh=data=4" or "trainer.steps = 5", as a flag."""
+    """Returns a setting, such as "mesh=data=4" or "run.steps = 5", as a flag."""
     if "." in setting.partition(" = ")[0] and " = " in setting:
         return f"--gin_param={setting}"
     name, equals, value = setting.partition("=")

@@ -16,7 +16,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -80,7 +80,7 @@ class SourceRun:
 
     def trainer_of(self, params: Params) -> Trainer:
         """Returns the trainer of an experiment with this run's vocabularies."""
-        return params.trainer.instantiate(with_vocabulary_sizes(params.task, self.run.input))
+        return make_trainer(params, with_vocabulary_sizes(params.task, self.run.input))
 
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
         """Writes a new run with the vocabularies and the data position of this one.
@@ -105,7 +105,7 @@ class SourceRun:
 
     def _save(self, logdir: Logdir, params: Params, state: NestedMap, step: int) -> None:
         said: list[str] = []
-        store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, said.append)
+        store = CheckpointStore(logdir.checkpoints, params.run.keep_checkpoints, said.append)
         try:
             store.save(
                 step,

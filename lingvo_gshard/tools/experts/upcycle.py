@@ -100,7 +100,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     before, after = map(source_run.count_parameters, (source.trainer, sparse))
     head = f"{run.params.name}, step {source.checkpoint.step:,}"
     console.print(f"{head}: {before:,} parameters became {after:,}", markup=False)
-    more = f" --steps={2 * step}" if step >= params.trainer.steps else ""
+    more = f" --steps={2 * step}" if step >= params.run.steps else ""
     console.print(
         f"Continue with:\n  gshard-train --logdir={values.output}{more}",
         markup=False,

@@ -3,7 +3,7 @@
     gshard-experts watched --logdir=runs/quickstart
     gshard-experts watched --logdir=runs/quickstart --by=language --layer=decoder
 
-Every `trainer.routers.every_steps` steps training counts where each router sends the tokens of the
+Every `run.routers.every_steps` steps training counts where each router sends the tokens of the
 batch. Nothing is computed here, and no checkpoint is read. A row for each layer has these columns,
 of the last watched step:
 
@@ -91,7 +91,7 @@ def _chosen(values: flags.FlagValues) -> list[RouterRecord]:
     if not records:
         raise UserError(
             f"--logdir={logdir} has no records of watched routers: the model has no experts, "
-            "trainer.routers.every_steps is 0, or the run has not reached that many steps"
+            "run.routers.every_steps is 0, or the run has not reached that many steps"
         )
     steps = sorted({record.step for record in records})
     step = values.step or steps[-1]

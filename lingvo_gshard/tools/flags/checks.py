@@ -26,7 +26,7 @@ def define_check_flags(values: flags.FlagValues) -> None:
         "check_determinism_every",
         None,
         "Computes every so many-th step twice and compares all bits; 0: none. Sets "
-        "trainer.check_determinism_every.",
+        "run.check_determinism_every.",
         0,
         flag_values=values,
     )

@@ -32,7 +32,7 @@ def define_settings_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         "gin_param",
         [],
-        "One setting, such as 'trainer.clip_norm = 1.0'; may be repeated.",
+        "One setting, such as 'step.clip_norm = 1.0'; may be repeated.",
         flag_values=values,
     )
 

@@ -48,7 +48,7 @@ def profilers(
     from lingvo_gshard.tools.profile_reports.profile_report import print_result
 
     asked = steps.parse(values.profile_steps)
-    steps.check_within(asked, params.trainer.steps)
+    steps.check_within(asked, params.run.steps)
 
     plan = None if values.plan is None else load_plan(values.plan, params.name)
     return [

@@ -23,7 +23,7 @@ def define_checkpoint_flag(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "checkpoint",
         BEST,
-        "Which checkpoint is read: best, as trainer.keep_best measures it, which is the newest "
+        "Which checkpoint is read: best, as run.keep_best measures it, which is the newest "
         "without that; newest; or its step.",
         flag_values=values,
     )

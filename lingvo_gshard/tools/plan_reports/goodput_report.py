@@ -43,7 +43,7 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
     say(
         console,
         f"Save every {units.in_count(goodput.interval_steps)} steps "
-        f"({duration(goodput.interval)}): --gin_param='trainer.checkpoint_every_steps = "
+        f"({duration(goodput.interval)}): --gin_param='run.checkpoint_every_steps = "
         f"{goodput.interval_steps}'. Young's formula says {duration(goodput.young_interval)}, "
         f"Daly's {duration(goodput.daly_interval)}.",
     )

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from lingvo_gshard.core.config import renamed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
@@ -29,51 +30,6 @@ from lingvo_gshard.training.run.checkpoint.parts import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from lingvo_gshard.training.run.run_lock import LockedError, RunLock
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
-
-# Params that may change when a run resumes. They set the run's length, its output, its sharding and
-# its types, but not what it computes.
-FREE_PATHS = frozenset(
-    (
-        "input.prefetch_batches",
-        "input.vocabulary.cache_directory",
-        "trainer.routers.collapse",
-        "trainer.routers.every_steps",
-        "trainer.routers.window",
-        "trainer.steps",
-        "trainer.log_every_steps",
-        "trainer.checkpoint_every_steps",
-        "trainer.keep_checkpoints",
-        "trainer.keep_best",
-        "trainer.patience",
-        "trainer.evaluate_every_steps",
-        "trainer.check_determinism_every",
-        "trainer.update_ratios_every",
-        "trainer.hang_factor",
-        "trainer.hang_seconds",
-        "trainer.save_seconds",
-        "trainer.precision",
-        "trainer.loss_scale.initial",
-        "trainer.loss_scale.growth_interval",
-        "trainer.loss_scale.growth_factor",
-        "trainer.loss_scale.backoff_factor",
-        "trainer.loss_scale.minimum",
-        "trainer.spikes.policy",
-        "trainer.spikes.deviations",
-        "trainer.spikes.window",
-        "trainer.spikes.warmup_steps",
-        "trainer.spikes.most_in_a_row",
-        "trainer.spikes.roll_back_steps",
-        "trainer.spikes.skipped_batches",
-        "trainer.spikes.most_roll_backs",
-        "trainer.average_decay",
-        "trainer.writers",
-        "task.fprop_dtype",
-        "sharding.mesh",
-        "sharding.strategy",
-        "sharding.overrides",
-    )
-)
-
 
 Say = Callable[[str], None]
 
@@ -248,14 +204,15 @@ class Logdir:
             self._lock.check()
 
     def check(self, params: Params, say: Say = _warn) -> None:
-        """Raises ValueError naming the Params that differ from those of the run saved here.
+        """Checks that Params compute the same as those of the run saved here.
 
-        FREE_PATHS may differ.
+        Raises:
+          UserError: they differ where that changes results; names the paths.
         """
         if not self.has_checkpoints():
             return
         saved = self.read_params(say)
-        different = [row for row in saved.diff(params) if row[0] not in FREE_PATHS]
+        different = [row for row in saved.diff(params) if _changes_results(row[0], params, saved)]
         if different:
             shown = [f"  {path}: {old} there, {new} here" for path, old, new in different[:10]]
             if len(different) > 10:
@@ -350,7 +307,8 @@ def _params_in(path: pathlib.Path) -> Params:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    last = params.to_text().splitlines()[-1].partition(" : ")[0]
+    today, _, _ = params.to_text().splitlines()[-1].partition(" : ")
+    last = renamed.last_path(text) or today
     if not text.endswith("\n") or f"\n{last} : " not in text:
         raise UserError(f"{path} is cut off: it does not end with {last}")
     return params
@@ -364,3 +322,11 @@ def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def _changes_results(path: str, *trees: Params) -> bool:
+    """Returns whether a run computes something else with another value at a path of Params.
+
+    A class of one tree may lack options of the other's.
+    """
+    return all(tree.changes_results(path) for tree in trees)

@@ -15,7 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.checkpoint.keep_best import PREFIX, KeepBest
+from lingvo_gshard.training.run.checkpoint.keep_best import KeepBest
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
@@ -32,6 +32,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
 )
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
 from lingvo_gshard.training.run.observers.step_observer import StepObserver, StepObservers
+from lingvo_gshard.training.run.options import DEV
 from lingvo_gshard.training.run.roll_back import (
     BatchesWithoutSkipped,
     PersistentSpikeError,
@@ -104,7 +105,7 @@ class _Pending:
 
 
 class TrainingLoop:
-    """Trains to `trainer.steps` in a log directory that was claimed for the run's Params.
+    """Trains to `run.steps` in a log directory that was claimed for the run's Params.
 
     The loop reads a step's metrics after it has started the next step, so that the device does not
     wait for the host. In a cluster each process has a loop; all stop at the same step.
@@ -150,7 +151,7 @@ class TrainingLoop:
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
-        self._keep_best = KeepBest(trainer.p)
+        self._keep_best = KeepBest(params.run)
         self._last_row: Row = {}
         self.step = 0
 
@@ -187,7 +188,7 @@ class TrainingLoop:
                 progress.close()
             guessing_loss = self._trainer.task.guessing_loss()
             watch = CompilationWatch(lambda: self._input.declared_batches(self._input.p))
-            log = RunLog(self._console, self._logdir, p, self.step, guessing_loss, watch)
+            log = RunLog(self._console, self._logdir, self._params, self.step, guessing_loss, watch)
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._watch_routers()
@@ -199,7 +200,7 @@ class TrainingLoop:
             self._finish_saving()
         return Outcome(
             self.step,
-            self.step >= p.steps or self._keep_best.ends_training,
+            self.step >= self._params.run.steps or self._keep_best.ends_training,
             self._stop.agreed,
             self._last_row,
             self._log.diverged_since,
@@ -208,7 +209,13 @@ class TrainingLoop:
     def _watch_routers(self) -> None:
         """Begins to watch the routers in the steps after `step`."""
         watch = RouterWatch(
-            self._trainer, self._runtime, self._input, self._logdir, self.step, self._log
+            self._trainer,
+            self._params.run.routers,
+            self._runtime,
+            self._input,
+            self._logdir,
+            self.step,
+            self._log,
         )
         self._observers = StepObservers([*self._given_observers, watch])
 
@@ -240,13 +247,13 @@ class TrainingLoop:
 
     def _check_keep_best(self) -> None:
         """Raises ValueError if no metric of the dev split is called `keep_best`."""
-        if self._trainer.p.keep_best:
+        if self._params.run.keep_best:
             batch = next(iter(self._input.evaluation_batches("dev")))
             self._keep_best.check_metrics(self._dev_row([batch]))
 
     def _evaluate_if_missed(self) -> None:
         """Evaluates the step that the run resumes from if a signal cut its evaluation short."""
-        if not self.step or not self._is_due(self._trainer.p.evaluate_every_steps):
+        if not self.step or not self._is_due(self._params.run.evaluate_every_steps):
             return
         if "dev" in self._input.splits and processes.from_main(
             self._log.lacks_evaluation(self.step)
@@ -264,7 +271,7 @@ class TrainingLoop:
                 self._roll_back(error.roll_back)
 
     def _take_steps(self) -> None:
-        p = self._trainer.p
+        p = self._params.run
         while self._goes_on:
             self._take_step(self._next_batch())
             is_best = False
@@ -282,7 +289,7 @@ class TrainingLoop:
     @property
     def _goes_on(self) -> bool:
         """Whether there is another step to take."""
-        is_last = self.step >= self._trainer.p.steps or self._keep_best.ends_training
+        is_last = self.step >= self._params.run.steps or self._keep_best.ends_training
         return not is_last and not self._stop.agreed
 
     def _is_due(self, every: int) -> bool:
@@ -396,13 +403,13 @@ class TrainingLoop:
             if self._stop.agreed:
                 return {}
             means.add(self._runtime.eval_step(batch))
-        row = {f"{PREFIX}{name}": value for name, value in means.means().items()}
+        row = {f"{DEV}{name}": value for name, value in means.means().items()}
         if "dev/cross_entropy" in row:
             row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])
         return row
 
     def _save(self) -> None:
-        self._observers.before_other_work("saves a checkpoint", self._trainer.p.save_seconds)
+        self._observers.before_other_work("saves a checkpoint", self._params.run.save_seconds)
         self._check_directory(self._logdir.check_lock)
         # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
         self._log.flush()

@@ -1,7 +1,7 @@
 """Roll backs: a run goes back to a checkpoint before its spikes, and skips the batches around them.
 
-After a roll back the run continues from `trainer.spikes.roll_back_steps` steps before the first
-spike, and goes on past `trainer.spikes.skipped_batches` batches. The state of that step is computed
+After a roll back the run continues from `step.spikes.roll_back_steps` steps before the first
+spike, and goes on past `step.spikes.skipped_batches` batches. The state of that step is computed
 again from the newest checkpoint before it. So the run equals one whose input never had these
 batches, wherever its checkpoints were.
 
@@ -179,7 +179,7 @@ class RollBacks:
         """Reads the roll backs of a run.
 
         Args:
-          params: `trainer.spikes`.
+          params: `step.spikes`.
           logdir: the run's directory.
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
@@ -249,9 +249,9 @@ class RollBacks:
         times = f"{count:,} roll back" + "s" * (count > 1)
         return (
             f"step {step:,}: spikes again after {times} (loss {row['loss']:.4g}, gradient norm "
-            f"{row['gradient_norm']:.4g}), and trainer.spikes.most_roll_backs is "
+            f"{row['gradient_norm']:.4g}), and step.spikes.most_roll_backs is "
             f"{self._p.most_roll_backs:,}. The newest checkpoint before them is step "
-            f"{checkpoint:,}. Start again with a lower trainer.schedule.learning_rate, or raise "
+            f"{checkpoint:,}. Start again with a lower step.schedule.learning_rate, or raise "
             "the limit to go on"
         )
 

@@ -15,7 +15,7 @@ from lingvo_gshard.training.step.momentum import Momentum
 AXIS = "worker"
 WORKERS, OUTER = "workers", "outer"
 
-_PARAM = "trainer.local_updates"
+_PARAM = "step.local_updates"
 
 
 class LocalUpdates(Configurable):

@@ -55,7 +55,7 @@ class LossScale(Configurable):
         p = self.p
         if p.initial < p.minimum:
             raise UserError(
-                f"trainer.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
+                f"step.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
             )
 
     def specs(self) -> NestedMap:

@@ -43,7 +43,7 @@ def accumulate(
     for name, rows in batch.items():
         if rows.shape[0] % count:
             raise UserError(
-                f"trainer.micro_batches={count} does not divide input.batch_rows, the "
+                f"step.micro_batches={count} does not divide input.batch_rows, the "
                 f"{rows.shape[0]} rows of {name}"
             )
     sums = _Sums(compute, batch, key, count, specs)

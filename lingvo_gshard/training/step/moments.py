@@ -74,13 +74,13 @@ class MomentOptimizer(Optimizer):
         super().__init__(params)
         if params.moment_dtype not in DTYPES:
             raise UserError(
-                f"trainer.optimizer.moment_dtype is {params.moment_dtype!r}. "
+                f"step.optimizer.moment_dtype is {params.moment_dtype!r}. "
                 f"{names.nearest(params.moment_dtype, DTYPES)}"
             )
 
     def check(self, specs: NestedMap) -> None:
         super().check(specs)
-        where = "trainer.optimizer.weight_decay_exclude"
+        where = "step.optimizer.weight_decay_exclude"
         weight_groups.check(where, self.p.weight_decay_exclude, specs)
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:

@@ -24,7 +24,7 @@ from lingvo_gshard.training.step import narrow_moments
 # Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
 SCOPE = "optimizer"
 
-_FACTORS = "trainer.optimizer.learning_rate_factors"
+_FACTORS = "step.optimizer.learning_rate_factors"
 
 # The moments of one weight, by name.
 Moments: TypeAlias = "dict[str, tf.Tensor]"
@@ -41,8 +41,8 @@ class Optimizer(Configurable):
 
     Flags or a gin file choose an optimizer and set its Params:
 
-        --gin_param='trainer.optimizer = @lingvo_gshard.training.step.adam.Adam'
-        --gin_param='trainer.optimizer.learning_rate_factors = {"*embedding": 0.1, "decoder": 0}'
+        --gin_param='step.optimizer = @lingvo_gshard.training.step.adam.Adam'
+        --gin_param='step.optimizer.learning_rate_factors = {"*embedding": 0.1, "decoder": 0}'
     """
 
     @classmethod

@@ -14,7 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tasks.task import Task
 
-_PARAM = "trainer.precision"
+_PARAM = "step.precision"
 _DEFAULT = "float32"
 
 
@@ -23,7 +23,7 @@ class Precision:
     """The types that one name stands for.
 
     Attributes:
-      name: the value of `trainer.precision`.
+      name: the value of `step.precision`.
       activations: dtype of the activations.
       weights: dtype of the weights between steps. bfloat16 weights are rounded stochastically.
       scales_loss: whether to scale the loss, since gradients may be too small for the type.

@@ -98,7 +98,7 @@ class BoundedSchedule(Schedule):
         super().__init__(params)
         if params.total_steps < 1:
             raise UserError(
-                f"trainer.schedule.total_steps is {params.total_steps}; 1 or more expected"
+                f"step.schedule.total_steps is {params.total_steps}; 1 or more expected"
             )
 
     @classmethod

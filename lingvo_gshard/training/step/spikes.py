@@ -113,7 +113,7 @@ class Spikes(Configurable):
         super().__init__(params)
         if params.policy not in POLICIES:
             hint = names.nearest(params.policy, POLICIES)
-            raise UserError(f"trainer.spikes.policy is {params.policy!r}. {hint}")
+            raise UserError(f"step.spikes.policy is {params.policy!r}. {hint}")
 
     def specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""

@@ -16,9 +16,6 @@ from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.run import watching
-from lingvo_gshard.training.run.checkpoint import keep_best
-from lingvo_gshard.training.run.routers.settings import Routers
 from lingvo_gshard.training.step import (
     averages,
     gradient_norm,
@@ -60,9 +57,6 @@ class Trainer(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "steps", 1000, "Number of steps to train, those of earlier runs included.", minimum=1
-        )
-        p.define(
             "seed", 1, "Seed of the weights, of dropout and routing, and of the input.", minimum=0
         )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
@@ -78,58 +72,64 @@ class Trainer(Configurable):
             "precision",
             "float32",
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
+            changes_results=False,
         )
-        p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
-        p.define("spikes", spikes.Spikes.params(), "How spikes of loss and gradient are handled.")
-        p.define("routers", Routers.params(), "How the routers of experts are watched.")
+        p.define(
+            "loss_scale",
+            LossScale.params(),
+            "How the loss is scaled, with float16.",
+            changes_results=False,
+        )
+        p.define(
+            "spikes",
+            spikes.Spikes.params(),
+            "How spikes of loss and gradient are handled.",
+            changes_results=False,
+        )
         p.define(
             "average_decay",
             0.0,
             "Decay of the averages of the weights; 0 keeps none.",
             minimum=0,
             below=1,
+            changes_results=False,
         )
         p.define(
             "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
         )
         p.define(
-            "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
-        )
-        p.define(
-            "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
-        )
-        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
-        watching.define(p)
-        keep_best.define(p)
-        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
-        p.define(
-            "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
+            "update_ratios_every",
+            0,
+            "Steps between update-to-weight ratios; 0: none.",
+            minimum=0,
+            changes_results=False,
         )
         return p
 
-    def __init__(self, params: Params, task: Task | Params):
+    def __init__(self, params: Params, task: Task | Params, steps: int = 1000):
         """Makes the trainer of a task.
 
         Args:
           params: the trainer's Params.
           task: a task whose dtypes are those of `precision`, or the Params of a task, which get
             these dtypes here.
+          steps: number of steps of the run, `run.steps`. A learning rate may decay until then.
 
         Raises:
           UserError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
-        keep_best.check(params)
         dtypes = precision.get(params.precision)
         if isinstance(task, Params):
             task = dtypes.typed(task).instantiate()
         dtypes.check(task)
         self.task: Task = task
+        self.steps = steps
         self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
         self.spikes = spikes.from_params(params.spikes)
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
-        self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
+        self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = task.variable_specs()
         self.optimizer.check(specs)
         self._frozen = frozen = self.optimizer.frozen(specs)

@@ -17,7 +17,6 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.weight_groups import layer_of
-from lingvo_gshard.training.run.monitoring.metrics import Row
 from lingvo_gshard.training.step.optimizer import SCOPE, Optimizer
 
 # The name of the metric after the layer's path.
@@ -75,13 +74,13 @@ class UpdateRatios:
         return dict(zip(names, tf.unstack(values, len(layers)), strict=True))
 
 
-def only_if_due(step: int, row: Row, every: int) -> Row:
+def only_if_due(step: int, row: dict[str, float], every: int) -> dict[str, float]:
     """Returns a row of metrics without ratios if the step's are not logged.
 
     Args:
       step: number of the step.
       row: its metrics.
-      every: `trainer.update_ratios_every`.
+      every: `step.update_ratios_every`.
     """
     if not every or step % every == 0:
         return row

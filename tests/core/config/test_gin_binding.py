@@ -68,7 +68,7 @@ HERE = f"@{__name__}"
 
 
 def _params():
-    p = Experiment.params().set(name="test", trainer=Trainer.params())
+    p = Experiment.params().set(name="test", step=Trainer.params())
     p.task = Encoder.params()
     return p
 
@@ -120,18 +120,18 @@ def test_rejects_ambiguous_paths():
 
 
 def test_the_last_binding_wins():
-    assert _apply("trainer.steps = 1", "trainer.steps = 2").trainer.steps == 2
+    assert _apply("step.steps = 1", "step.steps = 2").step.steps == 2
 
 
 def test_macros_are_substituted():
     after = _apply(
-        "trainer.steps = %count",
+        "step.steps = %count",
         "task.languages = [%first, 'de']",
         "count = %other",
         "other = 77",
         "first = 'fr'",
     )
-    assert after.trainer.steps == 77 and after.task.languages == ("fr", "de")
+    assert after.step.steps == 77 and after.task.languages == ("fr", "de")
 
 
 def test_a_value_set_to_none_keeps_the_type_of_its_default():
@@ -152,8 +152,8 @@ def test_a_default_of_none_can_be_restored():
 
 
 def test_binding_frozen_params_returns_a_mutable_copy():
-    after = apply_gin(_params().freeze(), [], ["trainer.steps = 3"])
-    after.trainer.steps = 4
+    after = apply_gin(_params().freeze(), [], ["step.steps = 3"])
+    after.step.steps = 4
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_a_wrong_type_raises_with_the_path_and_both_types(binding, expected):
         ("task.moe.num_expert", "task.moe.num_experts"),
         ("task.mow.num_experts", "task.moe.num_experts"),
         ("task.layer_0.num_experts", "task.layers_0.num_experts"),
-        ("trainer.step", "trainer.steps"),
+        ("trainor.step", "step.steps"),
         ("tasks.use_bias", "task.use_bias"),
         ("moe.num_expert", "task.moe.num_experts"),
-        ("steps", "trainer.steps"),
+        ("steps", "step.steps"),
         ("nmae", "name"),
-        ("trainer.dekay", "trainer.optimizer.decay"),
+        ("step.dekay", "step.optimizer.decay"),
         ("task.mew.x", "moe"),
         ("task.layers_2.num_experts", "task.layers_1.num_experts"),
     ],
@@ -227,26 +227,26 @@ def test_rejects_invalid_gin(binding, expected):
 
 def test_rejects_recursive_macros():
     with pytest.raises(ValueError, match="%one is defined by itself"):
-        _apply("one = %two", "two = [%one]", "trainer.steps = %one")
+        _apply("one = %two", "two = [%one]", "step.steps = %one")
 
 
 def test_bindings_override_files(tmp_path):
     file = tmp_path / "a.gin"
     file.write_text(
-        "# A comment.\ntrainer.steps = 5\ntask.moe:\n  num_experts = 64\n  capacity_factor = 1\n"
+        "# A comment.\nstep.steps = 5\ntask.moe:\n  num_experts = 64\n  capacity_factor = 1\n"
     )
-    after = apply_gin(_params(), [str(file)], ["trainer.steps = 6"])
-    assert after.trainer.steps == 6
+    after = apply_gin(_params(), [str(file)], ["step.steps = 6"])
+    assert after.step.steps == 6
     assert (after.task.moe.num_experts, after.task.moe.capacity_factor) == (64, 1.0)
 
 
 def test_includes_are_relative_to_the_including_file(tmp_path):
-    (tmp_path / "base.gin").write_text("width = 3\ntrainer.steps = 1\n")
+    (tmp_path / "base.gin").write_text("width = 3\nstep.steps = 1\n")
     (tmp_path / "top.gin").write_text(
-        "include 'base.gin'\ntrainer.steps = 2\ntask.moe.num_experts = %width\n"
+        "include 'base.gin'\nstep.steps = 2\ntask.moe.num_experts = %width\n"
     )
     after = apply_gin(_params(), [str(tmp_path / "top.gin")], [])
-    assert (after.trainer.steps, after.task.moe.num_experts) == (2, 3)
+    assert (after.step.steps, after.task.moe.num_experts) == (2, 3)
 
 
 def test_files_can_be_read_from_a_package(tmp_path, monkeypatch):
@@ -254,9 +254,9 @@ def test_files_can_be_read_from_a_package(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("")
-    (package / "base.gin").write_text("trainer.steps = 9\n")
+    (package / "base.gin").write_text("step.steps = 9\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert apply_gin(_params(), ["some_gin_package/inner/base.gin"], []).trainer.steps == 9
+    assert apply_gin(_params(), ["some_gin_package/inner/base.gin"], []).step.steps == 9
 
 
 def test_rejects_recursive_includes(tmp_path):
@@ -269,11 +269,11 @@ def test_rejects_recursive_includes(tmp_path):
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("trainer.steps = 1\ntrainer.stepz = 2\n", 2),
-        ("\n\ntrainer.steps = 'a'\n", 3),
+        ("step.steps = 1\nstep.stepz = 2\n", 2),
+        ("\n\nstep.steps = 'a'\n", 3),
         ("task.name = x\n", 1),
         ("task.moe:\n  num_experts = 1\n  num_exprts = 2\n", 3),
-        ("trainer.steps = 1\n  = 2\n", 2),
+        ("step.steps = 1\n  = 2\n", 2),
     ],
 )
 def test_errors_in_a_file_name_the_file_and_line(tmp_path, text, line):
@@ -298,12 +298,12 @@ def test_an_unused_macro_of_a_file_warns(tmp_path):
     with absltest.TestCase().assertLogs(level="WARNING") as logs:
         assert apply_gin(_params(), [str(file)], []) == _params()
     assert "no value uses the macro 'steps'" in logs.output[0]
-    assert "Did you mean 'trainer.steps'" in logs.output[0]
+    assert "Did you mean 'step.steps'" in logs.output[0]
 
 
 def test_a_reference_replaces_the_class_of_a_child():
-    after = _apply("trainer.optimizer.beta1 = 0.5", f"trainer.optimizer = {HERE}.Adam")
-    assert after.trainer.optimizer == Adam.params().set(beta1=0.5)
+    after = _apply("step.optimizer.beta1 = 0.5", f"step.optimizer = {HERE}.Adam")
+    assert after.step.optimizer == Adam.params().set(beta1=0.5)
 
 
 def test_a_reference_can_replace_one_list_element():
@@ -329,13 +329,13 @@ def test_references_can_set_lists_functions_and_empty_values():
 @pytest.mark.parametrize(
     "path, reference, expected",
     [
-        ("trainer.optimizer", f"{HERE}.Mixture", "Mixture cannot replace Momentum"),
-        ("trainer.optimizer", "@builtins.min", "expected a configurable class"),
-        ("trainer.optimizer", f"{HERE}.Adma", "does not exist. Did you mean 'Adam'"),
-        ("trainer.optimizer", "@Adam", "@Adam names no module"),
-        ("trainer.optimizer", "@no.such.Module", "cannot be imported"),
-        ("trainer.optimizer", f"{HERE}.Adam()", "would call it"),
-        ("trainer.steps", f"{HERE}.Adam", "expected int, such as 10; got the reference"),
+        ("step.optimizer", f"{HERE}.Mixture", "Mixture cannot replace Momentum"),
+        ("step.optimizer", "@builtins.min", "expected a configurable class"),
+        ("step.optimizer", f"{HERE}.Adma", "does not exist. Did you mean 'Adam'"),
+        ("step.optimizer", "@Adam", "@Adam names no module"),
+        ("step.optimizer", "@no.such.Module", "cannot be imported"),
+        ("step.optimizer", f"{HERE}.Adam()", "would call it"),
+        ("step.steps", f"{HERE}.Adam", "expected int, such as 10; got the reference"),
         ("task.activation", "@math.pi", "expected class or function"),
     ],
 )
@@ -345,7 +345,7 @@ def test_rejects_references_of_the_wrong_kind(path, reference, expected):
 
 
 def test_gins_global_configuration_is_not_changed():
-    _apply("trainer.steps = 1", "task.moe.num_experts = 3")
+    _apply("step.steps = 1", "task.moe.num_experts = 3")
     assert gin.config_str() == ""
     with pytest.raises(ValueError, match="No configurable matching"):
         gin.bind_parameter("task.moe.num_experts", 3)
@@ -355,7 +355,7 @@ def test_gins_global_configuration_is_not_changed():
 _leaves = strategies.fixed_dictionaries(
     {},
     optional={
-        "trainer.steps": strategies.integers(-(2**31) + 1, 2**31 - 1),
+        "step.steps": strategies.integers(-(2**31) + 1, 2**31 - 1),
         "task.moe.capacity_factor": strategies.floats(allow_nan=False, allow_infinity=False),
         "task.name": strategies.text(strategies.characters(codec="utf-8"), max_size=8),
         "task.use_bias": strategies.booleans(),

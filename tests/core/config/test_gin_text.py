@@ -19,7 +19,7 @@ def settings_of(text):
 
 @pytest.mark.parametrize("name", ["translation.quickstart", "gshard_paper.moe_128e_12l"])
 def test_what_is_written_is_read_back(tmp_path, name):
-    changes = ["trainer.schedule.learning_rate = 0.5", "task.encoder.num_layers = 4"]
+    changes = ["step.schedule.learning_rate = 0.5", "task.encoder.num_layers = 4"]
     changed = experiment(name, changes)
     file = tmp_path / "changed.gin"
     file.write_text(describe(changed))
@@ -34,16 +34,16 @@ def test_each_value_stands_below_its_meaning_range_and_default(quickstart):
 
 
 def test_a_class_can_be_replaced_and_is_described(quickstart):
-    lines = describe(quickstart, "trainer.optimizer").splitlines()
-    assert lines[1] == "trainer.optimizer = @lingvo_gshard.training.step.adam.Adam"
+    lines = describe(quickstart, "step.optimizer").splitlines()
+    assert lines[1] == "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
 
 
 @pytest.mark.parametrize(
     "pattern, expected",
     [
-        ("clip_norm", ["trainer.clip_norm"]),
-        ("CLIP", ["trainer.clip_norm"]),
-        ("trainer.sch*s", ["trainer.schedule.warmup_steps"]),
+        ("clip_norm", ["step.clip_norm"]),
+        ("CLIP", ["step.clip_norm"]),
+        ("step.sch*s", ["step.schedule.warmup_steps"]),
     ],
 )
 def test_patterns_select_paths(quickstart, pattern, expected):
@@ -65,7 +65,7 @@ def test_a_pattern_that_matches_nothing_suggests_the_nearest(quickstart):
 @pytest.fixture
 def saved(tmp_path) -> tuple[pathlib.Path, object]:
     """Writes the params.txt of a run with changed Params; returns it and the Params."""
-    changed = experiment("translation.quickstart", ["task.model_dim = 64", "trainer.seed = 7"])
+    changed = experiment("translation.quickstart", ["task.model_dim = 64", "step.seed = 7"])
     (tmp_path / "params.txt").write_text(changed.to_text())
     return tmp_path / "params.txt", changed
 
@@ -74,10 +74,10 @@ def test_the_params_of_a_run_are_a_gin_file(saved, tmp_path):
     path, changed = saved
     assert experiment(gin_files=[path]) == changed
     assert experiment("translation.quickstart", gin_files=[path]) == changed
-    (tmp_path / "more.gin").write_text("trainer.seed = 8\n")
+    (tmp_path / "more.gin").write_text("step.seed = 8\n")
     # The saved Params are applied first, wherever they stand.
-    both = experiment("", ["trainer.steps = 9"], [tmp_path / "more.gin", path])
-    assert (both.task.model_dim, both.trainer.seed, both.trainer.steps) == (64, 8, 9)
+    both = experiment("", ["run.steps = 9"], [tmp_path / "more.gin", path])
+    assert (both.task.model_dim, both.step.seed, both.run.steps) == (64, 8, 9)
 
 
 def test_the_params_of_another_experiment_are_refused(saved):
@@ -88,8 +88,8 @@ def test_the_params_of_another_experiment_are_refused(saved):
 
 
 def test_damaged_saved_params_name_the_file_and_line(saved):
-    saved[0].write_text(saved[0].read_text() + "trainer.stepps : 3\n")
-    with pytest.raises(ValueError, match=r"params.txt: line \d+: trainer.stepps: .*'steps'"):
+    saved[0].write_text(saved[0].read_text() + "step.stepps : 3\n")
+    with pytest.raises(ValueError, match=r"params.txt: line \d+: step.stepps: "):
         experiment(gin_files=[saved[0]])
 
 

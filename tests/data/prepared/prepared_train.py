@@ -40,8 +40,8 @@ def prepared_experiment() -> Params:
         target_length=28,
         packing_window=100,
     )
-    params.trainer.log_every_steps = 1
-    params.trainer.checkpoint_every_steps = 5
+    params.run.log_every_steps = 1
+    params.run.checkpoint_every_steps = 5
     return params
 
 

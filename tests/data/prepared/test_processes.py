@@ -20,7 +20,7 @@ _SETTINGS = {
     "task.decoder.num_heads": 2,
     "task.encoder.hidden_dim": 32,
     "task.decoder.hidden_dim": 32,
-    "trainer.log_every_steps": 1,
+    "run.log_every_steps": 1,
 }
 
 

@@ -50,7 +50,7 @@ CASES = (
         _LONGER + " --seed=3",
         given=_RUN,
         error="--logdir ...run holds a run of test.tiny with other Params. Choose another "
-        "directory, or the same Params:\n  trainer.seed: 1 there, 3 here",
+        "directory, or the same Params:\n  step.seed: 1 there, 3 here",
     ),
     Case(
         "an evaluation of nothing",
@@ -94,21 +94,21 @@ CASES = (
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/checkpoints")),
         error="--logdir=run: the run of test.tiny has no checkpoint yet. One is saved every"
-        " trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C",
+        " run.checkpoint_every_steps steps, at the end, and on Ctrl-C",
     ),
     Case(
         "a run with an empty directory of checkpoints",
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/checkpoints"), folder("run/checkpoints")),
         error="--logdir=run: the run of test.tiny has no checkpoint yet. One is saved every"
-        " trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C",
+        " run.checkpoint_every_steps steps, at the end, and on Ctrl-C",
     ),
     Case(
         "checkpoints that are a file",
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/checkpoints"), write("run/checkpoints", "x")),
         error="--logdir=run: the run of test.tiny has no checkpoint yet. One is saved every"
-        " trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C",
+        " run.checkpoint_every_steps steps, at the end, and on Ctrl-C",
     ),
     Case(
         "all checkpoints without weights",
@@ -191,7 +191,7 @@ CASES = (
     Case(
         "params.txt with an unknown name",
         _EVALUATE + " --split=dev",
-        given=(trained("run"), replace("run/params.txt", "trainer.steps", "trainer.stepz")),
+        given=(trained("run"), replace("run/params.txt", "run.steps", "trainer.stepz")),
         changes=_EVALUATED,
         says="Warning: ...run/params.txt: line ...: trainer.stepz: ... Did you mean "
         "'steps'?; using the copy in the checkpoint of step 12\n",

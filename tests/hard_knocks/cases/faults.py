@@ -131,7 +131,7 @@ CASES = (
         "gshard-train --logdir=run --replay_step=4",
         given=(trained("run"),),
         error="--replay_step=4: ...checkpoints holds no checkpoint before this step; the oldest "
-        "that was kept is of step 4. trainer.keep_checkpoints says how many are kept",
+        "that was kept is of step 4. run.keep_checkpoints says how many are kept",
     ),
     Case(
         "a replay with other steps",
@@ -147,14 +147,14 @@ CASES = (
     ),
     Case(
         "a hang of no seconds",
-        "gshard-train --experiment=test.tiny --logdir=run --gin_param='trainer.hang_seconds = 0.0'",
-        error="...trainer.hang_seconds is 0.0; expected ...",
+        "gshard-train --experiment=test.tiny --logdir=run --gin_param='run.hang_seconds = 0.0'",
+        error="...run.hang_seconds is 0.0; expected ...",
     ),
     Case(
         "a policy that is unknown",
-        _TRAIN + "--gin_param='trainer.spikes.policy = \"rollback\"'",
+        _TRAIN + "--gin_param='step.spikes.policy = \"rollback\"'",
         changes=("run", "run/*"),
-        error="...trainer.spikes.policy is 'rollback'. Did you mean 'roll_back'?",
+        error="...step.spikes.policy is 'rollback'. Did you mean 'roll_back'?",
     ),
     Case(
         "a damaged file of roll backs",

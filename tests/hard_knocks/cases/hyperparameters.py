@@ -40,8 +40,8 @@ CASES = (
     ),
     Case(
         "a window of no watched step",
-        _QUICKSTART + "'trainer.routers.window = 0'",
-        error="--gin_param 'trainer.routers.window = 0': trainer.routers.window is 0; expected a "
+        _QUICKSTART + "'run.routers.window = 0'",
+        error="--gin_param 'run.routers.window = 0': run.routers.window is 0; expected a "
         "whole number of 1 or more",
     ),
     Case(
@@ -52,13 +52,13 @@ CASES = (
     ),
     Case(
         "a class without Params",
-        _QUICKSTART + "'trainer.optimizer = @collections.OrderedDict'",
-        error="...trainer.optimizer: expected a configurable class, such as "
+        _QUICKSTART + "'step.optimizer = @collections.OrderedDict'",
+        error="...step.optimizer: expected a configurable class, such as "
         "@lingvo_gshard.training.step.adam.Adam; got OrderedDict, which has no Params",
     ),
     Case(
         "a module that is not here",
-        _QUICKSTART + "'trainer.optimizer = @mine.Optimizer'",
+        _QUICKSTART + "'step.optimizer = @mine.Optimizer'",
         error="...@mine.Optimizer cannot be imported (No module named 'mine'); expected "
         "@package.module.Class, where the package is installed, in the current directory or on "
         "PYTHONPATH",
@@ -77,7 +77,7 @@ CASES = (
     Case(
         "the hyperparameters of a pattern",
         "gshard-train --experiment=translation.quickstart --params=clip_norm",
-        prints=("# Largest global norm", "trainer.clip_norm = 1.0"),
+        prints=("# Largest global norm", "step.clip_norm = 1.0"),
     ),
     Case(
         "an experiment whose module has a syntax error",
@@ -108,9 +108,9 @@ CASES = (
     ),
     Case(
         "a class whose module has a syntax error",
-        _QUICKSTART + "'trainer.optimizer = @mine.Optimizer'",
+        _QUICKSTART + "'step.optimizer = @mine.Optimizer'",
         given=(write("mine.py", "import os\ndef f(:\n"),),
-        error="...trainer.optimizer: the module mine cannot be imported: .../mine.py:2: "
+        error="...step.optimizer: the module mine cannot be imported: .../mine.py:2: "
         "SyntaxError: invalid syntax",
     ),
     Case(
@@ -125,19 +125,19 @@ CASES = (
     ),
     Case(
         "a seed that is a text",
-        "gshard-train --experiment=test.tiny --logdir=run --gin_param='trainer.seed = \"x\"'",
-        error="--gin_param 'trainer.seed = \"x\"': trainer.seed: expected int, such as 1; got the "
+        "gshard-train --experiment=test.tiny --logdir=run --gin_param='step.seed = \"x\"'",
+        error="--gin_param 'step.seed = \"x\"': step.seed: expected int, such as 1; got the "
         "string 'x'",
     ),
     Case(
         "a negative seed",
         "gshard-train --experiment=test.tiny --logdir=run --seed=-1",
-        error="trainer.seed is -1; expected a whole number of 0 or more",
+        error="step.seed is -1; expected a whole number of 0 or more",
     ),
     Case(
         "a seed of 67 bits",
         "gshard-train --experiment=test.tiny --logdir=run --seed=99999999999999999999",
-        error="trainer.seed is 99999999999999999999; expected a whole number of 0 or more that "
+        error="step.seed is 99999999999999999999; expected a whole number of 0 or more that "
         "fits into 32 bits",
     ),
     Case(

@@ -196,7 +196,7 @@ CASES = (
         "an axis of worker without local updates",
         _TRAIN + "--mesh=worker=2,data=2",
         error="--mesh=worker=2,data=2 has an axis worker, which the strategy does not use. "
-        "Set trainer.local_updates.every to the number of steps that workers train "
+        "Set step.local_updates.every to the number of steps that workers train "
         "alone, or remove the axis",
     ),
     Case(

@@ -56,7 +56,7 @@ CASES = (
         "an unknown Params path",
         _TINY + "--gin_param='trainer.stepz = 5'",
         error="--gin_param 'trainer.stepz = 5': unknown name 'trainer.stepz'. Did you mean "
-        "'trainer.steps'?",
+        "'run.steps'?",
     ),
     Case(
         "an unknown last part",
@@ -73,36 +73,36 @@ CASES = (
     ),
     Case(
         "a gin parameter without a value",
-        _TINY + "--gin_param='trainer.steps ='",
-        error="--gin_param 'trainer.steps =': Unable to parse value.",
+        _TINY + "--gin_param='run.steps ='",
+        error="--gin_param 'run.steps =': Unable to parse value.",
     ),
     Case(
         "a gin parameter without an equals sign",
-        _TINY + "--gin_param='trainer.steps 5'",
-        error="--gin_param 'trainer.steps 5': Couldn't parse statement, expected ':' or '='.",
+        _TINY + "--gin_param='run.steps 5'",
+        error="--gin_param 'run.steps 5': Couldn't parse statement, expected ':' or '='.",
     ),
     Case(
         "a text for a number",
-        _TINY + "--gin_param='trainer.steps = \"many\"'",
-        error="--gin_param 'trainer.steps = \"many\"': trainer.steps: expected int, such as "
+        _TINY + "--gin_param='run.steps = \"many\"'",
+        error="--gin_param 'run.steps = \"many\"': run.steps: expected int, such as "
         "12; got the string 'many'",
     ),
     Case(
         "a bare word for a text",
-        _TINY + "--gin_param='trainer.steps = many'",
-        error="--gin_param 'trainer.steps = many': Failed to parse token 'many'. Write "
+        _TINY + "--gin_param='run.steps = many'",
+        error="--gin_param 'run.steps = many': Failed to parse token 'many'. Write "
         'strings in quotes: "many"',
     ),
     Case(
         "a fraction for a whole number",
-        _TINY + "--gin_param='trainer.steps = 2.5'",
-        error="--gin_param 'trainer.steps = 2.5': trainer.steps: expected int, such as 12; "
+        _TINY + "--gin_param='run.steps = 2.5'",
+        error="--gin_param 'run.steps = 2.5': run.steps: expected int, such as 12; "
         "got the float 2.5",
     ),
     Case(
         "a list for a number",
-        _TINY + "--gin_param='trainer.steps = [1, 2]'",
-        error="--gin_param 'trainer.steps = [1, 2]': trainer.steps: expected int, such as "
+        _TINY + "--gin_param='run.steps = [1, 2]'",
+        error="--gin_param 'run.steps = [1, 2]': run.steps: expected int, such as "
         "12; got the list [1, 2]",
     ),
     Case(
@@ -113,35 +113,35 @@ CASES = (
     ),
     Case(
         "a class that is not there",
-        _TINY + "--gin_param='trainer.optimizer = @no.such.Optimizer'",
-        error="--gin_param 'trainer.optimizer = @no.such.Optimizer': trainer.optimizer: "
+        _TINY + "--gin_param='step.optimizer = @no.such.Optimizer'",
+        error="--gin_param 'step.optimizer = @no.such.Optimizer': step.optimizer: "
         "@no.such.Optimizer cannot be imported (No module named 'no'); expected "
         "@package.module.Class, ...",
     ),
     Case(
         "a class without a module",
-        _TINY + "--gin_param='trainer.optimizer = @Adamm'",
-        error="--gin_param 'trainer.optimizer = @Adamm': trainer.optimizer: @Adamm names no "
+        _TINY + "--gin_param='step.optimizer = @Adamm'",
+        error="--gin_param 'step.optimizer = @Adamm': step.optimizer: @Adamm names no "
         "module; expected @package.module.Class, where the package is installed, in the "
         "current directory or on PYTHONPATH",
     ),
     Case(
         "a class of another kind",
-        _TINY + "--gin_param='trainer.optimizer = @lingvo_gshard.layers.norm.LayerNorm'",
-        error="--gin_param 'trainer.optimizer = @lingvo_gshard.layers.norm.LayerNorm': "
-        "trainer.optimizer: LayerNorm cannot replace Adam",
+        _TINY + "--gin_param='step.optimizer = @lingvo_gshard.layers.norm.LayerNorm'",
+        error="--gin_param 'step.optimizer = @lingvo_gshard.layers.norm.LayerNorm': "
+        "step.optimizer: LayerNorm cannot replace Adam",
     ),
     Case(
         "a function for a class",
-        _TINY + "--gin_param='trainer.optimizer = @os.path.join'",
-        error="--gin_param 'trainer.optimizer = @os.path.join': trainer.optimizer: "
+        _TINY + "--gin_param='step.optimizer = @os.path.join'",
+        error="--gin_param 'step.optimizer = @os.path.join': step.optimizer: "
         "expected a configurable class, such as "
         "@lingvo_gshard.training.step.adam.Adam; got join, which has no Params",
     ),
     Case(
         "a macro that is not there",
-        _TINY + "--gin_param='trainer.steps = %STEPS'",
-        error="--gin_param 'trainer.steps = %STEPS': the macro %STEPS is not defined",
+        _TINY + "--gin_param='run.steps = %STEPS'",
+        error="--gin_param 'run.steps = %STEPS': the macro %STEPS is not defined",
     ),
     Case(
         "a gin file that is not there",
@@ -158,14 +158,14 @@ CASES = (
     Case(
         "a gin file with a syntax error",
         _TINY + "--gin_file=a.gin",
-        given=(write("a.gin", "trainer.steps = 5\ntrainer.seed = (\n"),),
+        given=(write("a.gin", "run.steps = 5\ntrainer.seed = (\n"),),
         error="a.gin:3: EOF in multi-line statement",
     ),
     Case(
         "a gin file with an unknown name",
         _TINY + "--gin_file=a.gin",
-        given=(write("a.gin", "trainer.steps = 5\n\ntrainer.sed = 5\n"),),
-        error="a.gin:3: unknown name 'trainer.sed'. Did you mean 'trainer.seed'?",
+        given=(write("a.gin", "run.steps = 5\n\ntrainer.sed = 5\n"),),
+        error="a.gin:3: unknown name 'trainer.sed'. Did you mean 'step.seed'?",
     ),
     Case(
         "a gin file that is not text",
@@ -177,7 +177,7 @@ CASES = (
     Case(
         "a gin file with NUL characters",
         _TINY + "--gin_file=a.gin",
-        given=(write("a.gin", b"trainer.steps = 5\x00\n"),),
+        given=(write("a.gin", b"run.steps = 5\x00\n"),),
         error="a.gin:1: Expected newline.",
     ),
     Case(
@@ -263,98 +263,98 @@ CASES = (
     ),
     Case(
         "a negative learning rate",
-        _TINY + "--gin_param='trainer.schedule.learning_rate = -1.0'",
-        error="--gin_param 'trainer.schedule.learning_rate = -1.0': "
-        "trainer.schedule.learning_rate is -1.0; expected a number above 0",
+        _TINY + "--gin_param='step.schedule.learning_rate = -1.0'",
+        error="--gin_param 'step.schedule.learning_rate = -1.0': "
+        "step.schedule.learning_rate is -1.0; expected a number above 0",
         changes=("run", "run/*"),
     ),
     Case(
         "a learning rate that is NaN",
-        _TINY + "--gin_param='trainer.schedule.learning_rate = \"nan\"'",
-        error="--gin_param 'trainer.schedule.learning_rate = \"nan\"': "
-        "trainer.schedule.learning_rate: expected float, such as 0.03; got the string"
+        _TINY + "--gin_param='step.schedule.learning_rate = \"nan\"'",
+        error="--gin_param 'step.schedule.learning_rate = \"nan\"': "
+        "step.schedule.learning_rate: expected float, such as 0.03; got the string"
         " 'nan'",
     ),
     Case(
         "a negative warmup",
-        _TINY + "--gin_param='trainer.schedule.warmup_steps = -1'",
-        error="--gin_param 'trainer.schedule.warmup_steps = -1': "
-        "trainer.schedule.warmup_steps is -1; expected a whole number of 0 or more",
+        _TINY + "--gin_param='step.schedule.warmup_steps = -1'",
+        error="--gin_param 'step.schedule.warmup_steps = -1': "
+        "step.schedule.warmup_steps is -1; expected a whole number of 0 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "a negative clip norm",
-        _TINY + "--gin_param='trainer.clip_norm = -1.0'",
-        error="--gin_param 'trainer.clip_norm = -1.0': trainer.clip_norm is -1.0; expected "
+        _TINY + "--gin_param='step.clip_norm = -1.0'",
+        error="--gin_param 'step.clip_norm = -1.0': step.clip_norm is -1.0; expected "
         "a number of 0 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "a decay of averages above one",
-        _TINY + "--gin_param='trainer.average_decay = 1.5'",
-        error="--gin_param 'trainer.average_decay = 1.5': trainer.average_decay is 1.5; "
+        _TINY + "--gin_param='step.average_decay = 1.5'",
+        error="--gin_param 'step.average_decay = 1.5': step.average_decay is 1.5; "
         "expected a number of 0 or more and below 1",
         changes=("run", "run/*"),
     ),
     Case(
         "a beta of Adam above one",
-        _TINY + "--gin_param='trainer.optimizer.beta1 = 2.0'",
-        error="--gin_param 'trainer.optimizer.beta1 = 2.0': trainer.optimizer.beta1 is "
+        _TINY + "--gin_param='step.optimizer.beta1 = 2.0'",
+        error="--gin_param 'step.optimizer.beta1 = 2.0': step.optimizer.beta1 is "
         "2.0; expected a number of 0 or more and below 1",
         changes=("run", "run/*"),
     ),
     Case(
         "negative checkpoints to keep",
-        _TINY + "--gin_param='trainer.keep_checkpoints = -1'",
-        error="--gin_param 'trainer.keep_checkpoints = -1': trainer.keep_checkpoints is "
+        _TINY + "--gin_param='run.keep_checkpoints = -1'",
+        error="--gin_param 'run.keep_checkpoints = -1': run.keep_checkpoints is "
         "-1; expected a whole number of 1 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "no checkpoints to keep",
-        _TINY + "--gin_param='trainer.keep_checkpoints = 0'",
-        error="--gin_param 'trainer.keep_checkpoints = 0': trainer.keep_checkpoints is 0; "
+        _TINY + "--gin_param='run.keep_checkpoints = 0'",
+        error="--gin_param 'run.keep_checkpoints = 0': run.keep_checkpoints is 0; "
         "expected a whole number of 1 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "negative steps between checkpoints",
-        _TINY + "--gin_param='trainer.checkpoint_every_steps = -1'",
-        error="--gin_param 'trainer.checkpoint_every_steps = -1': "
-        "trainer.checkpoint_every_steps is -1; expected a whole number of 0 or more",
+        _TINY + "--gin_param='run.checkpoint_every_steps = -1'",
+        error="--gin_param 'run.checkpoint_every_steps = -1': "
+        "run.checkpoint_every_steps is -1; expected a whole number of 0 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "negative steps between logs",
-        _TINY + "--gin_param='trainer.log_every_steps = -1'",
-        error="--gin_param 'trainer.log_every_steps = -1': trainer.log_every_steps is -1; "
+        _TINY + "--gin_param='run.log_every_steps = -1'",
+        error="--gin_param 'run.log_every_steps = -1': run.log_every_steps is -1; "
         "expected a whole number of 1 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "zero steps between logs",
-        _TINY + "--gin_param='trainer.log_every_steps = 0'",
-        error="--gin_param 'trainer.log_every_steps = 0': trainer.log_every_steps is 0; "
+        _TINY + "--gin_param='run.log_every_steps = 0'",
+        error="--gin_param 'run.log_every_steps = 0': run.log_every_steps is 0; "
         "expected a whole number of 1 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "micro-batches that do not divide",
-        _TINY + "--gin_param='trainer.micro_batches = 7'",
-        error="trainer.micro_batches=7 does not divide input.batch_rows, the 16 rows of x",
+        _TINY + "--gin_param='step.micro_batches = 7'",
+        error="step.micro_batches=7 does not divide input.batch_rows, the 16 rows of x",
         changes=("run", "run/*"),
     ),
     Case(
         "no micro-batches",
-        _TINY + "--gin_param='trainer.micro_batches = 0'",
-        error="--gin_param 'trainer.micro_batches = 0': trainer.micro_batches is 0; "
+        _TINY + "--gin_param='step.micro_batches = 0'",
+        error="--gin_param 'step.micro_batches = 0': step.micro_batches is 0; "
         "expected a whole number of 1 or more",
         changes=("run", "run/*"),
     ),
     Case(
         "an unknown precision",
-        _TINY + "--gin_param='trainer.precision = \"float8\"'",
-        error="trainer: trainer.precision is 'float8'. Did you mean 'float32'?",
+        _TINY + "--gin_param='step.precision = \"float8\"'",
+        error="trainer: step.precision is 'float8'. Did you mean 'float32'?",
         changes=("run", "run/*"),
     ),
     Case(

@@ -232,8 +232,8 @@ CASES = (
     Case(
         "a setting to grow that is no number",
         "gshard-bench fill --topology=cpu:1 --folder=dense "
-        "--experiment=language_model.one_gpu_dense --grow=trainer.precision",
-        error="--grow=trainer.precision is 'bfloat16' in language_model.one_gpu_dense; expected a "
+        "--experiment=language_model.one_gpu_dense --grow=step.precision",
+        error="--grow=step.precision is 'bfloat16' in language_model.one_gpu_dense; expected a "
         "positive integer, such as task.decoder.num_layers or input.batch_rows",
     ),
     Case(

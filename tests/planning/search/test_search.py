@@ -37,7 +37,7 @@ def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
     experiment.task.set(source_vocabulary_size=64000, target_vocabulary_size=32000)
     task = experiment.task.instantiate()
     rows, length = experiment.input.batch_rows, experiment.input.source_length
-    traced = trace(experiment.trainer.instantiate(task), batch(rows, length))
+    traced = trace(experiment.step.instantiate(task, experiment.run.steps), batch(rows, length))
     topology = topologies.get("v3:16x16")
     result = search(traced, topology.devices, rates_of(topology), most_axes=2)
     assert result.best.candidate.mesh == "data=512" and not result.best.candidate.overrides

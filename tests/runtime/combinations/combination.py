@@ -233,9 +233,8 @@ class Combination:
             micro_batches=self.micro_batches,
             precision=self.precision,
             average_decay=self.average_decay,
-            steps=10,
         )
-        return params.instantiate(task)
+        return params.instantiate(task, steps=10)
 
     def _task(self) -> Params:
         if self.task == "translation":

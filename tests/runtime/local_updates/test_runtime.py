@@ -25,11 +25,11 @@ OUTER = {"momentum": 0.9, "nesterov": True, "learning_rate": 0.7}
 def make_trainer(every: int, sgd: bool = False, **outer) -> Trainer:
     p = tiny.experiment_params()
     p.task.hidden.dropout = 0.0
-    p.trainer.clip_norm = 0.0
+    p.step.clip_norm = 0.0
     if sgd:
-        p.trainer.optimizer = Momentum.params().set(beta=0.0)
-    p.trainer.local_updates.set(every=every, **outer)
-    return p.trainer.instantiate(p.task)
+        p.step.optimizer = Momentum.params().set(beta=0.0)
+    p.step.local_updates.set(every=every, **outer)
+    return p.step.instantiate(p.task, p.run.steps)
 
 
 def make(trainer: Trainer, mesh: str = MESH, strategy: str = "fsdp") -> LocalUpdatesRuntime:
@@ -200,8 +200,8 @@ def test_each_worker_has_its_own_seed(runtime):
 def test_workers_draw_different_random_numbers():
     p = tiny.experiment_params()
     p.task.hidden.dropout = 0.5
-    p.trainer.local_updates.every = 5
-    runtime = make(p.trainer.instantiate(p.task), "worker=2", "replicated")
+    p.step.local_updates.every = 5
+    runtime = make(p.step.instantiate(p.task, p.run.steps), "worker=2", "replicated")
     runtime.init_state()
     half = tiny.make_batch(1, 0, ROWS // 2)
     runtime.train_step({name: np.concatenate([x, x]) for name, x in half.items()}).read()
@@ -213,7 +213,7 @@ def test_run_that_does_not_end_with_an_outer_step_is_a_warning():
     said = {every: make(make_trainer(every)).pop_messages() for every in (3, 5)}
     assert said[3] == []
     (warning,) = said[5]
-    assert "trainer.steps=12 is no multiple of trainer.local_updates.every=5" in warning
+    assert "run.steps=12 is no multiple of step.local_updates.every=5" in warning
     assert "the evaluated weights will be those of step 10" in warning
 
 
@@ -284,8 +284,8 @@ def test_unsupported_operations_are_rejected(runtime):
     with pytest.raises(ValueError, match="may split nothing over axis worker"):
         make(make_trainer(5), strategy="B,G->data; H->worker")
     p = tiny.experiment_params()
-    p.trainer.set(average_decay=0.9).local_updates.every = 5
-    with pytest.raises(ValueError, match="trainer.average_decay=0.9 cannot be combined with"):
-        make(p.trainer.instantiate(p.task))
+    p.step.set(average_decay=0.9).local_updates.every = 5
+    with pytest.raises(ValueError, match="step.average_decay=0.9 cannot be combined with"):
+        make(p.step.instantiate(p.task, p.run.steps))
     with pytest.raises(ValueError, match="input.batch_rows=6 is no multiple of the 4 workers"):
         runtime.train_step(tiny.make_batch(1, 0, 6))

@@ -145,7 +145,10 @@ def make_trainer(task: str, execution: Params, **values: object) -> Trainer:
         if task == "dropless":
             router = TopKRouter.params().set(capacity_factor=0.0)
             stack.moe.set(dispatch=DroplessDispatch.params(), router=router)
-    trainer = Trainer.params().set(optimizer=Adam.params(), **values)
+    trainer = Trainer.params().set(
+        optimizer=Adam.params(),
+        **values,
+    )
     return trainer.instantiate(params)
 
 

@@ -49,7 +49,7 @@ def test_a_program_that_jax_has_cached_can_be_kept(cache):
 
 def test_a_runtime_tells_which_programs_were_cached(cache):
     params = tiny.experiment_params()
-    trainer = params.trainer.instantiate(params.task)
+    trainer = params.step.instantiate(params.task, params.run.steps)
     found = []
     for _ in range(2):
         runtime = SpmdRuntime(trainer, Partitioning.make("data=2", "data"), devices_for(2))

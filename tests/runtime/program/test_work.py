@@ -12,7 +12,7 @@ from tests import tiny
 
 def test_saved_program_keeps_the_work_of_any_task(tmp_path):
     params = tiny.experiment_params()
-    trainer = params.trainer.instantiate(params.task)
+    trainer = params.step.instantiate(params.task, params.run.steps)
     specs = params.input.cls.batch_specs(params.input)
     program, _ = train_program(trainer, Partitioning.make("data=1", "data"), "gspmd", specs)
     flops = 3 * 2 * 16 * (tiny.INPUTS + tiny.CLASSES) * tiny.HIDDEN

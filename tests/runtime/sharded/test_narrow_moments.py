@@ -18,9 +18,9 @@ STEPS = 4
 
 def make_trainer(dtype: str) -> Trainer:
     params = tiny.experiment_params()
-    params.trainer.optimizer = Adam.params().set(moment_dtype=dtype, epsilon=1e-6)
+    params.step.optimizer = Adam.params().set(moment_dtype=dtype, epsilon=1e-6)
     params.task.output.sizes = (tiny.HIDDEN, 8)
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 def trained(runtime):

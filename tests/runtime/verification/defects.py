@@ -13,6 +13,7 @@ from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import axis_index, psum
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
@@ -144,15 +145,16 @@ class SuspectTask(Task):
 
 def experiment(suspect: type[Suspect], dropout_rate: float = 0.5) -> Params:
     """Returns an experiment with a layer of this class."""
-    trainer = Trainer.params().set(
-        steps=10,
+    step = Trainer.params().set(
         optimizer=Adam.params(),
         schedule=Linear.params().set(learning_rate=0.03, warmup_steps=2, total_steps=40),
     )
+    run = RunOptions.params().set(steps=10)
     layer = suspect.params().set(dropout_rate=dropout_rate)
     return Experiment.params().set(
         name=f"test.{suspect.__name__}",
         task=SuspectTask.params().set(suspect=layer),
         input=TinyInput.params().set(rows=ROWS),
-        trainer=trainer,
+        step=step,
+        run=run,
     )

@@ -19,7 +19,7 @@ CASES = {
         "P->stage; B,G->data; E->data; H,N,V->model",
         (*_FOUR_LAYERS, f"task.encoder.execution = {_STACKS}.pipeline.Pipeline"),
     ),
-    "micro_batches": ("data=8", "fsdp", ("trainer.micro_batches = 2",)),
+    "micro_batches": ("data=8", "fsdp", ("step.micro_batches = 2",)),
     "lora": (
         "data=2,model=2",
         "expert_tensor",

@@ -14,6 +14,7 @@ from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.runtime.verification.observation import Observed, _digest
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.tiny import CLASSES, INPUTS, TinyInput
@@ -49,7 +50,12 @@ def verify():
         name="test.experts",
         task=ExpertsTask.params(),
         input=TinyInput.params().set(rows=ROWS * LENGTH),
-        trainer=Trainer.params().set(steps=10, optimizer=Adam.params()),
+        step=Trainer.params().set(
+            optimizer=Adam.params(),
+        ),
+        run=RunOptions.params().set(
+            steps=10,
+        ),
     )
     return lingvo_gshard.verify(params, mesh=MESH, strategy=STRATEGY)
 

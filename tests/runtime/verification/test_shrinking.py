@@ -11,7 +11,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 
 def shrunk(name, mesh, strategy, **options):
     partitioning = Partitioning.make(mesh, strategy)
-    params = experiment(name, ["trainer.precision = 'bfloat16'"] if "paper" in name else [])
+    params = experiment(name, ["step.precision = 'bfloat16'"] if "paper" in name else [])
     return shrinking.shrink(params, partitioning, VerifyOptions(**options))
 
 
@@ -37,8 +37,8 @@ def test_a_giant_becomes_small_and_divides_as_before():
     assert task.encoder.moe.num_experts % 8 == 0 and task.encoder.moe.num_experts <= 16
     assert found.params.input.batch_rows % 8 == 0 and found.params.input.batch_rows <= 32
     assert task.model_dim % task.encoder.num_heads == 0
-    assert found.params.trainer.precision == "float32"
-    assert any("trainer.precision = 'float32' instead of 'bfloat16'" in n for n in found.notes)
+    assert found.params.step.precision == "float32"
+    assert any("step.precision = 'float32' instead of 'bfloat16'" in n for n in found.notes)
     assert any("mesh data=8 instead of data=2048" in note for note in found.notes)
 
 

@@ -15,7 +15,7 @@ MESH, STRATEGY = "data=2,model=2", "B->data; H->model"
 def verify(mesh=MESH, strategy=STRATEGY, partitioner="gspmd", **trainer):
     params = experiment_params()
     for path, value in trainer.items():
-        params.trainer.set_path(path.replace("__", "."), value)
+        params.step.set_path(path.replace("__", "."), value)
     return lingvo_gshard.verify(params, mesh=mesh, strategy=strategy, partitioner=partitioner)
 
 
@@ -51,7 +51,7 @@ def test_the_scale_of_the_loss_is_compared(monkeypatch):
     found = verify(precision="float16", loss_scale__growth_interval=1)
     assert found.is_equal and not found.not_verified, found.lines()
     assert "loss_scale.scale" in names(found, "counter")
-    assert any("trainer.precision = 'float32' instead of 'float16'" in n for n in found.notes)
+    assert any("step.precision = 'float32' instead of 'float16'" in n for n in found.notes)
     update = LossScale.update
 
     def wrong(self, state, finite):

@@ -21,7 +21,7 @@ NAMES = ["without annotations", "spmd, data=1", "local, 1 CPU"]
 
 def tiny_trainer():
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 def run(capsys, *arguments):

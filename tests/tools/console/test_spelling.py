@@ -20,11 +20,11 @@ def command():
         ("`mesh` is empty", "--mesh is empty"),
         ("`settings` 'a = b': unknown name", "--gin_param 'a = b': unknown name"),
         ("`gin_files=x.gin` is missing", "--gin_file=x.gin is missing"),
-        ("set `trainer.steps = 5`", "set --gin_param='trainer.steps = 5'"),
+        ("set `run.steps = 5`", "set --gin_param='run.steps = 5'"),
         ("`rows=1,8` is no flag here", "`rows=1,8` is no flag here"),
         ("`ls -l` and `mesh=data=2`", "`ls -l` and --mesh=data=2"),
         ("a ` of `mesh`", "a ` of `mesh`"),
-        ("trainer.steps is 0", "trainer.steps is 0"),
+        ("run.steps is 0", "run.steps is 0"),
         ("`a.b['c.d']=H->x` needs `mesh`", "a.b['c.d']=H->x needs --mesh"),
     ],
 )
@@ -41,8 +41,8 @@ def test_settings_become_flags():
 
 def test_an_error_carries_its_option():
     assert UserError("`mesh=data=8` needs `runtime=spmd`").option == "mesh"
-    assert UserError("set `trainer.steps = 5`").option == "trainer.steps"
-    assert UserError("trainer.patience=3 needs trainer.keep_best").option == "trainer.patience"
+    assert UserError("set `run.steps = 5`").option == "run.steps"
+    assert UserError("run.patience=3 needs run.keep_best").option == "run.patience"
     assert UserError("encoder.moe.router.k: 3 experts").option == "encoder.moe.router.k"
     assert UserError("there is no run").option == ""
     assert UserError("runs/a.b is a file").option == ""

@@ -20,7 +20,7 @@ SMALL = (
     "task.model_dim = 16",
     "task.encoder.hidden_dim = 16",
     "task.decoder.hidden_dim = 16",
-    "trainer.checkpoint_every_steps = 0",
+    "run.checkpoint_every_steps = 0",
 )
 
 

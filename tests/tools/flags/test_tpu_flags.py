@@ -41,7 +41,7 @@ def connected(monkeypatch):
 
 def tiny_trainer():
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 def test_the_default_mesh_has_all_cores_along_data(connected):

@@ -33,7 +33,7 @@ def test_report_and_json_of_a_whole_training(run):
     for words in (
         "The whole training: ",
         "A chip of 16,384 fails every 3.09 h",
-        "trainer.checkpoint_every_steps = ",
+        "run.checkpoint_every_steps = ",
         "200 simulated runs",
         "with the published rate",
         "between two failures of a chip (--failures): 50,677 chip-hours; Llama 3 405B",

@@ -88,7 +88,7 @@ def test_flags_that_do_not_fit_are_refused(flags, capsys, tmp_path, monkeypatch)
 def test_from_training_to_the_plan_of_its_loads(tmp_path, capsys):
     """The plan's dropped share of a step is what training dropped in it."""
     arguments = tiny_translation.write(tmp_path)
-    watched = "--gin_param=trainer.routers.every_steps = 1"
+    watched = "--gin_param=run.routers.every_steps = 1"
     logdir, load, file = (tmp_path / name for name in ("run", "load.json", "plan.json"))
     train.main(["gshard-train", *arguments, watched, f"--logdir={logdir}", f"--steps={STEPS}"])
     experts.main(["gshard-experts", "report", f"--logdir={logdir}", f"--json={load}"])

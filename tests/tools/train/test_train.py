@@ -100,7 +100,7 @@ def test_fewer_steps_than_the_run_has_change_nothing(tmp_path, capsys):
         assert (code, err) == (0, "")
         # A slow machine says more before.
         assert out.splitlines(keepends=True)[-1] == (
-            f"Nothing to do: the run in {tmp_path} has 4 steps already, and trainer.steps is "
+            f"Nothing to do: the run in {tmp_path} has 4 steps already, and run.steps is "
             f"{steps}. To train longer, give a larger --steps.\n"
         )
     assert contents_of(tmp_path) == before
@@ -110,7 +110,7 @@ def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
     flags = [
         "--experiment=test.tiny",
         f"--logdir={tmp_path}",
-        "--gin_param=trainer.schedule.total_steps = 0",
+        "--gin_param=step.schedule.total_steps = 0",
     ]
     run_here(capsys, *flags, "--steps=3")
     code, out, err = run_here(capsys, *flags, "--steps=5", "--json")
@@ -157,7 +157,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
     ],
 )
 def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
-    process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
+    process = start(tmp_path, "--steps=100000", "--gin_param=step.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
     code, _, refused = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}")
     assert code == 1 and f"is in use by process {process.pid} on " in refused
@@ -171,14 +171,14 @@ def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     command = out.splitlines()[-1].strip()
     assert command.endswith(
         f"--experiment=test.tiny --logdir={tmp_path} --steps=100000 "
-        "'--gin_param=trainer.clip_norm = 2.0'"
+        "'--gin_param=step.clip_norm = 2.0'"
     )
     assert arrays_of(tmp_path)[0] == last
 
 
 @pytest.mark.slow
 def test_closed_standard_output_saves_and_says_so_on_standard_error(tmp_path):
-    process = start(tmp_path, "--steps=100000", "--gin_param=trainer.log_every_steps = 1")
+    process = start(tmp_path, "--steps=100000", "--gin_param=run.log_every_steps = 1")
     wait_for_step(tmp_path, 3)
     process.stdout.close()
     err = process.stderr.read()
@@ -207,7 +207,7 @@ def test_a_loss_that_diverges_without_an_infinity_is_said_and_is_no_success(tmp_
     flags = (
         "--experiment=test.tiny",
         f"--logdir={tmp_path}",
-        "--gin_param=trainer.schedule.learning_rate = 1e6",
+        "--gin_param=step.schedule.learning_rate = 1e6",
         "--gin_param=input.splits = ('train',)",
     )
     code, out, err = run_here(capsys, *flags)
@@ -235,7 +235,7 @@ def test_a_loss_that_diverges_without_an_infinity_is_said_and_is_no_success(tmp_
         (["--experiment=test.tiny", "--logdir=x", "--runtime=locall"], "Did you mean 'local'?"),
         (
             ["--experiment=test.tiny", "--logdir=x", "--gin_param=trainer.stepps=3"],
-            "Did you mean 'trainer.steps'?",
+            "Did you mean 'run.steps'?",
         ),
         (["--experiment=test.tiny", "--logdir=x", "--gin_file=no.gin"], "no.gin"),
         (["test.tiny"], "'test.tiny' is not a flag"),
@@ -258,7 +258,7 @@ def test_run_with_other_params_is_rejected(tmp_path, capsys):
     run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--steps=2")
     code, _, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--seed=5")
     assert code == 1
-    assert "trainer.seed: 1 there, 5 here" in err
+    assert "step.seed: 1 there, 5 here" in err
 
 
 def test_bugs_keep_their_traceback():

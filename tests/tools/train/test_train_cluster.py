@@ -12,8 +12,8 @@ _SETTINGS = {
     "input__target_length": 32,
     "task__encoder__moe__group_size": 32,
     "task__decoder__moe__group_size": 32,
-    "trainer__checkpoint_every_steps": 3,
-    "trainer__routers__every_steps": 2,
+    "run__checkpoint_every_steps": 3,
+    "run__routers__every_steps": 2,
 }
 
 

@@ -7,13 +7,13 @@ from lingvo_gshard.tools.console import startup
 from tests.tools import tiny_translation
 from tests.tools.train.train_processes import finish, losses, start, train_in_two
 
-_EVERY = "--gin_param=trainer.local_updates.every = 2"
+_EVERY = "--gin_param=step.local_updates.every = 2"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([_EVERY], "trainer.local_updates.every=2 needs an axis worker of --mesh, as in --mesh="),
+        ([_EVERY], "step.local_updates.every=2 needs an axis worker of --mesh, as in --mesh="),
         ([_EVERY, "--mesh=data=8"], "--mesh=data=8 has none"),
         (["--mesh=worker=4,data=2"], "has an axis worker, which the strategy does not use. Set"),
         ([_EVERY, "--mesh=worker=5,data=1"], "is no multiple of the 5 workers of --mesh=worker=5"),
@@ -28,7 +28,7 @@ def test_incompatible_options_are_rejected(capsys, tmp_path, flags, message):
 
 @pytest.mark.slow
 def test_two_processes_of_two_workers_train_like_one_of_four(tmp_path):
-    settings = {"input__batch_rows": 8, "trainer__checkpoint_every_steps": 3}
+    settings = {"input__batch_rows": 8, "run__checkpoint_every_steps": 3}
     flags = [*tiny_translation.write(tmp_path, **settings), _EVERY]
     mesh = ["--mesh=worker=4,data=2", "--strategy=expert"]
     alone, together = tmp_path / "alone", tmp_path / "together"

@@ -20,7 +20,7 @@ WEIGHT = "theta.hidden.w"
 @pytest.fixture(scope="module")
 def trainer():
     params = tiny.experiment_params()
-    return params.trainer.instantiate(params.task)
+    return params.step.instantiate(params.task, params.run.steps)
 
 
 def runtime_of(trainer, strategy):

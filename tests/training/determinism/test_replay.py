@@ -114,8 +114,8 @@ def test_a_run_that_rolled_back_is_replayed_without_the_skipped_batches(tmp_path
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (15, "replay_step=15: .*metrics.jsonl has no row of this step; its last row up to .* 14"),
-        (8, "replay_step=8: .* no checkpoint before this step; the oldest .* is of step 8. tr"),
+        (15, "replay_step=15`: .*metrics.jsonl has no row of this step; its last row up to .* 14"),
+        (8, "replay_step=8`: .* no checkpoint before this step; the oldest .* is of step 8. run"),
     ],
 )
 def test_steps_that_cannot_be_replayed_are_named(trained, step, message):

@@ -12,7 +12,7 @@ from tests import tiny
 def make():
     params = tiny.experiment_params()
     params.task.hidden.dropout = 0.0
-    trainer = params.trainer.instantiate(params.task.instantiate())
+    trainer = params.step.instantiate(params.task.instantiate(), params.run.steps)
     theta = trainer.init_state().theta.transform(np.array)
     return trainer, theta
 

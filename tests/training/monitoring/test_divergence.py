@@ -94,8 +94,8 @@ def test_a_resumed_run_remembers_the_first_loss_and_that_it_diverged():
     "values, rate, expected, missing",
     [
         ({}, 1e6, ["The likely cause is the learning rate: 1e+06", "clip_norm = 1.0"], ["precis"]),
-        ({"clip_norm": 1.0}, 1e-3, ["Likely to help: a lower trainer.schedule"], ["clip_norm"]),
-        ({"precision": "float16"}, 1e-3, ["trainer.precision = 'float32' (it is float16)"], []),
+        ({"clip_norm": 1.0}, 1e-3, ["Likely to help: a lower step.schedule"], ["clip_norm"]),
+        ({"precision": "float16"}, 1e-3, ["step.precision = 'float32' (it is float16)"], []),
         ({"optimizer": Momentum.params()}, 1.0, ["Likely to help"], ["likely cause"]),
     ],
 )
@@ -108,7 +108,7 @@ def test_advice_names_what_is_unusual(values, rate, expected, missing):
 def test_advice_counts_dead_experts_and_missing_warm_up():
     row = {"learning_rate": 1e-3, "a.moe/dead_experts": 3.0, "b.moe/dead_experts": 1.0}
     text = advice(Trainer.params(), row)
-    assert "trainer.schedule.warmup_steps (0: there is no warm-up)" in text
+    assert "step.schedule.warmup_steps (0: there is no warm-up)" in text
     assert text.endswith("Experts without tokens: 4.")
 
 

@@ -29,7 +29,7 @@ def wait_for_a_disk():
 def experiment():
     """The input of the last process is stuck."""
     params = tiny.experiment_params(30)
-    params.trainer.set(hang_factor=2.0, hang_seconds=3.0)
+    params.run.set(hang_factor=2.0, hang_seconds=3.0)
     params.input = StuckInput.params()
     return params
 

@@ -11,7 +11,7 @@ import pytest
 from lingvo_gshard.training.run.monitoring import compilations
 from lingvo_gshard.training.run.observers import hang_watch
 from lingvo_gshard.training.run.observers.hang_watch import HangWatch
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training.run.options import RunOptions
 from tests.tools.train.train_processes import run_in_two, start
 from tests.training.observers import stuck
 
@@ -41,7 +41,7 @@ class Lifeline:
 def watched(monkeypatch):
     monkeypatch.setattr(hang_watch, "_POLL_SECONDS", 0.05)
     lifeline = Lifeline()
-    watch = HangWatch(Trainer.params().set(hang_factor=3.0, hang_seconds=0.4), lifeline)
+    watch = HangWatch(RunOptions.params().set(hang_factor=3.0, hang_seconds=0.4), lifeline)
     yield watch, lifeline
     watch.at_end()
 
@@ -123,7 +123,7 @@ def test_the_limit_follows_the_median_step(watched):
 
 def test_a_factor_of_zero_watches_nothing():
     count = threading.active_count()
-    HangWatch(Trainer.params().set(hang_factor=0.0), Lifeline())
+    HangWatch(RunOptions.params().set(hang_factor=0.0), Lifeline())
     assert threading.active_count() == count
 
 

@@ -37,7 +37,7 @@ class Recorder(StepObserver):
 
 def _train(path, recorder, steps=4, **trainer):
     params = tiny.experiment_params(steps)
-    params.trainer.set(checkpoint_every_steps=0, evaluate_every_steps=0, **trainer)
+    tiny.set_options(params, checkpoint_every_steps=0, evaluate_every_steps=0, **trainer)
     runs = []
 
     def make(run):

@@ -162,7 +162,7 @@ def test_each_row_has_its_own_scale():
     [
         (
             {"moment_dtype": "int4"},
-            r"trainer\.optimizer\.moment_dtype is 'int4'\. Did you mean 'int8'",
+            r"step\.optimizer\.moment_dtype is 'int4'\. Did you mean 'int8'",
         ),
     ],
 )

@@ -19,8 +19,8 @@ from tests.training.optim import one_weight
 
 def make_trainer(optimizer):
     params = tiny.experiment_params()
-    params.trainer.set(optimizer=optimizer)
-    return params.trainer.instantiate(params.task.instantiate())
+    params.step.set(optimizer=optimizer)
+    return params.step.instantiate(params.task.instantiate(), params.run.steps)
 
 
 def descent(factors):
@@ -84,7 +84,7 @@ def test_stacked_weights_match_the_paths_of_their_layers():
             {"hiden": 0.1},
             r"learning_rate_factors: no layer .* 'hiden'\. Did you mean 'hidden\.[bw]'",
         ),
-        ({"hidden": -1}, r"trainer\.optimizer\.learning_rate_factors\['hidden'\] is -1"),
+        ({"hidden": -1}, r"step\.optimizer\.learning_rate_factors\['hidden'\] is -1"),
         ({"hidden": "1"}, r"learning_rate_factors\['hidden'\] is '1'"),
         ({3: 1.0}, r"learning_rate_factors: 3; a pattern of paths such as"),
         ({"*": 0}, r"leaves no weight to train"),
@@ -100,15 +100,15 @@ def test_invalid_factors_are_rejected(factors, message):
 )
 def test_gin_chooses_class_and_groups(name):
     bindings = [
-        f"trainer.optimizer = @lingvo_gshard.training.step.{name}",
-        'trainer.optimizer.learning_rate_factors = {"hidden": 0, "*.b": 0.5}',
+        f"step.optimizer = @lingvo_gshard.training.step.{name}",
+        'step.optimizer.learning_rate_factors = {"hidden": 0, "*.b": 0.5}',
     ]
     if "Adafactor" not in name:
-        bindings.append('trainer.optimizer.weight_decay_exclude = ("output.*",)')
-        bindings.append('trainer.optimizer.moment_dtype = "int8"')
+        bindings.append('step.optimizer.weight_decay_exclude = ("output.*",)')
+        bindings.append('step.optimizer.moment_dtype = "int8"')
     params = apply_gin(tiny.experiment_params(), [], bindings)
-    assert params.trainer.optimizer.cls.__name__ == name.partition(".")[2]
-    trainer = params.trainer.instantiate(params.task.instantiate())
+    assert params.step.optimizer.cls.__name__ == name.partition(".")[2]
+    trainer = params.step.instantiate(params.task.instantiate(), params.run.steps)
     specs = trainer.theta_specs
     assert trainer.optimizer.learning_rate_factor(specs.output.b) == 0.5
     assert not trainer.optimizer.moves(specs.hidden.w)

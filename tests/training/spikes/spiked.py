@@ -40,7 +40,7 @@ class InputWithout(tiny.TinyInput):
 
 def experiment(input_, steps=30):
     params = tiny.experiment_params(steps)
-    params.trainer.spikes = spikes()
+    params.step.spikes = spikes()
     params.input = input_.params()
     return params
 

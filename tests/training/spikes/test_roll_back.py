@@ -138,12 +138,12 @@ def test_a_run_that_is_killed_during_a_roll_back_resumes_to_the_same(
 @pytest.mark.slow
 def test_the_limit_ends_the_run_with_a_sentence(tmp_path):
     run = made(tmp_path)
-    run.params.trainer.spikes.most_roll_backs = 1
+    run.params.step.spikes.most_roll_backs = 1
     with pytest.raises(RollBackLimitError) as caught:
         run.go()
     message = str(caught.value)
     assert message.startswith("step 26: spikes again after 1 roll back (loss ")
-    assert "trainer.spikes.most_roll_backs is 1. The newest checkpoint before them is step 24" in (
+    assert "step.spikes.most_roll_backs is 1. The newest checkpoint before them is step 24" in (
         message
     )
     # A higher limit goes on.
@@ -155,7 +155,7 @@ def test_the_limit_ends_the_run_with_a_sentence(tmp_path):
 @pytest.mark.slow
 def test_without_an_older_checkpoint_the_update_is_discarded(tmp_path):
     run = made(tmp_path, steps=20)
-    run.params.trainer.checkpoint_every_steps = 0
+    run.params.run.checkpoint_every_steps = 0
     run.go()
     said = run.screen.getvalue()
     assert "step 15: no checkpoint is older than the spikes, so there is nothing to go back" in said

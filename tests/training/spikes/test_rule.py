@@ -128,7 +128,7 @@ def test_skipping_equals_training_without_the_batch():
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match=r"trainer\.spikes\.policy is 'skipp'\. Did you mean 'ski"):
+    with pytest.raises(ValueError, match=r"step\.spikes\.policy is 'skipp'\. Did you mean 'ski"):
         mixed_task.trainer(spikes=spikes("skipp"))
 
 
@@ -193,7 +193,7 @@ def test_warnings_change_nothing_and_a_policy_may_change(tmp_path):
 @pytest.mark.slow
 def test_a_mesh_skips_the_same_steps():
     params = tiny.experiment_params()
-    trainer = params.trainer.set(spikes=spikes()).instantiate(params.task)
+    trainer = params.step.set(spikes=spikes()).instantiate(params.task)
     local = SingleDeviceRuntime(trainer)
     sharded = SpmdRuntime(trainer, Partitioning.make("data=2", "fsdp"), devices_for(2))
     local.init_state()

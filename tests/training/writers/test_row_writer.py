@@ -17,7 +17,7 @@ import rich.console
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring import writers
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
-from lingvo_gshard.training.step.trainer import Trainer
+from tests import tiny
 
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
@@ -51,8 +51,9 @@ class FakeWriter:
 def log_rows(tmp_path, names, steps=range(1, 7), step=0):
     """Logs some steps of a run with writers; returns what was said."""
     console = rich.console.Console(quiet=True)
-    params = Trainer.params().set(writers=names, log_every_steps=2, steps=100)
-    (tmp_path / "params.txt").write_text("name : 'a'\ntrainer.seed : 1\n", encoding="utf-8")
+    params = tiny.experiment_params(steps=100)
+    params.run.set(writers=names, log_every_steps=2)
+    (tmp_path / "params.txt").write_text("name : 'a'\nstep.seed : 1\n", encoding="utf-8")
     said = []
     log = RunLog(console, Logdir(tmp_path), params, step)
     log.say = said.append
@@ -110,7 +111,7 @@ def test_unknown_names_and_missing_packages_are_named(monkeypatch):
     writers.check(())
     with pytest.raises(ValueError, match="`writer=wanbd` is unknown. Did you mean 'wandb'?"):
         writers.check(("wanbd",))
-    with pytest.raises(ValueError, match=r"trainer.writers is 'wandb'; .* such as \('wandb',\)"):
+    with pytest.raises(ValueError, match=r"run.writers is 'wandb'; .* such as \('wandb',\)"):
         writers.check("wandb")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package mlflow.*lingvo_gshard\[mlflow\]'"):
@@ -218,7 +219,7 @@ def test_mlflow_in_a_local_database(tmp_path, monkeypatch):
     ]
     run = client.get_run(run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", tmp_path.name)
-    assert run.data.params == {"name": "'a'", "trainer.seed": "1"}
+    assert run.data.params == {"name": "'a'", "step.seed": "1"}
     history = client.get_metric_history(run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(s, 1.0 / s) for s in range(1, 7)]
     name = "encoder.layers.1.feed_forward/dropped_share"

@@ -20,7 +20,7 @@ from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.console.units import in_bytes
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.loop import resident_bytes
 
 # Source length, target length and rows of a batch.
@@ -128,7 +128,7 @@ def _train(params: Params) -> Row:
     """Measures training steps of the quickstart's model, and how long they wait for batches."""
     input_, experiment = params.instantiate(), registry.get(_OF_STEPS)
     task = experiment.task.set(share_embeddings=_is_joint(input_))
-    trainer = experiment.trainer.instantiate(with_vocabulary_sizes(task, input_))
+    trainer = make_trainer(experiment, with_vocabulary_sizes(task, input_))
     runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()
     batches, first = _first(input_)

@@ -86,7 +86,8 @@ class Member:
     def params(self) -> Params:
         """Returns the experiment with the study's settings; ValueError if one is wrong."""
         params = experiment(self.model, self._statements, self.gin_files)
-        params.trainer.set(seed=self.seed, steps=self.steps or params.trainer.steps)
+        params.step.set(seed=self.seed)
+        params.run.set(steps=self.steps or params.run.steps)
         return params
 
     def train(self) -> None:
@@ -120,7 +121,7 @@ class Member:
         when its training has ended by itself.
         """
         last = Logdir(self.logdir).last_step or 0
-        return last >= self.params().trainer.steps or bool(self.language)
+        return last >= self.params().run.steps or bool(self.language)
 
     def _command(self, name: str, *flags: str) -> None:
         """Runs a command of this package on the run; ends the study with its exit code if not 0."""

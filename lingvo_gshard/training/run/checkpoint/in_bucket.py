@@ -114,7 +114,7 @@ def _private(module: str, *names: str) -> Any:
     if found is None or not all(hasattr(found, name) for name in names):
         raise ImportError(
             f"Orbax {ocp.__version__} no longer has its private {module} with {', '.join(names)}, "
-            "which checkpoints in buckets need; lingvo_gshard/training/run/checkpoint/in_bucket.py is "
-            "the one file that names it"
+            "which checkpoints in buckets need; lingvo_gshard/training/run/checkpoint/in_bucket.py "
+            "is the one file that names it"
         )
     return found

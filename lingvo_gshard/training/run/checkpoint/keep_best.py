@@ -10,42 +10,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint
 from lingvo_gshard.training.run.monitoring.metrics import Row
 
-PREFIX = "dev/"
-
-
-def define(p: Params) -> None:
-    """Defines the hyperparameters of a trainer that say which checkpoint is the best."""
-    p.define(
-        "keep_best",
-        "",
-        "Metric whose best checkpoint is kept and used, such as 'dev/loss'; '': the newest is.",
-    )
-    p.define(
-        "patience",
-        0,
-        "Evaluations without a better `keep_best` after which training ends; 0: it goes on.",
-        minimum=0,
-    )
-
-
-def check(p: Params) -> None:
-    """Raises ValueError if the hyperparameters of a trainer contradict each other."""
-    if not p.keep_best:
-        if p.patience:
-            raise UserError(
-                f"trainer.patience={p.patience} needs trainer.keep_best, such as 'dev/loss'"
-            )
-        return
-    if not p.keep_best.startswith(PREFIX):
-        raise UserError(
-            f"trainer.keep_best={p.keep_best!r}: expected a metric of the dev split, such as "
-            "'dev/loss'"
-        )
-    if not p.evaluate_every_steps:
-        raise UserError(
-            f"trainer.keep_best={p.keep_best!r} needs trainer.evaluate_every_steps, which is 0"
-        )
-
 
 class KeepBest:
     """Keeps track of the best evaluation while a run trains.
@@ -55,7 +19,7 @@ class KeepBest:
     """
 
     def __init__(self, p: Params):
-        """Makes it for a trainer's Params."""
+        """Makes it for the options of a run."""
         self._metric, self._patience = p.keep_best, p.patience
         self.best: Best | None = None
 
@@ -67,7 +31,7 @@ class KeepBest:
     def check_splits(self, splits: Collection[str]) -> None:
         """Raises ValueError if the data has no dev split, from which the metric would come."""
         if self._metric and "dev" not in splits:
-            raise UserError(f"trainer.keep_best={self._metric!r}: the data has no dev split")
+            raise UserError(f"run.keep_best={self._metric!r}: the data has no dev split")
 
     def check_metrics(self, names: Collection[str]) -> None:
         """Raises ValueError if the metric is none of those of the dev split.
@@ -78,7 +42,7 @@ class KeepBest:
         """
         if names and self._metric not in names:
             raise UserError(
-                f"trainer.keep_best={self._metric!r} is no metric of the dev split. "
+                f"run.keep_best={self._metric!r} is no metric of the dev split. "
                 f"{nearest(self._metric, names)}"
             )
 
@@ -109,7 +73,7 @@ class KeepBest:
         if self.ends_training:
             lines.append(
                 f"Training ends: {best.evaluations_since:,} evaluations since were not better "
-                f"(trainer.patience = {self._patience})"
+                f"(run.patience = {self._patience})"
             )
         return lines
 

@@ -7,6 +7,7 @@ import logging
 import pathlib
 import sys
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run.processes import SharedError
 
 
@@ -41,4 +42,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, SharedError):
         return str(error).splitlines()[0][:300]
     lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, UserError):
+        return lines[0][:300]
     return f"{type(error).__name__}: {lines[0][:300]}"

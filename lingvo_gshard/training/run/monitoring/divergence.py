@@ -212,17 +212,17 @@ def advice(params: Params, row: Row) -> str:
     if rate > usual:
         begin = (
             f"The likely cause is the learning rate: {rate:.4g} in this step, where {usual:g} "
-            "would be high. Lower trainer.schedule.learning_rate"
+            "would be high. Lower step.schedule.learning_rate"
         )
     else:
-        begin = f"Likely to help: a lower trainer.schedule.learning_rate ({rate:.4g} in this step)"
+        begin = f"Likely to help: a lower step.schedule.learning_rate ({rate:.4g} in this step)"
     others = []
     if "warmup_steps" in p.schedule and not p.schedule.warmup_steps:
-        others.append("trainer.schedule.warmup_steps (0: there is no warm-up)")
+        others.append("step.schedule.warmup_steps (0: there is no warm-up)")
     if not p.clip_norm:
-        others.append("trainer.clip_norm = 1.0 (0: gradients are not clipped)")
+        others.append("step.clip_norm = 1.0 (0: gradients are not clipped)")
     if p.precision != "float32":
-        others.append(f"trainer.precision = 'float32' (it is {p.precision})")
+        others.append(f"step.precision = 'float32' (it is {p.precision})")
     words = f"{begin}; also consider {', '.join(others)}." if others else f"{begin}."
     dead = sum(count for name, count in row.items() if name.endswith(f"/{DEAD}"))
     return f"{words} Experts without tokens: {dead:.0f}." if dead else words

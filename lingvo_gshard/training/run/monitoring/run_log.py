@@ -39,7 +39,7 @@ class SpikeLog:
         """Makes the log of one run.
 
         Args:
-          policy: `trainer.spikes.policy`.
+          policy: `step.spikes.policy`.
         """
         self._end = "it was trained on" if policy == "warn" else "its update was discarded"
         self._lines = 0
@@ -91,18 +91,18 @@ class RunLog:
         Args:
           console: where progress is shown.
           logdir: where metrics are written.
-          params: the trainer's Params.
+          params: the experiment's Params.
           step: the step that the run resumes from.
           guessing_loss: as in `Divergence`.
           compilations: explains the run's compilations; without it, no batch is declared.
         """
         self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._logdir = logdir
-        self._params = params
+        self._params, self._options = params, params.run
         self._step = step
         self._guessing_loss = guessing_loss
         self._balance = ExpertBalance()
-        self._spikes = SpikeLog(params.spikes.policy)
+        self._spikes = SpikeLog(params.step.spikes.policy)
         self._compilations = compilations or CompilationWatch(list)
         self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
 
@@ -110,13 +110,13 @@ class RunLog:
         self._progress = Progress(
             self._console,
             self._step,
-            self._params.steps,
-            self._params.log_every_steps,
+            self._options.steps,
+            self._options.log_every_steps,
             self._balance.digest,
         )
         self._progress.__enter__()
         self._go_on_after(self._step)
-        chosen = self._params.writers if processes.is_main() else ()
+        chosen = self._options.writers if processes.is_main() else ()
         given = self._logdir.params_as_text()
         self._row_writers = open_writers(chosen, self._logdir.path, given, self.say)
         return self
@@ -165,7 +165,7 @@ class RunLog:
 
     def is_logged(self, step: int) -> bool:
         """Returns whether the step gets a log line and a point on each curve."""
-        return step % self._params.log_every_steps == 0 or step == self._params.steps
+        return step % self._options.log_every_steps == 0 or step == self._options.steps
 
     def add_step(self, step: int, row: Row) -> None:
         """Shows the metrics of a training step, and adds derived ones to `row`."""

@@ -87,15 +87,13 @@ class RowWriters:
 
 
 def check(chosen: Sequence[str]) -> None:
-    """Checks `trainer.writers`.
+    """Checks `run.writers`.
 
     Raises:
       UserError: a name is unknown, or its package is not installed.
     """
     if isinstance(chosen, str):
-        raise UserError(
-            f"trainer.writers is {chosen!r}; expected several names, such as ({chosen!r},)"
-        )
+        raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
         if name not in WRITERS:
             raise UserError(f"`writer={name}` is unknown. {names.nearest(name, WRITERS)}")

@@ -1,9 +1,9 @@
 """HangWatch: notices that no step ends any more, and says where each process is.
 
-A run hangs if no step has ended for `trainer.hang_factor` times the median step, and for
-`trainer.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
+A run hangs if no step has ended for `run.hang_factor` times the median step, and for
+`run.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
 anything before the first step has ended. Checkpoints have a limit of their own,
-`trainer.save_seconds`.
+`run.save_seconds`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class HangWatch(StepObserver):
         """Starts watching.
 
         Args:
-          params: the trainer's Params.
+          params: the options of the run.
           lifeline: how a hang is reported.
         """
         self._p = params

@@ -43,7 +43,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       time: seconds since 1970.
       step: the step that it resumed from; 0 for a new run.
-      steps: `trainer.steps`, the step to end with.
+      steps: `run.steps`, the step to end with.
       experiment: name of the experiment.
       command: the command line, for a shell.
       directory: where the command was started.

@@ -44,7 +44,7 @@ class Verdicts:
         """Begins with nothing known.
 
         Args:
-          params: `trainer.routers`.
+          params: `run.routers`.
           layers: the watched layers by path.
         """
         self._p, self._layers = params, layers

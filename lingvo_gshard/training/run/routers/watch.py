@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.token_kinds import TokenKinds
@@ -108,6 +109,7 @@ class RouterWatch(StepObserver):
     def __init__(
         self,
         trainer: Trainer,
+        options: Params,
         runtime: Runtime,
         input_: Input,
         logdir: Logdir,
@@ -118,13 +120,14 @@ class RouterWatch(StepObserver):
 
         Args:
           trainer: the run's trainer.
+          options: `run.routers`.
           runtime: holds the state.
           input_: knows the kinds of the tokens of a batch.
           logdir: where records are written.
           step: the step that the run resumes from.
           log: shows what is found.
         """
-        self._p = trainer.p.routers
+        self._p = options
         self._runtime, self._input, self._log = runtime, input_, log
         self._layers: dict[str, MixtureOfExperts] = watched_layers(trainer.task)
         self._every = self._p.every_steps if self._layers else 0
@@ -188,7 +191,7 @@ class RouterWatch(StepObserver):
             self._every = 0
             self._log.say(
                 "Warning: the routers are not watched any longer, since the forward pass of "
-                f"trainer.routers failed: {str(error).splitlines()[0]}"
+                f"run.routers failed: {str(error).splitlines()[0]}"
             )
 
     def _resume(self, earlier: Sequence[RouterRecord], step: int, has_rows: bool) -> None:

@@ -73,9 +73,9 @@ def test_largest_of_few_compilations_is_known_to_fit():
         (
             [
                 *("--folder=x", "--topology=cpu:1", "--experiment=language_model.one_gpu_dense"),
-                "--grow=trainer.precision",
+                "--grow=step.precision",
             ],
-            "--grow=trainer.precision is 'bfloat16' in language_model.one_gpu_dense; expected a",
+            "--grow=step.precision is 'bfloat16' in language_model.one_gpu_dense; expected a",
         ),
         (["--share=1.5"], "share"),
     ],

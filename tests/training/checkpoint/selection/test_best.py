@@ -85,7 +85,7 @@ def test_damaged_best_is_reported_and_the_newest_read(tmp_path):
     ("choice", "message"),
     [
         ("worst", "expected best, newest or the step"),
-        (7, "=7: .* has the checkpoints 1, 2"),
+        (7, "=7`: .* has the checkpoints 1, 2"),
     ],
 )
 def test_checkpoint_that_is_not_there_is_refused(tmp_path, choice, message):

@@ -69,8 +69,8 @@ def test_resumed_run_remembers_its_best(tmp_path):
     [
         ({"keep_best": "loss"}, "keep_best='loss': expected a metric of the dev split"),
         ({"keep_best": "dev/los"}, "'dev/los' is no metric of the dev split. Did you mean 'dev/l"),
-        ({"evaluate_every_steps": 0}, "needs trainer.evaluate_every_steps, which is 0"),
-        ({"keep_best": "", "patience": 3}, "trainer.patience=3 needs trainer.keep_best"),
+        ({"evaluate_every_steps": 0}, "needs run.evaluate_every_steps, which is 0"),
+        ({"keep_best": "", "patience": 3}, "run.patience=3 needs run.keep_best"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_training(tmp_path, settings, message):

@@ -31,8 +31,8 @@ def flags(tmp_path_factory):
         *tiny_translation.write(folder),
         "--gin_param=task.decoder.moe.router = @collapsed.Biased",
         "--gin_param=task.decoder.moe.router.auxiliary_loss_weight = 0.0",
-        f"--gin_param=trainer.routers.every_steps = {EVERY}",
-        f"--gin_param=trainer.schedule.total_steps = {STEPS}",
+        f"--gin_param=run.routers.every_steps = {EVERY}",
+        f"--gin_param=step.schedule.total_steps = {STEPS}",
         "--runtime=local",
     ]
     sys.path.remove(str(folder))

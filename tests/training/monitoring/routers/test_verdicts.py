@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, Top2Router
-from lingvo_gshard.training.run.routers.settings import Routers
+from lingvo_gshard.training.run.options import Routers
 from lingvo_gshard.training.run.routers.verdicts import Verdicts, concentration
 from tests.training.monitoring.routers.test_records import record
 
@@ -18,7 +18,7 @@ def layer(router):
 
 
 def verdicts(router=None, **values):
-    """Returns verdicts with these values of `trainer.routers`."""
+    """Returns verdicts with these values of `run.routers`."""
     router = router or Top2Router.params().set(auxiliary_loss_weight=0.5)
     return Verdicts(Routers.params().set(**values), {LAYER: layer(router)})
 

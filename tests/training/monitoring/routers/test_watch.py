@@ -8,9 +8,9 @@ import lingvo_gshard
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.options import Routers
 from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
 from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, routers_of_run
-from lingvo_gshard.training.run.routers.settings import Routers
 from lingvo_gshard.training.run.routers.watch import RouterWatch
 from tests.runtime import tiny_translation
 
@@ -68,8 +68,8 @@ class Input:
 
 def watch(tmp_path, runtime, log, step=0, **routers):
     settings = Routers.params().set(**{"every_steps": 10, "window": 3, **routers})
-    trainer = tiny_translation.trainer(num_experts=4, routers=settings)
-    return RouterWatch(trainer, runtime, Input(), Logdir(tmp_path), step, log)
+    trainer = tiny_translation.trainer(num_experts=4)
+    return RouterWatch(trainer, settings, runtime, Input(), Logdir(tmp_path), step, log)
 
 
 def run(watching, steps):
@@ -175,8 +175,8 @@ def test_nothing_is_watched(tmp_path, when):
     runtime = Runtime(uneven)
     settings = Routers.params().set(every_steps=0 if when == "off" else 1)
     stack = {} if when == "off" else {"moe": FeedForward.params()}
-    trainer = tiny_translation.trainer(stack_values=stack, routers=settings)
-    watching = RouterWatch(trainer, runtime, Input(), Logdir(tmp_path), 0, Log())
+    trainer = tiny_translation.trainer(stack_values=stack)
+    watching = RouterWatch(trainer, settings, runtime, Input(), Logdir(tmp_path), 0, Log())
     run(watching, range(1, 10))
     watching.at_end()
     assert not runtime.watched and not (tmp_path / ROUTERS_FILE).exists()
@@ -188,7 +188,7 @@ def test_too_little_memory_ends_the_watching_and_not_the_training(tmp_path):
     runtime = Runtime(uneven, error)
     run(watch(tmp_path, runtime, log), range(1, 46))
     assert runtime.watched == [10]
-    assert len(log.lines) == 1 and log.lines[0].endswith("trainer.routers failed: out of memory")
+    assert len(log.lines) == 1 and log.lines[0].endswith("run.routers failed: out of memory")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_too_little_memory_ends_the_watching_and_not_the_training(tmp_path):
 )
 def test_values_out_of_range_are_refused_with_their_path(name, value):
     params = lingvo_gshard.experiment("translation.quickstart")
-    with pytest.raises(ValueError, match=rf"^trainer\.routers\.{name} is {value}; expected "):
-        params.set_path(f"trainer.routers.{name}", value)
+    with pytest.raises(ValueError, match=rf"^run\.routers\.{name} is {value}; expected "):
+        params.set_path(f"run.routers.{name}", value)
 
 
 def test_a_record_has_few_counts_of_many_languages():

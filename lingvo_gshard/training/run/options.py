@@ -1,0 +1,114 @@
+"""The options of a run: its length, its output and how it is watched."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
+
+# Metrics of the dev split begin so.
+DEV = "dev/"
+
+
+class RunOptions(Configurable):
+    """The options of a run, `run`. All may change when it resumes."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "steps", 1000, "Number of steps to train, those of earlier runs included.", minimum=1
+        )
+        p.define(
+            "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
+        )
+        p.define(
+            "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
+        )
+        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
+        p.define(
+            "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
+        )
+        p.define(
+            "keep_best",
+            "",
+            "Metric whose best checkpoint is kept and used, such as 'dev/loss'; '': the newest is.",
+        )
+        p.define(
+            "patience",
+            0,
+            "Evaluations without a better `keep_best` after which training ends; 0: it goes on.",
+            minimum=0,
+        )
+        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
+        p.define("routers", Routers.params(), "How the routers of experts are watched.")
+        _define_checks(p)
+        return p
+
+    def __init__(self, params: Params):
+        """Checks the options of a run.
+
+        Raises:
+          UserError: they contradict each other.
+        """
+        super().__init__(params)
+        best = params.keep_best
+        if params.patience and not best:
+            raise UserError(
+                f"run.patience={params.patience} needs run.keep_best, such as 'dev/loss'"
+            )
+        if best and not best.startswith(DEV):
+            raise UserError(
+                f"run.keep_best={best!r}: expected a metric of the dev split, such as 'dev/loss'"
+            )
+        if best and not params.evaluate_every_steps:
+            raise UserError(f"run.keep_best={best!r} needs run.evaluate_every_steps, which is 0")
+
+
+def _define_checks(p: Params) -> None:
+    p.define(
+        "hang_factor",
+        50.0,
+        "The run ends if no step ends within so many times the median step; 0: it never does.",
+        minimum=0,
+    )
+    p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
+    p.define("save_seconds", 1800.0, "Longest time that a step waits for a checkpoint.", above=0)
+    p.define(
+        "check_determinism_every",
+        0,
+        "Steps between those that are computed twice and compared; 0: none.",
+        minimum=0,
+    )
+
+
+class Routers(Configurable):
+    """The options of watched routers, `run.routers`.
+
+    Every `every_steps` steps the forward pass runs once more, on the same batch, and counts where
+    each layer's router sends the tokens. Models without experts are not watched.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "every_steps",
+            50,
+            "Steps from one watched step to the next; 0: routers are not watched.",
+            minimum=0,
+        )
+        p.define(
+            "window",
+            4,
+            "An expert without a token in so many watched steps in a row counts as dead.",
+            minimum=1,
+        )
+        p.define(
+            "collapse",
+            0.6,
+            "A router whose busiest experts exceed an even load by this share of what is possible "
+            "has collapsed: 0 is an even load, 1 sends all tokens to the same experts.",
+            above=0,
+            maximum=1,
+        )
+        return p

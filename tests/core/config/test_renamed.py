@@ -1,0 +1,36 @@
+"""Runs of earlier versions are read: their params.txt, as those versions wrote it."""
+
+import pathlib
+
+import pytest
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config.params_text import experiment_from_text
+
+OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
+def test_params_of_an_earlier_version_are_todays(path):
+    """The registered experiments have the values that they had then."""
+    assert experiment_from_text(path.read_text()).to_text() == registry.get(path.stem).to_text()
+
+
+def test_todays_params_are_read_as_they_are():
+    params = registry.get("translation.quickstart")
+    assert experiment_from_text(params.to_text()).to_text() == params.to_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("trainer.steps = 3", "run.steps"),
+        ("trainer.clip_norm = 3.0", "step.clip_norm"),
+        ("trainer.routers.every_steps = 3", "run.routers.every_steps"),
+        ("trainer.optimizer.beta1 = 0.5", "step.optimizer.beta1"),
+    ],
+)
+def test_a_setting_with_an_old_name_is_refused_with_todays(old, new):
+    with pytest.raises(ValueError, match=f"Did you mean '{new}'"):
+        gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
