@@ -133,7 +133,7 @@ class RunLog:
 
     def _go_on_after(self, step: int) -> None:
         """Opens the files to write the rows after a step; removes the rows of later steps."""
-        self._divergence = Divergence(self._params, self._guessing_loss)
+        self._divergence = Divergence(self._params.step, self._guessing_loss)
         if step:
             earlier = first_and_last(self._logdir.path / METRICS_FILE, step, LONG)
             self._divergence.resume(earlier)
