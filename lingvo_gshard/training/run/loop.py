@@ -323,7 +323,7 @@ class TrainingLoop:
         self._finish_step()
         self.step += 1
         self._pending = _Pending(self.step, metrics, batch, digest)
-        self._log.add_compilations(self.step, self._runtime.compilations)
+        self._add_compilations(self.step)
         for message in self._runtime.pop_messages():
             self._log.say(message)
 
@@ -335,6 +335,7 @@ class TrainingLoop:
         self._observers.before_result(pending.step)
         every = self._trainer.p.update_ratios_every
         row = update_ratios.only_if_due(pending.step, pending.metrics.read(), every)
+        self._check_directory(self._logdir.check_lock_here)
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
             theta = self._runtime.theta_on_host()
@@ -351,7 +352,6 @@ class TrainingLoop:
         self._last_row = row
         if is_point:
             self._store.poll()
-            self._check_directory(self._logdir.check_lock_here)
 
     def _check_spikes(self, step: int, row: Row) -> None:
         """Raises PersistentSpikeError if a step asks for a roll back, and there is where to go."""
@@ -391,7 +391,7 @@ class TrainingLoop:
         if not row:
             return {}
         self._log.pause()
-        self._log.add_compilations(step, self._runtime.compilations)
+        self._add_compilations(step)
         self._log.show_dev(step, row)
         return row
 
@@ -423,8 +423,18 @@ class TrainingLoop:
         )
         self._saved_step = self.step
 
+    def _add_compilations(self, step: int) -> None:
+        """Logs what was compiled since the last call, which may have taken minutes."""
+        self._check_directory(self._logdir.check_lock_here)
+        self._log.add_compilations(step, self._runtime.compilations)
+
     def _check_directory(self, check: Callable[[], None]) -> None:
-        """Calls a check of the log directory; adds to an error which steps are lost."""
+        """Calls a check of the log directory; adds to an error which steps are lost.
+
+        Whatever appends to a file of the directory is preceded by this check. A save in the
+        background creates missing folders, so that a file of a run that was moved away could
+        otherwise be written to a second directory.
+        """
         try:
             check()
         except MovedError as error:
