@@ -14,7 +14,7 @@ which it starts.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def specs(theta: NestedMap) -> NestedMap:
 def begin(theta: NestedMap) -> NestedMap:
     """Returns the initial averages: tensors if theta is, else copies of the arrays."""
 
-    def first(weight: tf.Tensor | np.ndarray | jax.Array) -> tf.Tensor | np.ndarray | jax.Array:
+    def first(weight: Any) -> tf.Tensor | np.ndarray | jax.Array:
         if tf.is_tensor(weight):
             return tf.cast(weight, tf.float32)
         return weight.copy().astype(np.float32)

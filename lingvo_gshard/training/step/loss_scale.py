@@ -94,5 +94,5 @@ class LossScale(Configurable):
         return NestedMap(
             good_steps=tf.where(finite & ~grows, good_steps, 0),
             scale=tf.where(finite, grown, reduced),
-            skipped_steps=state.skipped_steps + tf.cast(~finite, tf.int32),
+            skipped_steps=state.skipped_steps + tf.cast(tf.logical_not(finite), tf.int32),
         )

@@ -41,10 +41,12 @@ def accumulate(
       UserError: the number of rows is not a multiple of `count`.
     """
     for name, rows in batch.items():
-        if rows.shape[0] % count:
+        size = rows.shape[0]
+        assert size is not None, f"{name} has an unknown number of rows"
+        if size % count:
             raise UserError(
-                f"step.micro_batches={count} does not divide input.batch_rows, the "
-                f"{rows.shape[0]} rows of {name}"
+                f"step.micro_batches={count} does not divide input.batch_rows, the {size} rows of "
+                f"{name}"
             )
     sums = _Sums(compute, batch, key, count, specs)
     total = sums.one_by_one() if tf.executing_eagerly() else sums.by_loop()
@@ -93,6 +95,7 @@ def _part(batch: TensorBatch, i: tf.Tensor, count: int) -> TensorBatch:
 
     def rows(array: tf.Tensor) -> tf.Tensor:
         shape = array.shape.as_list()
+        assert shape[0] is not None, "a batch has an unknown number of rows"
         by_part = tf.reshape(array, [shape[0] // count, count, *shape[1:]])
         part = tf.gather(by_part, i, axis=1)
         return annotate(part, "BL") if len(shape) == 2 else part

@@ -8,6 +8,7 @@ sums of gradients over micro-batches, and the computations of optimizers. Moment
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
@@ -42,7 +43,7 @@ class Precision:
             its activations be chosen.
         """
         task = task.copy()
-        for name, dtype in self._types(task.cls):
+        for name, dtype in self._types(cast(type[Task], task.cls)):
             if task.get(name) not in ("", dtype):
                 raise self._contradiction(name, task.get(name), dtype, "Leave it empty")
             task.set(**{name: dtype})

@@ -144,7 +144,9 @@ class Spikes(Configurable):
             statistics do not change.
         """
         p = self.p
-        values = dict(zip(_WATCHED, (tf.cast(loss, tf.float32), norm), strict=True))
+        values: dict[str, tf.Tensor] = dict(
+            zip(_WATCHED, (tf.cast(loss, tf.float32), norm), strict=True)
+        )
         is_ready = finite & (state.accepted >= p.warmup_steps)
         heights = {
             name: tf.where(is_ready, _height(state, name, value), 0.0)
@@ -155,7 +157,7 @@ class Spikes(Configurable):
         is_spike = is_outlier & ~begins_anew
         is_skipped = tf.zeros_like(is_spike) if p.policy == "warn" else is_spike
         new_state = self._accepted(state, values, begins_anew)
-        keeps = is_spike | ~finite
+        keeps = is_spike | tf.logical_not(finite)
         pairs = zip(state.flatten(), new_state.flatten(), strict=True)
         new_state = state.pack(tf.where(keeps, old, new) for old, new in pairs)
         spike = tf.cast(is_spike, tf.int32)

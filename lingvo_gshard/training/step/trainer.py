@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
@@ -120,17 +121,15 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         dtypes = precision.get(params.precision)
-        if isinstance(task, Params):
-            task = dtypes.typed(task).instantiate()
-        dtypes.check(task)
-        self.task: Task = task
+        self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
+        dtypes.check(self.task)
         self.steps = steps
         self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
         self.spikes = spikes.from_params(params.spikes)
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
-        specs = task.variable_specs()
+        specs = self.task.variable_specs()
         self.optimizer.check(specs)
         self._frozen = frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
@@ -276,10 +275,10 @@ class Trainer(Configurable):
         """
         goes_on, updates = finite, state.step
         if self.loss_scale:
-            goes_on |= ~self.loss_scale.is_minimal(state.loss_scale.scale)
+            goes_on |= tf.logical_not(self.loss_scale.is_minimal(state.loss_scale.scale))
             updates -= state.loss_scale.skipped_steps
-        stopped = state.stopped | ~goes_on
-        is_frozen = stopped | ~finite if self.loss_scale else stopped
+        stopped = state.stopped | tf.logical_not(goes_on)
+        is_frozen = stopped | tf.logical_not(finite) if self.loss_scale else stopped
         if verdict:
             is_frozen |= verdict.is_skipped
             updates -= state.spikes.skipped
@@ -375,7 +374,7 @@ class Trainer(Configurable):
         flat = tape.gradient(
             loss,
             trained.flatten(),
-            output_gradients=scale,
+            output_gradients=cast(Any, scale),  # The stubs want a list, also of one loss.
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         gradients = trained.pack(tf.convert_to_tensor(g) for g in flat)

@@ -190,7 +190,7 @@ def test_a_wrong_type_raises_with_the_path_and_both_types(binding, expected):
         ("task.moe.num_expert", "task.moe.num_experts"),
         ("task.mow.num_experts", "task.moe.num_experts"),
         ("task.layer_0.num_experts", "task.layers_0.num_experts"),
-        ("step.stepz", "step.steps"),
+        ("step.stepps", "step.steps"),
         ("tasks.use_bias", "task.use_bias"),
         ("moe.num_expert", "task.moe.num_experts"),
         ("steps", "step.steps"),
