@@ -21,6 +21,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from lingvo_gshard.tools.console import spelling  # noqa: E402
+
 hypothesis.settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=50, database=None
 )
@@ -53,6 +55,12 @@ def _spare_the_garbage_collector():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _spell_no_flags():
+    """Forgets the flags of the command that an earlier test ran in this process."""
+    spelling.spell_flags_of(())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -359,9 +359,9 @@ class Run:
                 f"{task.__name__}, which has no {decoder.__name__}"
             )
 
-    def no_checkpoint(self) -> ValueError:
+    def no_checkpoint(self) -> UserError:
         """Returns the error of a run whose checkpoints were deleted after it was opened."""
-        return ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
+        return UserError(f"{self.logdir.checkpoints} holds no complete checkpoint")
 
     def make_trainer(self) -> Trainer:
         """Returns the run's trainer. The vocabularies must be loaded."""

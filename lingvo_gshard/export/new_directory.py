@@ -113,9 +113,9 @@ def _target(path: str | os.PathLike) -> pathlib.Path:
     return pathlib.Path(os.path.realpath(path))
 
 
-def _cannot_be_written(path: str | os.PathLike, error: OSError) -> ValueError:
+def _cannot_be_written(path: str | os.PathLike, error: OSError) -> UserError:
     if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
         reason = "it was created by someone else in the meantime"
     else:
         reason = (error.strerror or str(error)).lower()
-    return ValueError(f"`output={path}` cannot be written: {reason}")
+    return UserError(f"`output={path}` cannot be written: {reason}")

@@ -61,7 +61,7 @@ def test_wrong_patterns_and_formats_are_refused(tmp_path):
         gshard.import_model(tmp_path / "model", tmp_path / "run", settings=wrong)
     assert not (tmp_path / "run").exists()
     gshard.import_model(tmp_path / "model", tmp_path / "run")
-    with pytest.raises(ValueError, match=r"format=peft writes adapters, and task\.lora\.rank is 0"):
+    with pytest.raises(ValueError, match=r"format=peft` writes adapters, and task\.lora\.rank is"):
         gshard.load(tmp_path / "run").export(tmp_path / "out", "peft")
     both = (*LORA, "step.optimizer.learning_rate_factors = {'*norm': 1.0}")
     gshard.import_model(tmp_path / "model", tmp_path / "both", settings=both)

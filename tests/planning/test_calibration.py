@@ -71,6 +71,6 @@ def test_another_chip_is_refused():
     with pytest.raises(ValueError) as error:
         calibration.check_chip(made(), "c.json", topologies.get("v3:2x2"))
     assert str(error.value) == (
-        "--calibration=c.json: measured on cpu (core of AMD EPYC 9654), but --topology=v3:2x2 has "
+        "`calibration=c.json`: measured on cpu (core of AMD EPYC 9654), but `topology=v3:2x2` has "
         "v3 (TPU v3). Ratios hold for one chip only"
     )

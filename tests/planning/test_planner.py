@@ -231,7 +231,7 @@ def test_without_libtpu_sums_over_slices_are_whole(monkeypatch):
 @pytest.mark.parametrize(
     ("topology", "settings", "words"),
     [
-        ("cpu:8", {"mesh": "data=4"}, "mesh=data=4 has 4 devices, but topology=cpu:8 has 8"),
+        ("cpu:8", {"mesh": "data=4"}, "`mesh=data=4` has 4 devices, but `topology=cpu:8` has 8"),
         ("v9:2x2", {}, "unknown kind of chip 'v9'"),
         ("cpu:8", {"strategy": "expret"}, "Did you mean 'expert'?"),
         ("cpu:8", {"partitioner": "shardi"}, "Did you mean 'shardy'?"),

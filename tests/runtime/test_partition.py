@@ -25,7 +25,7 @@ def double(x):
 
 
 def test_partition_is_exported_and_imported_lazily():
-    assert lingvo_gshard.partition.__wrapped__ is partition
+    assert lingvo_gshard.partition is partition
     with pytest.raises(AttributeError, match="has no attribute 'partitoin'"):
         _ = lingvo_gshard.partitoin
     code = (

@@ -97,5 +97,5 @@ def test_python_api_returns_the_report_and_writes_the_page(tmp_path, runs):
     found = lingvo_gshard.report(runs, html=html)
     assert [run.label for run in found.runs] == ["first", "second"]
     assert embedded(html.read_text(encoding="utf-8"))["report"]["runs"][1]["label"] == "second"
-    with pytest.raises(ValueError, match=r"^html=.*nowhere.*cannot be written: No such file"):
+    with pytest.raises(ValueError, match=r"^`html=.*nowhere.*cannot be written: No such file"):
         lingvo_gshard.report(runs[0], html=tmp_path / "nowhere" / "report.html")

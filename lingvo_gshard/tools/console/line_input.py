@@ -155,7 +155,7 @@ def write(text: str) -> None:
 
 def _decode(
     batch: Sequence[bytes], answered: int, skip_bad: bool, name: str
-) -> tuple[list[str], ValueError | None]:
+) -> tuple[list[str], UserError | None]:
     """Decodes lines; stops at the first that is not UTF-8 unless `skip_bad`.
 
     Args:
@@ -175,7 +175,7 @@ def _decode(
         except UnicodeDecodeError as error:
             bad = f"line {number} is not UTF-8 (byte {error.start + 1})"
             if not skip_bad:
-                return texts, ValueError(
+                return texts, UserError(
                     f"{name}: {bad}; --on_bad_line=skip leaves such lines empty"
                 )
             warn(f"Warning: {bad}: left empty")

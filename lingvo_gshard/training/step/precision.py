@@ -66,8 +66,8 @@ class Precision:
             )
         return [("dtype", self.weights), ("fprop_dtype", self.activations)]
 
-    def _contradiction(self, name: str, found: str, expected: str, advice: str) -> ValueError:
-        return ValueError(
+    def _contradiction(self, name: str, found: str, expected: str, advice: str) -> UserError:
+        return UserError(
             f"task.{name} is {found!r}, but {_PARAM}={self.name!r} needs {expected!r}. {advice}, "
             f"or choose another {_PARAM}"
         )

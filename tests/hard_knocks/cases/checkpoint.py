@@ -13,43 +13,43 @@ CASES = (
         "a logdir that is a file",
         "gshard-train --experiment=test.tiny --logdir=run",
         given=(write("run", "x"),),
-        error="--logdir .../run is a file; a directory was expected",
+        error="--logdir=.../run is a file; a directory was expected",
     ),
     Case(
         "a logdir under a file",
         "gshard-train --experiment=test.tiny --logdir=run/a",
         given=(write("run", "x"),),
-        error="--logdir .../run/a cannot be written: Not a directory",
+        error="--logdir=.../run/a cannot be written: Not a directory",
     ),
     Case(
         "a logdir that nobody may write",
         "gshard-train --experiment=test.tiny --logdir=/proc/run",
-        error="--logdir /proc/run cannot be written: No such file or directory",
+        error="--logdir=/proc/run cannot be written: No such file or directory",
     ),
     Case(
         "a logdir with a name that is too long",
         "gshard-train --experiment=test.tiny --logdir=" + 300 * "x",
-        error="--logdir ...xxx cannot be written: File name too long",
+        error="--logdir=...xxx cannot be written: File name too long",
     ),
     Case(
         "a logdir of another experiment",
         "gshard-train --experiment=language_model.quickstart --logdir=run",
         given=_RUN,
-        error="--logdir ...run holds a run of test.tiny with other Params. Choose another "
+        error="--logdir=...run holds a run of test.tiny with other Params. Choose another "
         "directory, or the same Params:\n...  and ... more",
     ),
     Case(
         "a logdir of other Params",
         _LONGER + " --gin_param='input.rows = 8'",
         given=_RUN,
-        error="--logdir ...run holds a run of test.tiny with other Params. Choose another "
+        error="--logdir=...run holds a run of test.tiny with other Params. Choose another "
         "directory, or the same Params:\n  input.rows: 16 there, 8 here",
     ),
     Case(
         "a logdir of another seed",
         _LONGER + " --seed=3",
         given=_RUN,
-        error="--logdir ...run holds a run of test.tiny with other Params. Choose another "
+        error="--logdir=...run holds a run of test.tiny with other Params. Choose another "
         "directory, or the same Params:\n  step.seed: 1 there, 3 here",
     ),
     Case(

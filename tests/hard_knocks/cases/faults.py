@@ -32,7 +32,7 @@ CASES = (
         _TRAIN + _ENDLESS,
         meanwhile=_TRAIN + _ENDLESS,
         changes=_RUN,
-        error="--logdir ...run is in use by process ... on ..., since ... UTC. Stop that run "
+        error="--logdir=...run is in use by process ... on ..., since ... UTC. Stop that run "
         "first, or choose another directory",
     ),
     Case(
@@ -97,7 +97,7 @@ CASES = (
         "a disk that is full before the first step",
         _TRAIN,
         limits={"RLIMIT_FSIZE": 300},
-        error="--logdir .../run cannot be written: File too large",
+        error="--logdir=.../run cannot be written: File too large",
         changes=("run", "run/*"),
     ),
     Case(
@@ -105,7 +105,7 @@ CASES = (
         _TRAIN + "--steps=16",
         given=(trained("run"),),
         limits={"RLIMIT_FSIZE": 300},
-        error="--logdir .../run cannot be written: File too large",
+        error="--logdir=.../run cannot be written: File too large",
         prints=("Resuming from the checkpoint of step 12",),
         changes=("run/run.lock", "run/params.txt.new"),
     ),

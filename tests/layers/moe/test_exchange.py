@@ -224,7 +224,7 @@ def test_hierarchical_requires_two_axes(mesh, strategy, words):
     layer = make(hierarchical=True)
     with (
         use_partitioning(Partitioning.make(mesh, strategy)),
-        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: `mesh=`") as raised,
+        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: `mesh=") as raised,
     ):
         tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)
     assert words in str(raised.value)

@@ -58,5 +58,5 @@ def test_python_api_takes_a_batch_or_searches_one():
 
 
 def test_another_word_as_the_batch_is_refused():
-    with pytest.raises(ValueError, match="batch=all: expected a number of texts, or 'largest'"):
+    with pytest.raises(ValueError, match="batch=all`: expected a number of texts, or 'largest'"):
         lingvo_gshard.plan_generation(experiment(), "cpu:2", "all")

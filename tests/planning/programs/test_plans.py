@@ -148,18 +148,18 @@ def symbolic():
         (lambda: exported().serialize()[:900], {}, "step.bin is no program"),
         (lambda: symbolic().serialize(), {}, "step.bin: an argument has the symbolic shape (b, 4)"),
         ("step", {"topology": "cpu:4"}, "step.bin was made for 8 devices, data=4,model=2, "
-         "but topology=cpu:4 has 4"),
+         "but `topology=cpu:4` has 4"),
         ("step", {"mesh": "data=8"}, "step.bin: it was exported for the mesh data=4,model=2, not "
-         "for mesh=data=8"),
-        ("step", {"tokens": 1e9}, "tokens=1e+09 needs the tokens of a step, which"),
-        ("step", {"weights": "theta"}, "step.bin: weights=theta matches none of its arguments: "
+         "for `mesh=data=8`"),
+        ("step", {"tokens": 1e9}, "`tokens=1e+09` needs the tokens of a step, which"),
+        ("step", {"weights": "theta"}, "step.bin: `weights=theta` matches none of its arguments: "
          "state.mu[0].w_in"),
-        ("step", {"strategy": "expert"}, "strategy=expert does not apply to a jax program"),
-        ("cholesky", {"topology": "cpu:1"}, "step.bin: topology=cpu:1: its compiler rejects"),
+        ("step", {"strategy": "expert"}, "`strategy=expert` does not apply to a jax program"),
+        ("cholesky", {"topology": "cpu:1"}, "step.bin: `topology=cpu:1`: its compiler rejects"),
         ("cholesky", {"topology": "cpu:1"}, "it was exported for cuda, not for cpu"),
-        ("step", {"moments": "("}, "moments=( is no regular expression"),
-        ("gspmd", {"mesh": "data=2,model=4"}, "are no splits over mesh=data=2,model=4"),
-        ("gspmd", {"mesh": "data=4"}, "it was exported for 8 devices, not for mesh=data=4"),
+        ("step", {"moments": "("}, "`moments=(` is no regular expression"),
+        ("gspmd", {"mesh": "data=2,model=4"}, "are no splits over `mesh=data=2,model=4`"),
+        ("gspmd", {"mesh": "data=4"}, "it was exported for 8 devices, not for `mesh=data=4`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_named(tmp_path, content, options, words):

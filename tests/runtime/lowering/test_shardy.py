@@ -62,7 +62,7 @@ def test_manual_regions_are_refused():
     partitioning = Partitioning.make("data=8", "B->data")
     region = manual(lambda x: 2.0 * x, [(("data",), ())], (("data",), ()))
     inputs = [Array("x", (16, 8), "float32", ((), ()))]
-    with pytest.raises(ValueError, match="shardy cannot partition manual regions.* Use .*gspmd"):
+    with pytest.raises(ValueError, match="shardy` cannot partition manual regions.* Use .*gspmd"):
         lower("doubled", lambda x: [("x", region(x), None)], inputs, partitioning, (), "shardy")
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.compiling.cache import current_settings
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.tools import plan
@@ -92,7 +93,7 @@ def test_failed_plan_omits_its_rows(planned, monkeypatch, capsys):
 
     def plan_experiment(params, topology, options, progress):
         if topology.devices == 512:
-            raise ValueError("no compiler for [512]")
+            raise UserError("no compiler for [512]")
         return possible(params, topology, options, progress)
 
     monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
@@ -106,12 +107,12 @@ def test_failed_plan_omits_its_rows(planned, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--paper_rows=weigths"], "--paper_rows: unknown row 'weigths'. Did you mean 'weights'?"),
+        (["--paper_rows=weigths"], "`paper_rows`: unknown row 'weigths'. Did you mean 'weights'?"),
         (["--experiment=gshard_paper.moe_512e_12l"], "leave --experiment out"),
         (["--topology=v3:8x8"], "leave --topology out"),
         (["--gin_param=task.model_dim = 8"], "leave --gin_param out"),
         (["--search"], "leave --search out"),
-        (["--partitioner=shard"], "--partitioner"),
+        (["--partitioner=shard"], "`partitioner=shard` is"),
     ],
 )
 def test_incompatible_flags_are_rejected(planned, arguments, message):

@@ -38,7 +38,7 @@ def test_report_begins_with_whether_the_step_fits():
     assert lines[0] == (
         "It does not fit: peak 18.2 GiB of 16 GiB usable per device (114%), 2.18 GiB too much."
     )
-    assert any(re.search(r"batch_rows=4096' +no +17 GiB +190 ms", line) for line in lines)
+    assert any(re.search(r"batch_rows = 4096` +no +17 GiB +190 ms", line) for line in lines)
 
 
 @pytest.mark.parametrize("strategy", example_plan.RULES)
