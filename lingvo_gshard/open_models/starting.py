@@ -25,7 +25,7 @@ from lingvo_gshard.open_models.importing import PublishedModel
 from lingvo_gshard.open_models.record import RECORD_FILE
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
-from lingvo_gshard.training.run.checkpoint.streamed import copy
+from lingvo_gshard.training.run.checkpoint.transposing import copy
 from lingvo_gshard.training.run.starting import PART, initial_factors
 from lingvo_gshard.training.step.trainer import Trainer
 

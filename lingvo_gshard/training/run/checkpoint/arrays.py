@@ -1,7 +1,12 @@
-"""Reads, writes and checks the arrays of one item of a checkpoint.
+"""Arrays of a checkpoint by path, and digests of them that do not depend on their sharding.
 
 An array is a NumPy array or a jax.Array, which may be sharded over the devices of several
 processes. Each process writes and reads its own shards. The files do not depend on the sharding.
+
+An array is read as unsigned words w_i in C order. An element of up to 4 bytes is one word; a longer
+one is split into words of 4 bytes. The digest is the sum of w_i (2 i + 1) mod 2^64. Each shard
+contributes a term that depends only on its words and its offset. A change of a single word always
+changes the digest, because 2 i + 1 is odd and has an inverse mod 2^64.
 """
 
 from __future__ import annotations

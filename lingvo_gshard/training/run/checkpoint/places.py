@@ -1,4 +1,4 @@
-"""Directories of checkpoints on disks and in buckets, behind one interface."""
+"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `run` item of a checkpoint: what a run needs to resume besides the arrays of its state."""
+"""What a checkpoint has besides arrays: its Params, vocabularies, and the best evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs of a run cost to compile, and why a function was compiled again."""
+"""Watches what the programs of a run cost to compile, and says why one was compiled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells when the loss of a run has diverged although it is finite, and what helps."""
+"""Notices that a loss diverges, and follows how evenly experts are used."""
 
 from __future__ import annotations
 

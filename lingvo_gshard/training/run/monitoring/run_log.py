@@ -1,4 +1,4 @@
-"""RunLog: everything a training run shows on the console and writes about its steps."""
+"""RunLog: what a run shows and writes, step by step, and its spikes."""
 
 from __future__ import annotations
 

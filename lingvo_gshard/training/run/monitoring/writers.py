@@ -1,4 +1,4 @@
-"""RowWriter: sends the rows of a run to a service that tracks experiments."""
+"""Writes metrics to Weights & Biases and MLflow while a run trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RouterWatch: watches the routers of a training run, and writes and tells what it sees."""
+"""RouterWatch: watches the routers of a training run, draws them, and tells what it sees."""
 
 from __future__ import annotations
 
