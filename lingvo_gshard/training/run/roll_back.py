@@ -1,7 +1,7 @@
 """Roll backs: a run returns to a checkpoint before its spikes and skips batches around them.
 
-After a roll back the run continues from `trainer.spikes.roll_back_steps` steps before the first
-spike, and goes on past `trainer.spikes.skipped_batches` batches. The state of that step is computed
+After a roll back the run continues from `step.spikes.roll_back_steps` steps before the first
+spike, and goes on past `step.spikes.skipped_batches` batches. The state of that step is computed
 again from the newest checkpoint before it. So the run equals one whose input never had these
 batches, wherever its checkpoints were.
 

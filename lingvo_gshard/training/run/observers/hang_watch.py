@@ -1,9 +1,9 @@
 """HangWatch: ends a run in which no step ends any more, and says where each process was.
 
-A run hangs if no step has ended for `trainer.hang_factor` times the median step, and for
-`trainer.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
+A run hangs if no step has ended for `run.hang_factor` times the median step, and for
+`run.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
 anything before the first step has ended. Checkpoints have a limit of their own,
-`trainer.save_seconds`.
+`run.save_seconds`.
 """
 
 from __future__ import annotations
