@@ -25,10 +25,10 @@ def test_todays_params_are_read_as_they_are():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("run.steps = 3", "run.steps"),
-        ("step.clip_norm = 3.0", "step.clip_norm"),
-        ("run.routers.every_steps = 3", "run.routers.every_steps"),
-        ("step.optimizer.beta1 = 0.5", "step.optimizer.beta1"),
+        ("trainer.steps = 3", "run.steps"),
+        ("trainer.clip_norm = 3.0", "step.clip_norm"),
+        ("trainer.routers.every_steps = 3", "run.routers.every_steps"),
+        ("trainer.optimizer.beta1 = 0.5", "step.optimizer.beta1"),
     ],
 )
 def test_a_setting_with_an_old_name_is_refused_with_todays(old, new):
