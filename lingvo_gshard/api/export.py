@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lingvo_gshard.api.decoding.loaded_run import LoadedRun
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.export.formats import PEFT, format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
@@ -17,9 +17,6 @@ from lingvo_gshard.open_models.adapter import PublishedAdapter
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
-
-if TYPE_CHECKING:
-    from lingvo_gshard.api.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Export:
 
 
 def export(
-    run: Run,
+    run: LoadedRun,
     output: str | os.PathLike,
     format: str,
     settings: DecoderSettings | None = None,
@@ -78,7 +75,7 @@ def export(
     )
 
 
-def _stream(run: Run, output: str | os.PathLike, format: str) -> int:
+def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
     """Writes a published model without loading it whole. Returns the step of the checkpoint."""
     with run.open_checkpoints() as (_, trainer):
         step = run.step
@@ -93,7 +90,7 @@ def _stream(run: Run, output: str | os.PathLike, format: str) -> int:
     return step
 
 
-def _read(run: Run) -> TrainedModel:
+def _read(run: LoadedRun) -> TrainedModel:
     """Returns the model of the run's checkpoint."""
     run.observer.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):

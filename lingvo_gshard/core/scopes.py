@@ -1,8 +1,8 @@
 """Scope: a value that is visible to all code called inside a `with` block.
 
-Only this module defines ambient state. There are three scopes: the context of the current forward
-pass (core/context.py), its partitioning (sharding/scope.py), and how plans are compiled
-(planning/compiling/cache.py).
+Only this module defines ambient state. There are four scopes: the context of the current forward
+pass (core/context.py), its partitioning (sharding/partitioning.py), what is recorded of it
+(sharding/recording.py), and how plans are compiled (planning/compiling/cache.py).
 """
 
 from __future__ import annotations

@@ -30,9 +30,14 @@ from collections.abc import Callable, Iterator, Sequence
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import subgraph
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.sharding import scope, xla
+from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import (
+    Partitioning,
+    Sharding,
+    current_sharding,
+    override_sharding,
+)
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -184,17 +189,17 @@ def _over_all_axes(rank: int, dimension: int) -> Split:
 
 
 def _region_in_use() -> Partitioning | None:
-    now = scope.current()
+    now = current_sharding()
     region = now.manual_partitioning or now.partitioning
     if region is None or region.mesh.size == 1 or tf.executing_eagerly():
         return None
     return region
 
 
-def _inside() -> contextlib.AbstractContextManager[scope.Sharding]:
+def _inside() -> contextlib.AbstractContextManager[Sharding]:
     """Switches annotations off inside a `with` block and tells collectives the mesh."""
-    now = scope.current()
-    return scope.override(
+    now = current_sharding()
+    return override_sharding(
         partitioning=None, manual_partitioning=now.manual_partitioning or now.partitioning
     )
 

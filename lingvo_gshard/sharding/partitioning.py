@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
@@ -14,7 +15,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.sharding import claims, scope, strategies
+from lingvo_gshard.core.scopes import Scope
+from lingvo_gshard.sharding import claims, strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split, Strategy
 
@@ -185,16 +187,42 @@ def matches_path(pattern: str, path: str) -> bool:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """How the tensors of the function being traced are split.
+
+    Attributes:
+      partitioning: The partitioning that annotations follow, or None if they have no effect.
+      manual_partitioning: The partitioning of the manual region being traced, None outside.
+    """
+
+    partitioning: Partitioning | None = None
+    manual_partitioning: Partitioning | None = None
+
+
+_scope: Scope[Sharding] = Scope("sharding", Sharding())
+
+
+def current_sharding() -> Sharding:
+    """Returns the sharding that holds now."""
+    return _scope.get()
+
+
+def override_sharding(**fields: Any) -> contextlib.AbstractContextManager[Sharding]:
+    """Changes fields of the current sharding inside a `with` block."""
+    return _scope.use(dataclasses.replace(current_sharding(), **fields))
+
+
 def current_partitioning() -> Partitioning | None:
     """Returns the partitioning that annotations follow, or None if they have no effect."""
-    return scope.current().partitioning
+    return current_sharding().partitioning
 
 
 def use_partitioning(
     partitioning: Partitioning | None,
-) -> contextlib.AbstractContextManager[scope.Sharding]:
+) -> contextlib.AbstractContextManager[Sharding]:
     """Makes annotations inside a `with` block follow a partitioning; None switches them off."""
-    return scope.override(partitioning=partitioning)
+    return override_sharding(partitioning=partitioning)
 
 
 def axes_of(layout: str) -> Split:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.sharding import scope
+from lingvo_gshard.core.scopes import Scope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,14 @@ class Recorded:
         return list({id(graph): graph for graph in found if graph is not None}.values())
 
 
+_scope: Scope[Recorded | None] = Scope("recorded", None)
+
+
 @contextlib.contextmanager
 def record() -> Iterator[Recorded]:
     """Records what is traced inside a `with` block."""
     recorded = Recorded()
-    with scope.override(recorded=recorded):
+    with _scope.use(recorded):
         yield recorded
 
 
@@ -71,7 +74,7 @@ def add(
     equation: str, operands: tuple[tf.Tensor, ...], result: tf.Tensor, is_annotation: bool = False
 ) -> None:
     """Records one einsum or annotation, if a recording is under way."""
-    recorded = scope.current().recorded
+    recorded = _scope.get()
     now = context.current()
     if recorded is None or now.is_recomputing:
         return
@@ -89,13 +92,13 @@ def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
       result: The tensor that the loop returns.
       body: The graph in which the body was traced.
     """
-    recorded = scope.current().recorded
+    recorded = _scope.get()
     if recorded is not None:
         recorded.loops.append((result, body))
 
 
 def set_graph(graph: tf.Graph) -> None:
     """Records the graph of the traced function, if a recording is under way."""
-    recorded = scope.current().recorded
+    recorded = _scope.get()
     if recorded is not None:
         recorded.graph = graph

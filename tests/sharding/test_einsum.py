@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding import einsum
 from tests.tolerances import assert_close
@@ -125,9 +126,9 @@ def test_errors_name_the_equation(equation, shapes, message):
 def test_a_saved_product_is_restored():
     x, w = tf.random.stateless_normal([2, 3, 4], [1, 2]), tf.ones([4, 5])
     saved = SavedProducts("products")
-    with saved.saving():
+    with saving(saved):
         first = einsum("BLM,MH->BLH", x, w)
     (result,) = saved.results
-    with saved.restoring([result + 1]):
+    with restoring(saved, [result + 1]):
         again = einsum("BLM,MH->BLH", x, w)
     tf.debugging.assert_equal(again, first + 1)

@@ -10,18 +10,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-import os
 import pickle
 import select
 import subprocess
-import sys
 import threading
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.inference.programs.program_key import ProgramKey
-from lingvo_gshard.runtime.child_process import answer_stream, start_module
+from lingvo_gshard.runtime.child_process import start_module
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +27,7 @@ _log = logging.getLogger(__name__)
 _IDLE_SECONDS = 20.0
 # Processes that are asked for a program, each after the one before was stuck.
 _TRIES = 2
-# Added to the niceness of the process: what is decoded meanwhile comes first.
-_NICENESS = 10
-_MODULE = "lingvo_gshard.api.decoding.compiler_process"
+_MODULE = "lingvo_gshard.api.decoding.compiler_main"
 
 
 class CompilerProcess:
@@ -141,30 +137,11 @@ def _streams(process: subprocess.Popen) -> tuple[IO[bytes], IO[bytes]]:
     return process.stdin, process.stdout
 
 
-def main() -> None:
-    """Compiles the programs whose keys come on standard input, until that ends."""
-    os.nice(_NICENESS)
-    # Libraries may print.
-    answers = answer_stream()
-    from lingvo_gshard.api.run import Run
-
-    run = Run(*_read(sys.stdin.buffer.readline()))
-    for line in sys.stdin.buffer:
-        key = _read(line)
-        executables = run.decoder.engine.executables
-        if key:
-            executables.get(key)
-        answers.write(b"done\n")
-
-
 def _write(stream: IO[bytes], value: object) -> None:
     stream.write(base64.b64encode(pickle.dumps(value)) + b"\n")
     stream.flush()
 
 
-def _read(line: bytes) -> Any:
+def read_value(line: bytes) -> Any:
+    """Returns the value of a line that `CompilerProcess` wrote."""
     return pickle.loads(base64.b64decode(line))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,13 +6,12 @@ import dataclasses
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING
 
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
+from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine
@@ -29,30 +28,6 @@ from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
-from lingvo_gshard.training.run.runtime_protocol import Runtime
-
-if TYPE_CHECKING:
-    from lingvo_gshard.api.run import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedModel:
-    """The weights of a checkpoint on a runtime, with what goes with them.
-
-    Attributes:
-      step: the checkpoint's step.
-      task: the model.
-      theta: the weights that are evaluated and decoded with.
-      runtime: holds the weights.
-      input: the run's input, with the vocabularies of the checkpoint.
-    """
-
-    step: int
-    task: Task
-    theta: NestedMap
-    runtime: Runtime
-    input: Input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +45,7 @@ class Decoder:
     input: Input
 
 
-def restored_model(run: Run) -> TrainedModel:
-    """Returns the model of a run's checkpoint. Damaged ones are reported on standard error."""
-    run.observer.begin("Restoring the weights")
-    with run.open_checkpoints() as (store, trainer):
-        runtime = run.backend.make_runtime(trainer)
-        checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
-    if checkpoint is None:
-        raise run.no_checkpoint()
-    part = restored_theta(trainer, checkpoint)
-    runtime.load_theta(part)
-    theta = trainer.evaluated_theta(part)
-    return TrainedModel(checkpoint.step, trainer.task, theta, runtime, run.input)
-
-
-def open_decoder(run: Run) -> Decoder:
+def open_decoder(run: SavedRun) -> Decoder:
     """Returns the decoder of a run's checkpoint.
 
     If the cache has it, TensorFlow is imported only when a program is needed that the cache lacks.
@@ -120,7 +81,7 @@ def open_decoder(run: Run) -> Decoder:
     return _opened_now(run)
 
 
-def _opened_now(run: Run) -> Decoder:
+def _opened_now(run: SavedRun) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
     facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
@@ -140,7 +101,7 @@ def _opened_now(run: Run) -> Decoder:
     return Decoder(model.step, Engine(facts, executables, weights), model.input)
 
 
-def _compiler(run: Run) -> CompilerProcess | None:
+def _compiler(run: SavedRun) -> CompilerProcess | None:
     """Returns the process that compiles for a run; None if it compiles for itself.
 
     Two processes cannot share an accelerator.
@@ -159,7 +120,7 @@ def _compiler(run: Run) -> CompilerProcess | None:
 class _LateMaker:
     """Makes programs that a cache lacks. Builds the model when the first is needed."""
 
-    def __init__(self, run: Run, facts: ModelFacts):
+    def __init__(self, run: SavedRun, facts: ModelFacts):
         self._run, self._facts = run, facts
         self._maker: ProgramMaker | None = None
 
@@ -174,20 +135,20 @@ class _LateMaker:
         return self._maker.make(key)
 
 
-def _chosen(run: Run) -> Checkpoint | None:
+def _chosen(run: SavedRun) -> Checkpoint | None:
     """Returns the run's checkpoint, without its arrays; None if it cannot be read."""
     steps = preferred(run.logdir.checkpoints, run.checkpoint)
     return _checkpoint(run, steps[0]) if steps else None
 
 
-def _checkpoint(run: Run, step: int) -> Checkpoint | None:
+def _checkpoint(run: SavedRun, step: int) -> Checkpoint | None:
     try:
         return read_run(run.logdir.checkpoints / str(step))
     except Exception:  # Restoring it reports what is wrong.
         return None
 
 
-def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
+def _entry(run: SavedRun, checkpoint: Checkpoint | None) -> CacheEntry | None:
     """Returns the cache's entry for a checkpoint, which may not exist; None without a cache."""
     given = run.options.compilation_cache
     if given == "" or checkpoint is None or run.options.cluster is not None:

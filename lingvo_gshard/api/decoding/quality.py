@@ -6,17 +6,15 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lingvo_gshard.api.decoding.loaded_run import LoadedRun
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import chrf_bleu
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_progress
-
-if TYPE_CHECKING:
-    from lingvo_gshard.api.run import Run
 
 # Turns in which speed is measured, after one that compiles.
 _TURNS = 3
@@ -46,7 +44,7 @@ class Quality:
 
 
 def compare_precisions(
-    run: Run,
+    run: LoadedRun,
     precisions: Sequence[str],
     split: str = "dev",
     limit: int = 500,
@@ -104,7 +102,7 @@ def table_of(qualities: Sequence[Quality]) -> Table:
     return Table(columns, rows)
 
 
-def _with_precision(run: Run, precision: str) -> Run:
+def _with_precision(run: LoadedRun, precision: str) -> LoadedRun:
     """Returns a run with a precision."""
     if precision == run.precision:
         return run
@@ -130,7 +128,7 @@ def _seconds(
     return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 
-def _rows(run: Run, split: str, limit: int) -> list[Row]:
+def _rows(run: LoadedRun, split: str, limit: int) -> list[Row]:
     """Returns a fixed random choice of at most `limit` rows of a split."""
     input_: Any = run.input
     input_.check_split(split)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from lingvo_gshard.api.decoding.loaded_run import LoadedRun
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
 from lingvo_gshard.training.run.records import evaluations
 
-if TYPE_CHECKING:
-    from lingvo_gshard.api.run import Run
-
 
 def evaluate(
-    run: Run, split: str, show_progress: ShowProgress, options: dict[str, Any]
+    run: LoadedRun, split: str, show_progress: ShowProgress, options: dict[str, Any]
 ) -> Evaluation:
     """Scores the checkpoint of a run; see `Run.evaluate`.
 
@@ -38,7 +36,7 @@ def evaluate(
     return found
 
 
-def _record(run: Run, split: str, options: dict[str, Any], found: Evaluation) -> None:
+def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:
     row = evaluations.EvaluationRow(
         time=time.time(),
         step=run.step,

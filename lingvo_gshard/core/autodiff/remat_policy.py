@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from lingvo_gshard.core import context, letters
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
@@ -84,16 +84,11 @@ class SavedProducts:
             return None
         return next(self._next)
 
-    def saving(self) -> contextlib.AbstractContextManager:
-        """Saves the products that are computed inside a `with` block."""
-        return context.override(saved_products=self)
-
     @contextlib.contextmanager
-    def restoring(self, results: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Replaces products inside a `with` block by results that were saved before, in order."""
+    def giving(self, results: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Has `restore` return results that were saved before, in order, inside a `with` block."""
         self.restored, self._next = results, iter(results)
         try:
-            with context.override(saved_products=self):
-                yield
+            yield
         finally:
             self.restored, self._next = (), None

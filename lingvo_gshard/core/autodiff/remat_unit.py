@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -16,6 +17,18 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
 
 Function: TypeAlias = "Callable[..., tf.Tensor]"
+
+
+def saving(products: SavedProducts) -> contextlib.AbstractContextManager:
+    """Saves the products that are computed inside a `with` block."""
+    return context.override(saved_products=products)
+
+
+@contextlib.contextmanager
+def restoring(products: SavedProducts, results: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Replaces products inside a `with` block by results that were saved before, in order."""
+    with products.giving(results), context.override(saved_products=products):
+        yield
 
 
 @dataclasses.dataclass
@@ -110,7 +123,7 @@ class RematUnit:
           The output, the reports of layers, and the products that the policy saves.
         """
         saved = SavedProducts(self.policy)
-        with context.use(self._context.part(iteration)) as part, saved.saving():
+        with context.use(self._context.part(iteration)) as part, saving(saved):
             output = self._function(*tensors)
         return output, Reports.of(part), saved
 
@@ -141,7 +154,7 @@ class RematUnit:
         with tf.GradientTape() as tape:
             tape.watch([t for t in tensors if t.dtype.is_floating])
             part = dataclasses.replace(self._context.part(iteration), is_recomputing=True)
-            with context.use(part), SavedProducts(self.policy).restoring(list(saved)):
+            with context.use(part), restoring(SavedProducts(self.policy), list(saved)):
                 output = self._function(*tensors)
             outputs = [output, *Reports.of(part).values]
         gradients = tape.gradient(outputs, list(tensors), output_gradients=list(upstream))

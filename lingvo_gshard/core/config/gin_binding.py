@@ -134,11 +134,16 @@ class _Namespace:
         Names that contain the last part are suggested, too, wherever they are. If there are none,
         suggests the names below the known part.
         """
+        everything = list(self._all_names())
         today = renamed.path_today(name)
-        if today != name:
+        if today != name and today in everything:
             return f"Did you mean {today!r}?"
         steps = name.split(".")
-        everything = list(self._all_names())
+        parent = ".".join(steps[:-1])
+        if parent in self._nodes:
+            siblings = [child.rpartition(".")[2] for child in _gin_children(self._nodes[parent])]
+            for sibling in difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.8):
+                return f"Did you mean {f'{parent}.{sibling}'!r}?"
         endings = {full.rpartition(".")[2] for full in everything}
         close = difflib.get_close_matches(steps[-1], endings, n=1, cutoff=0.8)
         alike = [full for full in everything if full.rpartition(".")[2] in close]

@@ -15,8 +15,8 @@ from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
 from lingvo_gshard.preparation.inputs import source as formats
 from lingvo_gshard.preparation.inputs import survey
-from lingvo_gshard.preparation.inputs.parquet import row_groups
 from lingvo_gshard.preparation.inputs.part import Part, Span
+from lingvo_gshard.preparation.inputs.part_readers import row_groups
 from lingvo_gshard.preparation.inputs.source import Source
 from lingvo_gshard.preparation.inputs.survey import Cut, Survey
 from lingvo_gshard.preparation.job import Job, Progress

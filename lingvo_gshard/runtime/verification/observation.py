@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration
-from lingvo_gshard.sharding import scope
+from lingvo_gshard.sharding.partitioning import current_sharding
 
 # Methods whose results are weights, or are compared as loss and metrics.
 _NOT_OUTPUTS = ("unrolled", "loss")
@@ -82,7 +82,7 @@ class Observation:
         """Records the result of a layer's method, for comparison; see `context.Context`."""
         if method in _NOT_OUTPUTS or method.startswith("_"):
             return
-        if scope.current().manual_partitioning is not None:
+        if current_sharding().manual_partitioning is not None:
             # One device's shards have no counterpart in the whole computation.
             return
         tensors = [x for x in tf.nest.flatten(_plain(result)) if _is_comparable(x)]

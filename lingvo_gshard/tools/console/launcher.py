@@ -18,8 +18,7 @@ import sys
 import lingvo_gshard
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
-from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.tools.console import entry, libraries
+from lingvo_gshard.tools.console import libraries, standard_streams
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.training.run.monitoring.closed_output import discard
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES
@@ -63,7 +62,7 @@ def tool_names() -> tuple[str, ...]:
 def _run(tool: str, argv: list[str]) -> int:
     """Runs a tool and returns its exit code."""
     command = _PREFIX + tool
-    entry.open_closed_streams()
+    standard_streams.open_closed_streams()
     if sys.stdout is None:
         return _fail(command, _CLOSED)
     if VERSION.intersection(argv[1:]):
@@ -81,11 +80,10 @@ def _run(tool: str, argv: list[str]) -> int:
         if advice is None:
             raise
         return _fail(command, advice)
-    except Exception:
-        # A bug keeps its traceback. What libraries said before may explain it.
-        for message in standard_error.hidden:
-            print(message, file=sys.stderr)
-        raise
+    except Exception as error:
+        from lingvo_gshard.tools.console import startup
+
+        return startup.show_bug(command, error)
 
 
 def _call(command: str, tool: str, argv: list[str]) -> int:

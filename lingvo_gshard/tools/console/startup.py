@@ -17,6 +17,7 @@ from absl import flags
 import lingvo_gshard
 from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of
@@ -105,8 +106,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
     """Returns `main` with users' mistakes printed as one line, for which it returns 1.
 
     A request to stop and a reader of standard output that went away have their own exit codes.
-    Mistakes are UserErrors and errors of files. Any other exception is printed with its traceback
-    and a line that says whose it is: of a module of the user's, or a bug of this package.
+    Mistakes are UserErrors and errors of files. Other exceptions are raised again; see `show_bug`.
 
     Args:
       name: the command's name, which starts the line.
@@ -128,12 +128,23 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
         except (UserError, OSError) as error:
             warn(f"{name}: error: {_message_of(error)}")
             return 1
-        except Exception as error:
-            traceback.print_exc()
-            warn(f"{name}: {_whose(error)}")
-            return 1
 
     return run
+
+
+def show_bug(name: str, error: Exception) -> int:
+    """Prints an exception that is no user's mistake, and whose it is. Returns the exit code.
+
+    Args:
+      name: the command's name.
+      error: the exception, which is being handled.
+    """
+    # What libraries said before may explain it.
+    for message in standard_error.hidden:
+        print(message, file=sys.stderr)
+    traceback.print_exc()
+    warn(f"{name}: {_whose(error)}")
+    return 1
 
 
 def _whose(error: Exception) -> str:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 
 WITH_WEIGHT = [("BLM", "MH", "BLH"), ("BLM", "MND", "BLND"), ("EGCM", "EMH", "EGCH")]
 BETWEEN_ACTIVATIONS = [("BLND", "BKND", "BNLK"), ("BNLK", "BKND", "BLND"), ("GSEC", "GSM", "EGCM")]
@@ -36,14 +37,14 @@ def test_an_unknown_policy_lists_the_valid_ones():
 def test_products_are_saved_and_restored_in_order():
     saved = SavedProducts("products")
     assert context.current().saved_products is None
-    with saved.saving():
+    with saving(saved):
         assert context.current().saved_products is saved
         for value, product in enumerate([WITH_WEIGHT[0], BETWEEN_ACTIVATIONS[0], WITH_WEIGHT[1]]):
             assert saved.restore(*product) is None
             saved.save(*product, tf.constant(value))
     assert context.current().saved_products is None
     assert saved.layouts == ["BLH", "BLND"] and saved.results == [0, 2]
-    with saved.restoring([tf.constant(10), tf.constant(12)]):
+    with restoring(saved, [tf.constant(10), tf.constant(12)]):
         assert context.current().saved_products is saved
         assert saved.restore(*WITH_WEIGHT[0]) == 10
         assert saved.restore(*BETWEEN_ACTIVATIONS[0]) is None
@@ -55,7 +56,7 @@ def test_products_are_saved_and_restored_in_order():
 
 def test_an_error_ends_saving():
     saved = SavedProducts("products")
-    for within in (saved.saving, lambda: saved.restoring([])):
+    for within in (lambda: saving(saved), lambda: restoring(saved, [])):
         with pytest.raises(KeyError), within():
             raise KeyError
         assert context.current().saved_products is None

@@ -162,7 +162,7 @@ CASES = (
         _EVALUATE + " --split=dev",
         given=(trained("run"), cut("run/params.txt", 0)),
         changes=_EVALUATED,
-        says="Warning: ...run/params.txt is cut off: it does not end with trainer; using "
+        says="Warning: ...run/params.txt is cut off: it does not end with task; using "
         "the copy in the checkpoint of step 12\n",
     ),
     Case(
@@ -185,15 +185,15 @@ CASES = (
         _EVALUATE + " --split=dev",
         given=(trained("run"), replace("run/params.txt", "TinyDense", "TinyDens")),
         changes=_EVALUATED,
-        says="Warning: ...run/params.txt: line 14: task.hidden.cls: module 'tests.tiny' "
+        says="Warning: ...run/params.txt: line ...: task.hidden.cls: module 'tests.tiny' "
         "has no attribute 'TinyDens'; using the copy in the checkpoint of step 12\n",
     ),
     Case(
         "params.txt with an unknown name",
         _EVALUATE + " --split=dev",
-        given=(trained("run"), replace("run/params.txt", "run.steps", "trainer.stepz")),
+        given=(trained("run"), replace("run/params.txt", "run.steps", "run.stepz")),
         changes=_EVALUATED,
-        says="Warning: ...run/params.txt: line ...: trainer.stepz: ... Did you mean "
+        says="Warning: ...run/params.txt: line ...: run.stepz: ... Did you mean "
         "'steps'?; using the copy in the checkpoint of step 12\n",
     ),
     Case(

@@ -22,13 +22,13 @@ CASES = (
     Case(
         "adapters of weights that are not there",
         _TINY + "--gin_param='task.lora.rank = 2'",
-        error="trainer: task.lora.weights: no layer or weight is named '*.w_query'. ...",
+        error="step: task.lora.weights: no layer or weight is named '*.w_query'. ...",
         changes=("run", "run/*"),
     ),
     Case(
         "adapters of weights that can have none",
         _TINY + "--gin_param='task.lora.rank = 2' --gin_param='task.lora.weights = (\"hidden\",)'",
-        error="trainer: task.lora.weights: 'hidden' matches no weight that activations are "
+        error="step: task.lora.weights: 'hidden' matches no weight that activations are "
         "multiplied with. There are none.",
         changes=("run", "run/*"),
     ),

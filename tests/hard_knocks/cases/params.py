@@ -54,9 +54,8 @@ CASES = (
     ),
     Case(
         "an unknown Params path",
-        _TINY + "--gin_param='trainer.stepz = 5'",
-        error="--gin_param 'trainer.stepz = 5': unknown name 'trainer.stepz'. Did you mean "
-        "'run.steps'?",
+        _TINY + "--gin_param='run.stepz = 5'",
+        error="--gin_param 'run.stepz = 5': unknown name 'run.stepz'. Did you mean 'run.steps'?",
     ),
     Case(
         "an unknown last part",
@@ -158,14 +157,14 @@ CASES = (
     Case(
         "a gin file with a syntax error",
         _TINY + "--gin_file=a.gin",
-        given=(write("a.gin", "run.steps = 5\ntrainer.seed = (\n"),),
+        given=(write("a.gin", "run.steps = 5\nstep.seed = (\n"),),
         error="a.gin:3: EOF in multi-line statement",
     ),
     Case(
         "a gin file with an unknown name",
         _TINY + "--gin_file=a.gin",
-        given=(write("a.gin", "run.steps = 5\n\ntrainer.sed = 5\n"),),
-        error="a.gin:3: unknown name 'trainer.sed'. Did you mean 'step.seed'?",
+        given=(write("a.gin", "run.steps = 5\n\nstep.sed = 5\n"),),
+        error="a.gin:3: unknown name 'step.sed'. Did you mean 'step.seed'?",
     ),
     Case(
         "a gin file that is not text",
@@ -354,7 +353,7 @@ CASES = (
     Case(
         "an unknown precision",
         _TINY + "--gin_param='step.precision = \"float8\"'",
-        error="trainer: step.precision is 'float8'. Did you mean 'float32'?",
+        error="step: step.precision is 'float8'. Did you mean 'float32'?",
         changes=("run", "run/*"),
     ),
     Case(

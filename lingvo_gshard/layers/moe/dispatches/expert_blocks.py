@@ -16,6 +16,7 @@ from typing import TypeAlias
 from lingvo_gshard.core import context, dynamic_slice, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -285,7 +286,7 @@ class ExpertBlocks:
     ) -> list[tf.Tensor]:
         """Returns the output of the block that begins at row `start`, then its saved tensors."""
         saved = SavedProducts(_POLICY)
-        with self._block_at(start), saved.saving():
+        with self._block_at(start), saving(saved):
             output = self.network(self._packed(weights), block)
         return [output, *saved.results[:-1]]
 
@@ -303,7 +304,7 @@ class ExpertBlocks:
             tf.GradientTape() as tape,
             self._block_at(start),
             context.override(is_recomputing=True),
-            SavedProducts(_POLICY).restoring([*saved, unused]),
+            restoring(SavedProducts(_POLICY), [*saved, unused]),
         ):
             tape.watch([block, *weights])
             output = self.network(self._packed(weights), block)

@@ -1,0 +1,31 @@
+"""The process that compiles decoding programs for another one, which asks `CompilerProcess`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from lingvo_gshard.api.decoding.compiler_process import read_value
+from lingvo_gshard.api.decoding.loaded_run import LoadedRun
+from lingvo_gshard.runtime.child_process import answer_stream
+
+# Added to the niceness of the process: what is decoded meanwhile comes first.
+_NICENESS = 10
+
+
+def main() -> None:
+    """Compiles the programs whose keys come on standard input, until that ends."""
+    os.nice(_NICENESS)
+    # Libraries may print.
+    answers = answer_stream()
+    run = LoadedRun(*read_value(sys.stdin.buffer.readline()))
+    for line in sys.stdin.buffer:
+        key = read_value(line)
+        executables = run.decoder.engine.executables
+        if key:
+            executables.get(key)
+        answers.write(b"done\n")
+
+
+if __name__ == "__main__":
+    main()

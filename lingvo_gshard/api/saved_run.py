@@ -1,0 +1,192 @@
+"""SavedRun: what the directory of a run holds, opened."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Self
+
+from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.decoding.precision import TRAINED, check_precision
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
+from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """The weights of a checkpoint on a runtime, with what goes with them.
+
+    Attributes:
+      step: the checkpoint's step.
+      task: the model.
+      theta: the weights that are evaluated and decoded with.
+      runtime: holds the weights.
+      input: the run's input, with the vocabularies of the checkpoint.
+    """
+
+    step: int
+    task: Task
+    theta: NestedMap
+    runtime: Runtime
+    input: Input
+
+
+class SavedRun:
+    """The directory of a run, opened: its Params, its checkpoint, its input, and where it runs.
+
+    As a context manager around all work it joins and leaves a cluster of processes.
+
+    Attributes:
+      logdir: paths of the directory.
+      params: the experiment.
+      options: where and how to run.
+      observer: is told how far reading data, loading and compiling are; by default nobody is.
+      precision: how the weights are stored and multiplied to translate and generate.
+      checkpoint: which checkpoint is read: "best", "newest" or a step.
+      compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
+        that it takes out of this one. It needs the cache of programs, and a CPU.
+      compiler_seconds: after which that process is stuck with a program, and is started anew.
+    """
+
+    observer: Observer = SilentObserver()
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike,
+        options: RuntimeOptions | None = None,
+        precision: str = TRAINED,
+        checkpoint: str | int = BEST,
+    ):
+        """Reads the Params of a run.
+
+        Args:
+          logdir: directory of the run.
+          options: where and how to run.
+          precision: one of decoding/precision.py.
+          checkpoint: as in `load`.
+
+        Raises:
+          UserError: the directory holds no trained model, or the precision is unknown; the message
+            says what to do.
+        """
+        check_precision(precision)
+        check_choice(checkpoint)
+        self._given, self.precision = os.fspath(logdir), precision
+        self.checkpoint = checkpoint
+        self.options = options or RuntimeOptions()
+        self.compiles_elsewhere, self.compiler_seconds = False, 600.0
+        self.logdir = Logdir(logdir)
+        advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
+        if not self.logdir.exists():
+            raise UserError(f"`logdir={logdir}`: there is no such directory. {advice}")
+        if not self.logdir.has_params() and not self.logdir.has_checkpoints():
+            raise UserError(f"`logdir={logdir}`: there is no run in it (no params.txt). {advice}")
+        self.params: Params = self.logdir.read_params()
+        if not self.logdir.has_checkpoints():
+            raise UserError(
+                f"`logdir={logdir}`: the run of {self.params.name} has no checkpoint yet. One is "
+                "saved every run.checkpoint_every_steps steps, at the end, and on Ctrl-C"
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._given!r}: {self.params.name}, step {self.step})"
+
+    def __enter__(self) -> Self:
+        self.backend.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.backend.__exit__(kind, error, trace)
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint to restore."""
+        steps = preferred(self.logdir.checkpoints, self.checkpoint)
+        if not steps:
+            raise self.no_checkpoint()
+        return steps[0]
+
+    @functools.cached_property
+    def input(self) -> Input:
+        """The run's input. It reads no data before it is used."""
+        made = self.params.input.instantiate()
+        made.observer = self.observer
+        return made
+
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """The devices and processes that run the model, connected on first use."""
+        return Backend(self.options, self.params, self._given, decodes=True)
+
+    @functools.cached_property
+    def model(self) -> TrainedModel:
+        """The model of the checkpoint. Damaged ones are reported on standard error."""
+        return _restored_model(self)
+
+    def no_checkpoint(self) -> UserError:
+        """Returns the error of a run whose checkpoints were deleted after it was opened."""
+        return UserError(f"{self.logdir.checkpoints} holds no complete checkpoint")
+
+    def make_trainer(self) -> Trainer:
+        """Returns the run's trainer. The vocabularies must be loaded."""
+        return make_trainer(self.params, with_vocabulary_sizes(self.params.task, self.input))
+
+    @contextlib.contextmanager
+    def open_checkpoints(self) -> Iterator[tuple[CheckpointStore, Trainer]]:
+        """Loads the vocabularies of the checkpoint and makes the trainer.
+
+        The store reports damaged checkpoints on standard error and changes nothing.
+
+        Raises:
+          UserError: there is no readable checkpoint.
+        """
+        store = CheckpointStore(
+            self.logdir.checkpoints,
+            say=functools.partial(print, file=sys.stderr),
+            writable=False,
+            choice=self.checkpoint,
+        )
+        try:
+            found = store.peek()
+            if found is None:
+                raise self.no_checkpoint()
+            self.input.load_vocabularies(found.extras)
+            yield store, self.make_trainer()
+        finally:
+            store.close()
+
+
+def _restored_model(run: SavedRun) -> TrainedModel:
+    """Returns the model of a run's checkpoint. Damaged ones are reported on standard error."""
+    run.observer.begin("Restoring the weights")
+    with run.open_checkpoints() as (store, trainer):
+        runtime = run.backend.make_runtime(trainer)
+        checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
+    if checkpoint is None:
+        raise run.no_checkpoint()
+    part = restored_theta(trainer, checkpoint)
+    runtime.load_theta(part)
+    theta = trainer.evaluated_theta(part)
+    return TrainedModel(checkpoint.step, trainer.task, theta, runtime, run.input)
