@@ -142,8 +142,10 @@ class _Namespace:
         parent = ".".join(steps[:-1])
         if parent in self._nodes:
             siblings = [child.rpartition(".")[2] for child in _gin_children(self._nodes[parent])]
-            for sibling in difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.8):
-                return f"Did you mean {f'{parent}.{sibling}'!r}?"
+            # A longer name is no slip of the hand: the name itself may be elsewhere.
+            alike = [name for name in siblings if abs(len(name) - len(steps[-1])) < 2]
+            for found in difflib.get_close_matches(steps[-1], alike, n=1, cutoff=0.8):
+                return f"Did you mean {f'{parent}.{found}'!r}?"
         endings = {full.rpartition(".")[2] for full in everything}
         close = difflib.get_close_matches(steps[-1], endings, n=1, cutoff=0.8)
         alike = [full for full in everything if full.rpartition(".")[2] in close]
