@@ -1,0 +1,36 @@
+"""The count of files and lines, on a tree whose numbers are known."""
+
+import pathlib
+
+import pytest
+
+import lingvo_gshard
+from docs.size import __main__ as page
+from docs.size.count import Size, executed_by_a_step, folders
+
+
+def test_files_and_lines_of_a_tree_are_counted(tmp_path):
+    (tmp_path / "core" / "deep").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "__init__.py").write_text("1\n2\n")
+    (tmp_path / "core" / "a.py").write_text("1\n2\n3\n")
+    (tmp_path / "core" / "b.py").write_text("1\n")
+    (tmp_path / "core" / "deep" / "c.py").write_text("\n" * 8)
+    (tmp_path / "core" / "notes.txt").write_text("1\n" * 99)
+    assert folders(tmp_path) == [Size("core/", 3, 12, 3), Size("all", 4, 14, 2)]
+
+
+def test_the_page_has_one_table_between_its_marks():
+    tables = page.table([Size("core/", 1200, 34567, 8)])
+    assert tables.splitlines()[-1] == "| core/ | 1,200 | 34,567 | 8 |"
+    text = page.PAGE.read_text(encoding="utf-8")
+    again = page.with_tables(text, tables)
+    assert text.count(page.BEGIN) == text.count(page.END) == 1
+    assert again.count("| core/ |") == 1 and page.with_tables(again, tables) == again
+
+
+@pytest.mark.slow
+def test_a_step_executes_fewer_files_than_its_command():
+    package = pathlib.Path(lingvo_gshard.__file__).parent
+    imported, executed, step = executed_by_a_step(package)
+    assert imported.files > executed.files > step.files > 20
