@@ -6,69 +6,87 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.decoding.kinds import SearchKind
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingOptions:
+class DecodingOptions(Options):
     """How the tokens of a text are chosen.
 
     With a temperature tokens are drawn, else the best ones are searched for. Log-probabilities are
     always the model's own: before temperature, penalties and restrictions.
-
-    Attributes:
-      beam_size: hypotheses kept for each text; 1 is greedy decoding. Drawing needs 1.
-      best: texts to return: the best hypotheses of the beam, or independent draws.
-      length_exponent: how much the search favors longer texts; 0 disables it.
-      coverage_weight: how much the search favors texts that attend to all of the source; 0
-        disables it.
-      temperature: divides the logits of the distribution that tokens are drawn from; 0 draws none.
-      top_k: draws from this many likeliest tokens; 0: from all.
-      top_p: draws from the fewest tokens that together are this likely; 1: from all.
-      min_p: draws from tokens at least this much as likely as the likeliest one; 0: from all.
-      repetition_penalty: divides the positive logits of tokens that occurred, and multiplies
-        negative ones; 1 disables it. For drawing.
-      seed: another seed draws other texts.
-      most_tokens: the largest number of new tokens, the end counted; 0: twice the source and 10
-        more, or, of a language model, as many as its row has room for, at least half a row.
-      least_tokens: the smallest number of new tokens, the end counted.
-      allowed_tokens: ids to choose from, besides those that end a text; empty: all.
-      forbidden_tokens: ids that are not chosen, those that end a text included.
-      stop: texts that end a text, which then lacks them. Not with a beam. None is empty.
     """
 
-    beam_size: int = 4
-    best: int = 1
-    length_exponent: float = 1.0
-    coverage_weight: float = 0.0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    most_tokens: int = 0
-    least_tokens: int = 0
-    allowed_tokens: tuple[int, ...] = ()
-    forbidden_tokens: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    beam_size: int = option(
+        4,
+        "Hypotheses kept for each text; 1 is greedy decoding, several times as fast. Drawing needs "
+        "1.",
+        minimum=1,
+    )
+    best: int = option(
+        1,
+        "Texts to return for each one: the best hypotheses of the beam, or independent draws.",
+        minimum=1,
+    )
+    length_exponent: float = option(
+        1.0,
+        "How much beam search favors longer texts; 0 disables it, and less favors shorter ones.",
+    )
+    coverage_weight: float = option(
+        0.0,
+        "How much beam search favors texts that attend to all of the source; 0 disables it.",
+        minimum=0,
+    )
+    temperature: float = option(
+        0.0,
+        "Divides the logits that tokens are drawn by: values below 1 favor likely tokens; 0 draws "
+        "none and takes the likeliest.",
+        minimum=0,
+    )
+    top_k: int = option(0, "Draws from this many likeliest tokens; 0: from all.", minimum=0)
+    top_p: float = option(
+        1.0,
+        "Draws from the fewest tokens whose probabilities reach this sum; 1: from all.",
+        above=0,
+        maximum=1,
+    )
+    min_p: float = option(
+        0.0,
+        "Draws from tokens at least this much as likely as the likeliest one; 0: from all.",
+        minimum=0,
+        maximum=1,
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Divides the positive logits of tokens that occurred, and multiplies negative ones: values "
+        "above 1 make them less likely. Needs a temperature.",
+        above=0,
+    )
+    seed: int = option(0, "Seed of the draws; another one gives other texts.", minimum=0)
+    most_tokens: int = option(
+        0,
+        "Largest number of new tokens, the end counted; 0: twice those of the source and 10 more, "
+        "or, of a language model, as many as its row has room for, at least half a row.",
+        minimum=0,
+    )
+    least_tokens: int = option(0, "Smallest number of new tokens, the end counted.", minimum=0)
+    allowed_tokens: tuple[int, ...] = option(
+        (), "The only ids to choose from, besides those that end a text; none: all.", minimum=0
+    )
+    forbidden_tokens: tuple[int, ...] = option(
+        (), "Ids that are not chosen, those that end a text included.", minimum=0
+    )
+    stop: tuple[str, ...] = option(
+        (), "Texts that end a text, which then lacks them. Not for beam search. None is empty."
+    )
 
     def __post_init__(self):
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; {least} or more was expected")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
-        if self.min_p > 1:
-            raise UserError(f"min_p is {self.min_p}; at most 1 was expected")
+        super().__post_init__()
         if "" in self.stop:
             raise UserError(
                 f"stop[{self.stop.index('')}] is empty, which every text contains; a text of 1 "
                 "character or more was expected"
-            )
-        if self.repetition_penalty <= 0:
-            raise UserError(
-                f"repetition_penalty is {self.repetition_penalty}; more than 0 was expected"
             )
         self._check_together()
 
@@ -131,17 +149,6 @@ class DecodingOptions:
             covers=self.coverage_weight > 0,
         )
 
-
-_LEAST = {
-    "beam_size": 1,
-    "best": 1,
-    "coverage_weight": 0,
-    "temperature": 0,
-    "top_k": 0,
-    "min_p": 0,
-    "most_tokens": 0,
-    "least_tokens": 0,
-}
 
 # How a language model continues texts unless told otherwise.
 DRAWING = DecodingOptions(beam_size=1, temperature=1.0)

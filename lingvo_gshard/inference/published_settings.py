@@ -149,11 +149,7 @@ class PublishedSettings:
         Raises:
           UserError: options are wrong or do not go together.
         """
-        values = self.values(given)
-        for name in ("allowed_tokens", "forbidden_tokens"):
-            if name in values:
-                values[name] = tuple(values[name])
-        return dataclasses.replace(base, **values)
+        return dataclasses.replace(base, **self.values(given))
 
     def within(self, positions: int) -> PublishedSettings:
         """Returns the settings for a language model whose rows have this many positions.

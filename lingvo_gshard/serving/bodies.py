@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,18 +14,22 @@ from starlette.requests import ClientDisconnect, Request
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Option, OptionError, declared
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.serving.errors import UNPROCESSABLE, ClientGoneError, RequestError
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Weight: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
+# Larger numbers would overflow in a decoding step.
+Number: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Texts: TypeAlias = str | list[str]
 Stop: TypeAlias = Annotated[str, Meta(min_length=1)]
 Stops: TypeAlias = Stop | list[Stop]
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+_SearchBody = TypeVar("_SearchBody", bound="SearchBody")
+_Element = TypeVar("_Element")
 _LONGEST_SHOWN = 60
 _NOUNS = {
     "str": "a string",
@@ -37,49 +42,76 @@ _NOUNS = {
 }
 
 
-class SearchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a request that say how tokens are chosen: those of `DecodingOptions`.
+class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request that says how tokens are chosen; `with_options` adds the fields that do.
 
     Attributes:
       timeout: seconds after which the request is given up; None for the server's limit.
       routing: whether the answer says which experts each token visits.
     """
 
-    beam_size: Count = DecodingOptions.beam_size
-    best: Count = DecodingOptions.best
-    length_exponent: Weight = DecodingOptions.length_exponent
-    coverage_weight: Weight = DecodingOptions.coverage_weight
-    temperature: Weight = DecodingOptions.temperature
-    top_k: Count = DecodingOptions.top_k
-    top_p: Fraction = DecodingOptions.top_p
-    min_p: Fraction = DecodingOptions.min_p
-    repetition_penalty: Weight = DecodingOptions.repetition_penalty
-    seed: Count = DecodingOptions.seed
-    most_tokens: Count = DecodingOptions.most_tokens
-    least_tokens: Count = DecodingOptions.least_tokens
-    allowed_tokens: list[Count] = []
-    forbidden_tokens: list[Count] = []
-    stop: Stops = []
+    USUAL: ClassVar[DecodingOptions]
+
     timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     routing: bool = False
 
     def options(self) -> DecodingOptions:
-        """Returns the options; RequestError if they do not go together."""
-        values = {name: getattr(self, name) for name in OPTION_NAMES}
-        for name in ("allowed_tokens", "forbidden_tokens"):
-            values[name] = tuple(values[name])
+        """Returns the options that the fields say; RequestError if one is wrong."""
+        kind = type(self.USUAL)
+        values = {name: getattr(self, name) for name in declared(kind)}
+        for name, option in declared(kind).items():
+            if option.is_tuple:
+                values[name] = listed(values[name])
         try:
-            return DecodingOptions(**values | {"stop": tuple(listed(self.stop))})
+            return kind(**values)
         except UserError as error:
-            raise RequestError(UNPROCESSABLE, str(error)) from None
+            raise options_error(error, UNPROCESSABLE) from None
 
 
-OPTION_NAMES = tuple(f for f in SearchFields.__struct_fields__ if f not in ("timeout", "routing"))
+def with_options(usual: DecodingOptions) -> Callable[[type[_SearchBody]], type[_SearchBody]]:
+    """Returns a decorator of a body that adds a field for each option.
+
+    Args:
+      usual: the options of a request that does not give them.
+    """
+    fields = [
+        (name, _field_type(option), getattr(usual, name))
+        for name, option in declared(type(usual)).items()
+    ]
+
+    def add_fields(body: type[_SearchBody]) -> type[_SearchBody]:
+        return msgspec.defstruct(
+            body.__name__,
+            fields,
+            bases=(body,),
+            module=body.__module__,
+            namespace={"USUAL": usual, "__doc__": body.__doc__},
+            kw_only=True,
+            forbid_unknown_fields=True,
+        )
+
+    return add_fields
 
 
-def listed(texts: Texts) -> list[str]:
+def options_error(error: UserError, status: int) -> RequestError:
+    """Returns the error of a request whose options are wrong or do not go together."""
+    if not isinstance(error, OptionError):
+        return RequestError(status, str(error))
+    given = json.dumps(error.value, ensure_ascii=False)
+    return RequestError(status, f"{error.option} is {given}; {error.expected}", error.option)
+
+
+def listed(values: str | list[_Element]) -> list[str] | list[_Element]:
     """Returns one text as a list, or a list as it is."""
-    return [texts] if isinstance(texts, str) else texts
+    return [values] if isinstance(values, str) else values
+
+
+def _field_type(option: Option) -> Any:
+    """Returns the type of an option's JSON value. Options check ranges of numbers themselves."""
+    types = {bool: bool, int: int, float: Number, str: str}
+    if not option.is_tuple:
+        return types[option.kind] if option.default is not None else types[option.kind] | None
+    return Stops if option.kind is str else list[types[option.kind]]
 
 
 async def read_bytes(request: Request, most: int, seconds: float) -> bytes:

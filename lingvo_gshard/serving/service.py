@@ -15,9 +15,10 @@ from starlette.requests import Request
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.serving import visits
-from lingvo_gshard.serving.bodies import SearchFields, listed, read_bytes
+from lingvo_gshard.serving.bodies import SearchBody, read_bytes
 from lingvo_gshard.serving.desk import Answers, Desk
 from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
@@ -118,25 +119,31 @@ class Service:
                 f"{path} does nothing; use {own[self.model.task]}",
             )
 
-    def check_search(self, fields: SearchFields) -> None:
-        """Raises RequestError if a request asks for more than the limits or the vocabulary have."""
+    def checked_search(self, body: SearchBody) -> DecodingOptions:
+        """Returns the options of a request.
+
+        Raises:
+          RequestError: an option is wrong, or asks for more than the limits or the vocabulary have.
+        """
+        options = body.options()
         for name in ("beam_size", "best"):
-            if getattr(fields, name) > self.limits.beam_size:
+            if getattr(options, name) > self.limits.beam_size:
                 raise RequestError(
                     UNPROCESSABLE,
-                    f"{name} is {getattr(fields, name)}; at most {self.limits.beam_size}, the "
+                    f"{name} is {getattr(options, name)}; at most {self.limits.beam_size}, the "
                     "limit of this server, was expected",
                     name,
                 )
-        self._check_stops(listed(fields.stop))
+        self._check_stops(options.stop)
         size = self.model.engine.facts.vocabulary_size
         for name in ("allowed_tokens", "forbidden_tokens"):
-            for index, token in enumerate(getattr(fields, name)):
+            for index, token in enumerate(getattr(options, name)):
                 if token >= size:
                     field = f"{name}[{index}]"
                     raise RequestError(
                         UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
                     )
+        return options
 
     def _check_stops(self, stops: Sequence[str]) -> None:
         if len(stops) > self.limits.stops:

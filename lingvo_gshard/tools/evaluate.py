@@ -35,18 +35,15 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import declared
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.tools.flags.decoding import (
-    DECODING_FLAGS,
-    decoding_fields,
-    decoding_options,
-    define_decoding_flags,
-    define_precision_flag,
-)
+from lingvo_gshard.tools.flags.decoding import define_precision_flag
+from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
@@ -59,6 +56,8 @@ NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
+# Scores are of one text for each row.
+_SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "best")
 
 
 def define_flags() -> flags.FlagValues:
@@ -94,7 +93,7 @@ def define_flags() -> flags.FlagValues:
         "translation.",
         flag_values=values,
     )
-    define_decoding_flags(values)
+    define_option_flags(values, DecodingOptions(), _SEARCH_FLAGS)
     define_precision_flag(values)
     define_runtime_flags(values)
     return values
@@ -145,15 +144,16 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
     translates = task.DECODER == Translator.__name__
-    unused += [] if translates else [*DECODING_FLAGS, "precision"]
+    unused += [] if translates else [*_SEARCH_FLAGS, "precision"]
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
             raise UserError(f"--{flag} does not apply to {task.__name__}, the task of {experiment}")
     used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
     if translates:
-        used |= {n: v for n, v in decoding_fields(values).items() if values[n].present}
-        decoding_options(values)
+        searched = given_options(values, DecodingOptions, _SEARCH_FLAGS)
+        DecodingOptions(**searched)
+        used |= searched
     return used
 
 

@@ -49,6 +49,7 @@ from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
+from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
@@ -59,6 +60,10 @@ from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 NAME = "gshard-export"
 
 _SEARCH_FLAGS = ("beam_size", "length_exponent", "most_tokens")
+_SEARCH_DEFAULTS = {
+    "beam_size": "By default 4 to translate, 1 for a language model.",
+    "length_exponent": "By default 1.",
+}
 _SIZE_FLAGS = ("rows", "lengths")
 
 
@@ -69,7 +74,7 @@ def define_flags() -> flags.FlagValues:
     define_checkpoint_flag(values)
     flags.DEFINE_string("output", None, "The new directory.", flag_values=values)
     flags.DEFINE_string("format", None, f"What to write: {', '.join(FORMATS)}.", flag_values=values)
-    _define_search_flags(values)
+    define_option_flags(values, DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS)
     define_precision_flag(values, default=None)
     flags.DEFINE_integer(
         "quality_rows",
@@ -93,32 +98,6 @@ def define_flags() -> flags.FlagValues:
     )
     output.define_json_flag(values, "what was written: files, bytes, seconds")
     return values
-
-
-def _define_search_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_integer(
-        "beam_size",
-        None,
-        "Hypotheses kept for each text; 1 is greedy decoding. By default 4 to translate, 1 for a "
-        "language model.",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "length_exponent",
-        None,
-        "How much beam search favors longer texts; 0 disables it. By default 1.",
-        0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "most_tokens",
-        None,
-        "Largest number of new tokens per text. By default twice the source and 10 more, or until "
-        "a language model's row is full.",
-        1,
-        flag_values=values,
-    )
 
 
 def main(argv: list[str]) -> int:
@@ -174,7 +153,7 @@ def _print_quality(console: rich.console.Console, compared: list[Quality]) -> No
 
 def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings | None:
     """Returns how to decode as the flags say; None if none of them is given."""
-    given = {f: values[f].value for f in _SEARCH_FLAGS if values[f].value is not None}
+    given = given_options(values, DecodingOptions)
     sizes = {f: _sizes(f, values[f].value) for f in _SIZE_FLAGS if values[f].value is not None}
     precision = {"precision": values.precision} if values.precision else {}
     if not given and not sizes and not precision:

@@ -35,14 +35,15 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.writer import Text, Writer
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run
 from lingvo_gshard.tools.console.line_input import define_line_flags, write, write_lines
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import define_decoding_flags, define_precision_flag
+from lingvo_gshard.tools.flags.decoding import define_precision_flag
+from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags
 
@@ -54,15 +55,8 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_checkpoint_flag(values)
-    flags.DEFINE_integer(
-        "best",
-        1,
-        "Texts of each line: draws, or the best of at most --beam_size.",
-        1,
-        flag_values=values,
-    )
     flags.DEFINE_bool("stream", False, "Shows each text while it is generated.", flag_values=values)
-    define_decoding_flags(values, continues=True)
+    define_option_flags(values, DRAWING)
     define_precision_flag(values)
     output.define_json_flag(values, "a line for each beginning")
     define_line_flags(values)
@@ -75,7 +69,7 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     open_writer = functools.partial(_open_writer, values)
-    return answer_with_run(values, "Writing", "a beginning", Writer, open_writer, _respond)
+    return answer_with_run(values, "Writing", "a beginning", Writer, DRAWING, open_writer, _respond)
 
 
 def _open_writer(values: flags.FlagValues, run: Run, options: DecodingOptions) -> Writer:

@@ -37,7 +37,8 @@ from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run
 from lingvo_gshard.tools.console.line_input import define_line_flags, write_lines
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import define_decoding_flags, define_precision_flag
+from lingvo_gshard.tools.flags.decoding import define_precision_flag
+from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags
 
@@ -50,15 +51,8 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     define_checkpoint_flag(values)
     define_line_flags(values)
-    define_decoding_flags(values)
+    define_option_flags(values, DecodingOptions(), notes={"best": "Shown with --json alone."})
     define_precision_flag(values)
-    flags.DEFINE_integer(
-        "best",
-        1,
-        "With --json, translations of each line, at most --beam_size.",
-        1,
-        flag_values=values,
-    )
     flags.DEFINE_string("prefix", "", "What every translation must begin with.", flag_values=values)
     for side, texts in (("source", "the lines"), ("target", "the translations")):
         flags.DEFINE_string(
@@ -82,6 +76,7 @@ def main(argv: list[str]) -> int:
         "Translating",
         "a line to translate",
         Translator,
+        DecodingOptions(),
         functools.partial(_open_translator, values),
         _respond,
     )

@@ -83,7 +83,7 @@ def test_greedy_and_other_settings():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"top_p": 3}', r"generation_config.json: top_p is 3; more than 0"),
+        ('{"top_p": 3}', r"generation_config.json: `top_p=3`: a number above 0"),
         ('{"temperature": "hot"}', r"temperature is 'hot'; a number was expected"),
         ('{"suppress_tokens": 3}', r"suppress_tokens is 3; a list of ids was expected"),
         ("{", r"generation_config.json is no JSON"),

@@ -6,10 +6,10 @@ import json
 import pytest
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.flags.decoding import decoding_options
+from lingvo_gshard.tools.flags.options import given_options
 from tests.open_models import published
 
 SETTINGS = {
@@ -48,11 +48,13 @@ def test_flags_override_the_settings_of_a_run(run):
     values = generate.define_flags()
     values(["gshard-generate", "--top_k=5", "--seed=2"])
     expected = DecodingOptions(beam_size=1, temperature=0.7, top_k=5, most_tokens=4, seed=2)
-    assert decoding_options(values, 1, run.published_settings) == expected
+    given = given_options(values, DecodingOptions)
+    assert run.published_settings.options(DRAWING, given) == expected
     values = generate.define_flags()
     values(["gshard-generate", "--temperature=0"])
     greedy = DecodingOptions(beam_size=1, temperature=0.0, most_tokens=4)
-    assert decoding_options(values, 1, run.published_settings) == greedy
+    given = given_options(values, DecodingOptions)
+    assert run.published_settings.options(DRAWING, given) == greedy
 
 
 @pytest.mark.slow
@@ -70,6 +72,6 @@ def test_texts_are_generated_with_the_settings(run, tmp_path, capsys):
 
 def test_wrong_settings_are_refused_before_anything_is_written(tmp_path):
     write(tmp_path / "model", SETTINGS | {"top_p": 2.0})
-    with pytest.raises(ValueError, match=r"generation_config.json: top_p is 2.0"):
+    with pytest.raises(ValueError, match=r"generation_config.json: `top_p=2.0`: a number"):
         gshard.import_model(tmp_path / "model", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,6 @@
 """Tests what happens at the limits: full queue, deadlines, clients that leave, tokens, sizes."""
 
 import asyncio
-import dataclasses
 import json
 import shutil
 import threading
@@ -13,7 +12,6 @@ from starlette.testclient import TestClient
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis
 from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.bodies import OPTION_NAMES
 from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
@@ -279,8 +277,3 @@ def test_health_says_what_became_of_the_directory(translating, trained_logdir, t
     service.is_draining = True
     response = client.get("/healthz")
     assert (response.status_code, response.json()["status"]) == (503, "draining")
-
-
-def test_search_fields_are_those_of_the_engine():
-
-    assert set(OPTION_NAMES) == {field.name for field in dataclasses.fields(DecodingOptions)}

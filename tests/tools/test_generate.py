@@ -157,7 +157,7 @@ def test_multiline_text_is_written_as_one_line():
     ("flags", "words"),
     [
         (["--temperature=-1"], "--temperature=-1"),
-        (["--top_p=2"], "top_p is 2.0; more than 0 and at most 1"),
+        (["--top_p=2"], "--top_p=2.0: a number above 0 and of 1 at most"),
         (["--most_tokens=17"], "most_tokens is 17; 0 to 16, a row"),
         (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
         (["--logdir=/no/such"], "there is no such directory"),

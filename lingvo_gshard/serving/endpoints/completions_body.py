@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.text import stop_check
-from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed
+from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits
@@ -154,7 +154,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
             options = model.published.options(DRAWING, given)
             return dataclasses.replace(options, best=(self.n or 1) if options.draws else 1)
         except UserError as error:
-            raise RequestError(BAD_REQUEST, str(error)) from None
+            raise options_error(error, BAD_REQUEST) from None
 
 
 def _bad(field: str, message: str) -> RequestError:

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import Finished
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
-from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse
+from lingvo_gshard.serving.bodies import SearchBody, parse, with_options
 from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.tokens import server_sent, tokens_json
 from lingvo_gshard.serving.errors import (
@@ -28,7 +29,8 @@ PATH = "/v1/generate"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class GenerateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
+@with_options(DRAWING)
+class GenerateBody(SearchBody, kw_only=True, forbid_unknown_fields=True):
     """The body of a request.
 
     Attributes:
@@ -38,8 +40,6 @@ class GenerateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str = ""
     stream: bool = False
-    beam_size: Count = 1
-    temperature: Weight = 1.0
 
 
 async def respond(service: Service, request: Request) -> Response:
@@ -48,8 +48,8 @@ async def respond(service: Service, request: Request) -> Response:
     data = await service.read(request)
     body = parse(data, GenerateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
-    service.check_search(body)
-    prepare = functools.partial(_request, service.model, body)
+    options = service.checked_search(body)
+    prepare = functools.partial(_request, service.model, body, options)
     asked = await service.prepare(prepare, len(data))
     answers = service.submit([asked], request)
     if body.stream:
@@ -67,7 +67,7 @@ def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[in
     return continuation(model.vocabulary, request.given, tokens, request.options.stop)
 
 
-def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
+def _request(model: ServedModel, body: GenerateBody, options: DecodingOptions) -> inference.Request:
     given = model.vocabulary.begin(model.vocabulary.encode(body.prompt))
     most, before = model.engine.facts.most_positions, len(model.vocabulary.before)
     if len(given) > most:
@@ -76,7 +76,6 @@ def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
             f"prompt has {len(given) - before} tokens; the model reads {most - before} at most",
             "prompt",
         )
-    options = body.options()
     return inference.Request(
         given=given,
         options=options,

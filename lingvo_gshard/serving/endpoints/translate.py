@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
-from lingvo_gshard.serving.bodies import SearchFields, Texts, listed, parse
+from lingvo_gshard.serving.bodies import SearchBody, Texts, listed, parse, with_options
 from lingvo_gshard.serving.endpoints.tokens import tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.serving.service import Service
@@ -19,7 +20,8 @@ from lingvo_gshard.serving.service import Service
 PATH = "/v1/translate"
 
 
-class TranslateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
+@with_options(DecodingOptions())
+class TranslateBody(SearchBody, kw_only=True, forbid_unknown_fields=True):
     """The body of a request.
 
     Attributes:
@@ -40,8 +42,8 @@ async def respond(service: Service, request: Request) -> Response:
     data = await service.read(request)
     body = parse(data, TranslateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
-    service.check_search(body)
-    prepare = functools.partial(_requests, service, body)
+    options = service.checked_search(body)
+    prepare = functools.partial(_requests, service, body, options)
     asked = await service.prepare(prepare, len(data))
     async with service.until(deadline):
         async with service.submit([one for one in asked if one], request) as answers:
@@ -54,12 +56,13 @@ async def respond(service: Service, request: Request) -> Response:
     return json_response({"model": model.name, "step": model.step, "translations": results})
 
 
-def _requests(service: Service, body: TranslateBody) -> list[inference.Request | None]:
+def _requests(
+    service: Service, body: TranslateBody, options: DecodingOptions
+) -> list[inference.Request | None]:
     """Returns a request for each sentence; None for an empty one, as the translator has it."""
     translator, texts = _translator(service), listed(body.text)
     prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
     _check(service, body, texts, prefixes)
-    options = body.options()
     requests = []
     for index, ids in enumerate(translator.encode(texts)):
         if len(ids) > translator.longest_text:

@@ -20,7 +20,7 @@ from lingvo_gshard.tools.console.line_input import (
     skips_bad_lines,
 )
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import decoding_options
+from lingvo_gshard.tools.flags.options import given_options
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.tools.flags.runtime import runtime_options
 
@@ -35,16 +35,18 @@ def answer_with_run(
     doing: str,
     wanted: str,
     decoder: type[Decoder],
+    usual: DecodingOptions,
     open_decoder: Callable[[Run, DecodingOptions], Decoder],
     respond: Respond[Decoder],
 ) -> int:
     """Answers the lines of --input or standard input and returns the exit code.
 
     Args:
-      values: flags of lines, of decoding and of running; --logdir, --precision, --best, --json.
+      values: flags of lines, of decoding and of running; --logdir, --precision, --json.
       doing: what the command does, such as "Translating".
       wanted: what a person is to type, such as "a line to translate".
       decoder: what the run's task must decode with.
+      usual: how tokens are chosen, where neither flags nor the published model say so.
       open_decoder: returns the decoder of a run.
       respond: writes the answers to a batch of lines.
 
@@ -64,7 +66,8 @@ def answer_with_run(
         )
         run.observer = progress.stages
         run.check_decoder(decoder)
-        options = decoding_options(values, values.best, run.published_settings)
+        given = given_options(values, DecodingOptions)
+        options = run.published_settings.options(usual, given)
         lines = LineReader(stream)
         opened = open_decoder(run, options)
         progress.rest()
