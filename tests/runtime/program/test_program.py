@@ -207,7 +207,7 @@ def test_other_mesh_is_rejected(saved):
     assert Program.load(saved).mesh == Program.load(saved, Mesh.parse(MESH)).mesh
     with pytest.raises(ValueError, match=r"made for `mesh=data=4,model=2 .*`, not for data=8"):
         Program.load(saved, Mesh.parse("data=8"))
-    with pytest.raises(ValueError, match=r"\(contiguous\), not for .* \(topology\)"):
+    with pytest.raises(ValueError, match=r"\(contiguous\)`, not for .* \(topology\)"):
         Program.load(saved, Mesh.parse(MESH, "topology"))
 
 
