@@ -24,7 +24,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 # Packages that were used, and the contexts in which others will be imported.
 _used: set[str] = set()
@@ -105,6 +105,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 _finder = _Finder()
 
+# A device of jax, which has no types: its class is in jaxlib's compiled part.
+Device: TypeAlias = Any
 
 if TYPE_CHECKING:
     import jax
@@ -122,10 +124,12 @@ if TYPE_CHECKING:
     from scipy import optimize, sparse
     from scipy.sparse import csgraph
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-    from tensorflow.python import pywrap_tfe
     from tensorflow.python.compiler.xla.experimental import xla_sharding
     from tensorflow.python.framework import op_callbacks, ops
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+
+    # Compiled, and without types.
+    pywrap_tfe: Any
 else:
     tf = LazyModule("tensorflow")
     tf_text = LazyModule("tensorflow_text")

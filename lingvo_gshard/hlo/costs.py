@@ -197,13 +197,14 @@ def _written(instruction: Instruction) -> int:
     if instruction.opcode != "fusion":
         return _bytes(shape, min(demand.written(instruction), shape.size))
     (called,) = instruction.called
+    elements = list(shape.elements or ())
     if called.root.proto.custom_call_target == demand.ASYNC_START:
-        return _bytes(shape.elements[1], shape.elements[1].size)
+        return _bytes(elements[1], elements[1].size)
     if called.root.opcode != "tuple":
         return _bytes(shape, demand.written(called.root))
     return sum(
         _bytes(part, demand.written_tuple_element(made))
-        for part, made in zip(shape.elements, called.root.operands, strict=True)
+        for part, made in zip(elements, called.root.operands, strict=True)
     )
 
 

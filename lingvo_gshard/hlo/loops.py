@@ -119,8 +119,9 @@ class Values:
             return None
         if opcode == "constant":
             return _constant(proto.literal, instruction.shape)
-        operands = [self.of(operand) for operand in instruction.operands]
-        if any(value is None or callable(value) for value in operands):
+        values = [self.of(operand) for operand in instruction.operands]
+        operands = [value for value in values if isinstance(value, np.ndarray)]
+        if len(operands) < len(values):
             return None
         with np.errstate(all="ignore"):
             value = _result(instruction, operands)
@@ -315,7 +316,8 @@ class Loop:
 
     def _step(self, state: dict, needed: set[int]) -> dict[int, Value]:
         values = self._values.within(self.body, [self._argument(state)])
-        return {i: values.of(self._next(i)) for i in needed if self._next(i) is not None}
+        computed = ((index, self._next(index)) for index in needed)
+        return {index: values.of(made) for index, made in computed if made is not None}
 
     def _goes_on(self, state: dict) -> bool | None:
         """Whether the loop runs another iteration from a state; None if that is unknown."""
@@ -338,9 +340,10 @@ class Loop:
         pending = list(elements)
         while pending:
             index = pending.pop()
-            if index not in found and self._next(index) is not None:
+            made = self._next(index)
+            if index not in found and made is not None:
                 found.add(index)
-                pending += _elements_used(self._next(index))
+                pending += _elements_used(made)
         return found
 
 
@@ -380,7 +383,9 @@ def _is_passed_on(instruction: Instruction, index: int) -> bool:
 
 def _extrapolated(first: Value, second: Value, third: Value, iterations: int) -> Value:
     """The value after some equal steps from `first`; None if steps differ or it overflows."""
-    if not all(isinstance(value, np.ndarray) for value in (first, second, third)):
+    if not (isinstance(first, np.ndarray) and isinstance(second, np.ndarray)):
+        return None
+    if not isinstance(third, np.ndarray):
         return None
     if first.dtype == np.bool_:
         return first if np.array_equal(first, second) and np.array_equal(second, third) else None
@@ -389,4 +394,4 @@ def _extrapolated(first: Value, second: Value, third: Value, iterations: int) ->
     exact = begin + step * iterations
     fits = np.all(exact >= limits.min) and np.all(exact <= limits.max)
     is_steady = np.array_equal(third.astype(np.int64) - second, step)
-    return exact.astype(first.dtype) if fits and is_steady else None
+    return np.asarray(exact.astype(first.dtype)) if fits and is_steady else None

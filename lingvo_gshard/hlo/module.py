@@ -22,7 +22,8 @@ def read_module(compiled: jax.stages.Compiled) -> Module:
 
 def read_proto(compiled: jax.stages.Compiled) -> bytes:
     """Returns the program that one device executes as a serialized HloModuleProto."""
-    (module,) = compiled.runtime_executable().hlo_modules()
+    executable: Any = compiled.runtime_executable()
+    (module,) = executable.hlo_modules()
     return module.as_serialized_hlo_module_proto()
 
 

@@ -158,8 +158,13 @@ def layer_and_phase(name: str, layer_scopes: Set[str] | None = None) -> tuple[st
 
 def is_dispatch(name: str) -> bool:
     """Returns whether an operation is in a name scope of dispatch or combine."""
-    segments = (_NUMBERED.fullmatch(segment)[1] for segment in name.split("/")[:-1] if segment)
+    segments = (_without_number(segment) for segment in name.split("/")[:-1] if segment)
     return any(segment in DISPATCH_SCOPES for segment in segments)
+
+
+def _without_number(segment: str) -> str:
+    numbered = _NUMBERED.fullmatch(segment)
+    return numbered[1] if numbered else segment
 
 
 def _longest(segments: list[str], layer_scopes: Set[str]) -> str:
@@ -176,8 +181,8 @@ def _without_operation(segments: list[str]) -> list[str]:
     """Drops the operation's own name, and the scope of the function or gradient that holds it."""
     if not segments:
         return segments
-    holder = _NUMBERED.fullmatch(segments[-2])[1] if len(segments) > 1 else ""
-    own = _NUMBERED.fullmatch(segments[-1])[1]
+    holder = _without_number(segments[-2]) if len(segments) > 1 else ""
+    own = _without_number(segments[-1])
     is_held = holder.endswith("_grad") or (holder and holder.lower() == own.lower())
     return segments[: -2 if is_held else -1]
 
@@ -187,6 +192,6 @@ def _phase(segments: list[str], layer: str) -> str:
         return OPTIMIZER
     if any(_GRADIENT.fullmatch(segment) for segment in segments):
         return "backward"
-    if any(_NUMBERED.fullmatch(segment)[1] == RECOMPUTED for segment in segments):
+    if any(_without_number(segment) == RECOMPUTED for segment in segments):
         return RECOMPUTED
     return "forward" if layer else "other"

@@ -9,7 +9,7 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.decoding.model_facts import ModelFacts
@@ -65,7 +65,7 @@ def make_engine(
     theta: NestedMap,
     facts: ModelFacts,
     partitioning: Partitioning | None = None,
-    devices: Sequence[jax.Device] = (),
+    devices: Sequence[Device] = (),
     options: EngineOptions | None = None,
     precision: str = TRAINED,
 ) -> Engine:
@@ -105,7 +105,7 @@ def prepared_weights(
     return prepare.outputs, list(prepare.call(*values))
 
 
-def mesh_of(partitioning: Partitioning | None, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
+def mesh_of(partitioning: Partitioning | None, devices: Sequence[Device]) -> jax.sharding.Mesh:
     """Returns the mesh of devices that decoding programs run on.
 
     Args:

@@ -39,7 +39,7 @@ def make(
         "DATA": embedded(data),
         "SCRIPT": script,
     }
-    return fill(read(__package__, "page.html"), filled)
+    return fill(read("lingvo_gshard.pages", "page.html"), filled)
 
 
 def read(package: str, name: str) -> str:

@@ -54,7 +54,8 @@ def collective_rows(
       timed: the operations of the step.
       communication_seconds: lower bound of all collectives together.
     """
-    groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str, str, str, str, int], list[TimedOperation]]
+    groups = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective
         if call is not None:

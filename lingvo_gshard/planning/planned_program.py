@@ -83,7 +83,7 @@ def lower_function(
             layout=letters.strip(),
             shape=array.shape,
             dtype=array.dtype,
-            split=split_in_words(letters.strip(), array.split, partitioning),
+            split=split_in_words(letters.strip(), array.split or (), partitioning),
             bytes=elements * array.struct.dtype.itemsize,
             bytes_per_device=bytes_of(array, program.mesh),
             note="",
@@ -147,6 +147,6 @@ def memory_class(path: str) -> str:
 
 
 def _tensor_row(row: WeightRow, kind: str) -> TensorRow:
-    fields = dataclasses.asdict(row) | {"shape": list(row.shape)}
+    fields: dict[str, Any] = dataclasses.asdict(row) | {"shape": list(row.shape)}
     layer = scope_name(row.path.partition("/")[0].rpartition(".")[0])
     return TensorRow(**fields, kind=kind, layer=layer)

@@ -15,6 +15,7 @@ from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.compiling.compilation import CompiledProgram
 from lingvo_gshard.planning.machines import compilers, cuda
 from lingvo_gshard.planning.machines import topologies as topologies_lib
+from lingvo_gshard.planning.machines.interconnect import network_rate
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
@@ -42,7 +43,7 @@ def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tu
     if topology.slices == 1:
         return ()
     chip = topology.chip
-    rate = chip.network_bandwidth * chip.partitions * 8 / 1e9
+    rate = network_rate(chip) * chip.partitions * 8 / 1e9
     found = [
         f"{topology.slices} slices, joined by the data-center network at {rate:g} Gbit/s for each "
         f"chip: {chip.sources['network_bandwidth']}. Its latency and the copies to and from the "
@@ -303,7 +304,7 @@ def _notes(
         *topology.notes,
         f"capacity: {topology.chip.capacity_reason}",
     ]
-    effort = jax.config.jax_exec_time_optimization_effort
+    effort = jax.config.values["jax_exec_time_optimization_effort"]
     if effort:
         notes.append(f"compiled with jax_exec_time_optimization_effort={effort:g}")
     if not compiled.has_code:

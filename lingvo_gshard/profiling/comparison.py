@@ -105,7 +105,7 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
 def compare(profile: Profile, plan: Plan) -> Comparison:
     """Returns predicted beside measured times. A part that one of the two lacks has 0 seconds."""
     predicted = {row.kind: row.seconds for row in plan.kinds}
-    layers: collections.Counter = collections.Counter()
+    layers: dict[tuple[str, str], float] = collections.defaultdict(float)
     for row in plan.layers:
         layers[row.layer, row.phase] += row.seconds
     measured = {(row.layer, row.phase): row.seconds for row in profile.layers}

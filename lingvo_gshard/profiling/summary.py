@@ -163,7 +163,7 @@ class Summary:
 
     def _layers(self) -> list[LayerTime]:
         """Returns the time of each layer and phase, most seconds first."""
-        seconds: collections.Counter = collections.Counter()
+        seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
         flops: collections.Counter[tuple[str, str]] = collections.Counter()
         for name in self._names:
             operation = self.program.find(name)
@@ -178,7 +178,7 @@ class Summary:
                 share=taken / self._total,
                 flops=flops[layer, phase],
             )
-            for (layer, phase), taken in seconds.most_common()
+            for (layer, phase), taken in sorted(seconds.items(), key=lambda item: -item[1])
         ]
 
     def _slowest(self) -> list[OperationTime]:
@@ -235,7 +235,7 @@ class Summary:
 
     def _of(self, division: Division) -> dict[str, float]:
         """Returns the seconds per step of each part that takes any on one device."""
-        found: collections.Counter[str] = collections.Counter()
+        found: dict[str, float] = collections.defaultdict(float)
         for name, time in division.shares.items():
             found[OTHER_PROGRAMS if name is None else self.program.kind(str(name))] += time
         waiting = overlap(division.idle, self._waits)

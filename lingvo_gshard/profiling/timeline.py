@@ -57,9 +57,9 @@ class Division:
       idle: the intervals in which the device had nothing to do, in order.
     """
 
-    shares: collections.Counter[Hashable]
-    active: collections.Counter[Hashable]
-    hidden: collections.Counter[Hashable]
+    shares: dict[Hashable, float]
+    active: dict[Hashable, float]
+    hidden: dict[Hashable, float]
     pauses: int
     idle: list[tuple[int, int]]
 
@@ -112,9 +112,8 @@ class _Clock:
     """
 
     def __init__(self, time: int):
-        self.division = Division(
-            collections.Counter(), collections.Counter(), collections.Counter(), 0, []
-        )
+        shares, active, hidden = (collections.defaultdict(float) for _ in range(3))
+        self.division = Division(shares, active, hidden, 0, [])
         self._time = time
         self._counts = [0, 0, 0]
         self._shares = [0.0, 0.0]

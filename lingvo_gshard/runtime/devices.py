@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.runtime import standard_error
 
 # More virtual devices than this take minutes to start, and gigabytes.
@@ -29,7 +29,7 @@ def let_jax_choose_devices() -> None:
         jax.config.update("jax_platforms", None)
 
 
-def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
+def devices_for(count: int | None, processes: int = 1) -> list[Device]:
     """Returns the devices for a mesh.
 
     A process without enough accelerators creates virtual CPU devices, which share its cores.
@@ -65,7 +65,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
     return devices[:count]
 
 
-def peak_memory(devices: Sequence[jax.Device]) -> int | None:
+def peak_memory(devices: Sequence[Device]) -> int | None:
     """Returns the most bytes that were ever in use on one of this process's devices.
 
     None means that no device tells, as CPUs do not.
@@ -94,7 +94,7 @@ def _make_virtual(count: int, total: int) -> None:
             "ones. gshard-plan knows what a step takes on machines that are not here"
         )
     try:
-        if jax.config.jax_num_cpu_devices < count:
+        if jax.config.values["jax_num_cpu_devices"] < count:
             jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         return

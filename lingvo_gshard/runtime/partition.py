@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -33,7 +34,7 @@ class Partitioned:
         self,
         function: Callable[..., Any],
         partitioning: Partitioning,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         layouts: Sequence[Any] | None = None,
         donate: Sequence[int] = (),
         partitioner: str = "gspmd",
@@ -125,7 +126,7 @@ class Partitioned:
             for index, (value, layout) in enumerate(zip(leaves, layouts, strict=True)):
                 path = f"argument[{position}]" + (f"[{index}]" if len(leaves) > 1 else "")
                 spec = _spec(value)
-                shape = tuple(spec.shape.as_list())
+                shape = tuple(known_sizes(spec.shape))
                 inputs.append(Array(path, shape, spec.dtype.name, self._split(layout, shape, path)))
         return inputs, donated
 
@@ -141,17 +142,18 @@ class Partitioned:
             ) from None
 
     def _split(self, layout: str | Split | None, shape: tuple[int, ...], path: str) -> Split | None:
-        if layout is INFERRED:
+        if layout is None:
             return None
-        kind, _, letters = layout.rpartition(":") if isinstance(layout, str) else ("", "", layout)
-        letters = letters.strip() if isinstance(letters, str) else letters
+        kind, letters = "", layout
+        if isinstance(layout, str):
+            kind, _, letters = (part.strip() for part in layout.rpartition(":"))
         if len(letters) != len(shape):
             raise UserError(
                 f"layouts: {layout!r} has {len(letters)} dimensions, but {path} of {self._name} "
                 f"has shape {shape}"
             )
         if isinstance(letters, str):
-            letters = self._partitioning.split(letters, kind.strip() or "activations")
+            letters = self._partitioning.split(letters, kind or "activations")
         return self._partitioning.storage_split(shape, letters)
 
 
@@ -164,7 +166,7 @@ def partition(
     donate: Sequence[int] = (),
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Device] | None = None,
 ) -> Partitioned:
     """Returns a callable that runs a TensorFlow function on the devices of a mesh.
 
@@ -215,7 +217,8 @@ def _array(value: Any) -> np.ndarray | jax.Array:
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (bool, int, float, complex)):
-        return tf.convert_to_tensor(value).numpy()
+        number: Any = value
+        return tf.convert_to_tensor(number).numpy()
     return np.asarray(value)
 
 

@@ -12,6 +12,7 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.step_metrics import StepMetrics
@@ -97,13 +98,19 @@ class SingleDeviceRuntime:
         """Replaces the evaluated weights; there is no other state afterwards."""
         self.load_state(NestedMap({self._trainer.evaluated_part: theta}))
 
+    @property
+    def _held(self) -> NestedMap:
+        """The variables of the state."""
+        assert self._variables is not None, "init_state, load_state or load_theta comes first"
+        return self._variables
+
     def state(self) -> NestedMap:
         """Waits for the steps in progress and returns a copy of the state as NumPy arrays."""
-        return self._variables.transform(lambda variable: variable.numpy())
+        return self._held.transform(lambda variable: variable.numpy())
 
     def theta_on_host(self) -> NestedMap:
         """Returns a copy of the weights as NumPy arrays."""
-        return self._variables.theta.transform(lambda variable: variable.numpy())
+        return self._held.theta.transform(lambda variable: variable.numpy())
 
     def abstract_state(self) -> NestedMap | None:
         """Returns None: the runtime takes and returns NumPy arrays."""
@@ -112,11 +119,11 @@ class SingleDeviceRuntime:
     @property
     def step(self) -> int:
         """Number of steps taken."""
-        return int(self._variables.step.numpy())
+        return int(self._held.step.numpy())
 
     def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
         """Returns which rows of a batch the device needs: all."""
-        return np.ones(next(iter(specs.values())).shape[0], bool)
+        return np.ones(known_sizes(next(iter(specs.values())).shape)[0], bool)
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step. On a GPU it returns before the step is done."""
@@ -152,22 +159,22 @@ class SingleDeviceRuntime:
         """Returns a function of tensors as one XLA computation per combination of shapes."""
         return tf.function(function, jit_compile=True, autograph=False)
 
-    def _train_step(self, batch: Batch) -> NestedMap:
-        state = self._variables.transform(lambda variable: variable.read_value())
+    def _train_step(self, batch: TensorBatch) -> NestedMap:
+        state = self._held.transform(lambda variable: variable.read_value())
         new_state, metrics = self._trainer.train_step(state, batch)
-        for variable, value in zip(self._variables.flatten(), new_state.flatten(), strict=True):
+        for variable, value in zip(self._held.flatten(), new_state.flatten(), strict=True):
             variable.assign(value, read_value=False)
         return metrics
 
-    def _eval_step(self, batch: Batch) -> NestedMap:
+    def _eval_step(self, batch: TensorBatch) -> NestedMap:
         return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
 
     def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> dict[str, tf.Tensor]:
-        theta = self._variables.theta.transform(lambda variable: variable.read_value())
+        theta = self._held.theta.transform(lambda variable: variable.read_value())
         return routing_sums(self._trainer, theta, batch, kinds)
 
     def _theta(self) -> NestedMap:
-        part = self._variables[self._trainer.evaluated_part]
+        part = self._held[self._trainer.evaluated_part]
         return self._trainer.evaluated_theta(part.transform(lambda v: v.read_value()))
 
 
@@ -193,7 +200,7 @@ class _Compiled:
     def __init__(
         self,
         name: str,
-        function: Callable[[Batch], NestedMap],
+        function: Callable[[TensorBatch], NestedMap],
         compile_: Callable,
         compilations: list[Compilation],
     ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
-from lingvo_gshard.core.lazy import jax, multihost_utils, tf
+from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
@@ -85,7 +86,7 @@ class SpmdRuntime:
         self,
         trainer: Trainer,
         partitioning: Partitioning,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         options: SpmdOptions | None = None,
     ):
         """Makes a runtime without a state.
@@ -110,7 +111,7 @@ class SpmdRuntime:
         )
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
-        self._state: list[jax.Array] | None = None
+        self._held: list[Any] = []
         self._compiler = StepCompiler()
         unsplit = _unsplit(self._specs, partitioning)
         if options.max_replicated_megabytes is not None:
@@ -159,7 +160,7 @@ class SpmdRuntime:
     def init_state(self) -> None:
         """Draws the initial weights, each part on the device that holds it."""
         step = self._step("init", (), lambda *made_of: (init_program(*made_of), []))
-        self._state = list(step.executable())
+        self._held = list(step.executable())
 
     def load_state(self, state: NestedMap) -> None:
         """Replaces the state.
@@ -168,7 +169,7 @@ class SpmdRuntime:
           state: a tree of NumPy arrays or jax.Arrays. The next step donates the memory of
             jax.Arrays that have the right layout already.
         """
-        self._state = [
+        self._held = [
             array.put(value, self._mesh, is_donated=True)
             for array, value in zip(self._arrays, state.flatten(), strict=True)
         ]
@@ -177,14 +178,14 @@ class SpmdRuntime:
         """Replaces the evaluated weights; there is no other state afterwards."""
         arrays = evaluated_arrays(self._arrays, self._trainer)
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
-        self._state = [
+        self._held = [
             a.put(values[a.path], self._mesh, is_donated=True) if a.path in values else None
             for a in self._arrays
         ]
 
     def state(self) -> NestedMap:
         """Returns the state as jax.Arrays. The next step makes it invalid."""
-        return self._specs.pack(self._state)
+        return self._specs.pack(self._held)
 
     def abstract_state(self) -> NestedMap:
         """Returns shape, dtype and sharding of the state's arrays, as jax.ShapeDtypeStructs."""
@@ -206,14 +207,15 @@ class SpmdRuntime:
             if sharding is None:
                 return np.ones_like(found)
             for index in sharding.addressable_devices_indices_map(array.shape).values():
+                assert index is not None
                 found[index[0]] = True
         return found
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step without waiting for its result."""
         step = self._step_on_batch("train", batch, train_program)
-        *state, metrics = step.executable(*self._state, *step.feed(batch, self._mesh))
-        self._state = state
+        *state, metrics = step.executable(*self._held, *step.feed(batch, self._mesh))
+        self._held = state
         return step.metrics(metrics)
 
     def eval_step(self, batch: Batch) -> WeightedMetrics:
@@ -234,7 +236,7 @@ class SpmdRuntime:
             inputs_of(fed),
             is_reported=False,
         )
-        pairs = zip(self._arrays, self._state, strict=True)
+        pairs = zip(self._arrays, self._held, strict=True)
         theta = [value for array, value in pairs if array.path.startswith("theta.")]
         return watched.start(*theta, *watched.feed(fed, self._mesh))
 
@@ -251,7 +253,10 @@ class SpmdRuntime:
         step = self._step(
             "function",
             (function, ids.shape),
-            lambda *made_of: (function_program(*made_of, function, spec), []),
+            lambda trainer, partitioning, partitioner: (
+                function_program(trainer, partitioning, partitioner, function, spec),
+                [],
+            ),
             inputs_of({"ids": ids}),
         )
         (result,) = step.executable(*self._evaluated(), *step.feed({"ids": ids}, self._mesh))
@@ -259,7 +264,7 @@ class SpmdRuntime:
 
     def _evaluated(self) -> list[jax.Array]:
         """Returns the arrays of the state that evaluation and decoding use."""
-        values = dict(zip((a.path for a in self._arrays), self._state, strict=True))
+        values = dict(zip((a.path for a in self._arrays), self._held, strict=True))
         return [values[a.path] for a in evaluated_arrays(self._arrays, self._trainer)]
 
     def _step_on_batch(self, kind: str, batch: Batch, make: Callable) -> CompiledStep:

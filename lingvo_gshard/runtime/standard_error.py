@@ -142,6 +142,7 @@ def capture(hidden: Sequence[str]) -> Iterator[Captured]:
             )
         finally:
             os.close(screen)
+        assert copier.stdin is not None
         kept = _descriptor.redirect(copier.stdin.fileno())
         copier.stdin.close()
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
@@ -74,7 +74,7 @@ class StepCompiler:
         self,
         kind: str,
         key: Hashable,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         make: MakeProgram,
         inputs: Inputs | None = None,
         is_reported: bool = True,

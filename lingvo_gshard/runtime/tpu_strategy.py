@@ -10,6 +10,7 @@ import math
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.context import WatchedKinds
@@ -61,7 +62,9 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
-        super().__init__(_AnnotatedTrainer(trainer))
+        annotating: Any = _AnnotatedTrainer(trainer)
+        super().__init__(annotating)
+        self._annotating = annotating
         self._strategy = strategy
         self._partitioning = partitioning
         replicated = _replicated(trainer, partitioning)
@@ -96,13 +99,13 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns `function` with the current weights as its first argument."""
         return super().bind_weights(
-            lambda theta, ids: function(self._trainer.annotated(theta), ids)
+            lambda theta, ids: function(self._annotating.annotated(theta), ids)
         )
 
     def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> TensorBatch:
-        theta = self._variables.theta.transform(lambda variable: variable.read_value())
-        trainer = self._trainer.plain
-        return routing_sums(trainer, self._trainer.annotated(theta), batch, kinds)
+        theta = self._held.theta.transform(lambda variable: variable.read_value())
+        trainer = self._annotating
+        return routing_sums(trainer.plain, trainer.annotated(theta), batch, kinds)
 
     def _compile(self, function: Callable) -> Callable:
         """Returns a function that the strategy runs, with annotations under the partitioning."""
@@ -124,11 +127,11 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         """Annotates an input over the rows of a batch, which TPUStrategy reads."""
         spec = tf.TensorSpec(tensor.shape, tensor.dtype)
         (array,) = batch_arrays({"rows": spec}, self._partitioning)
-        return self._annotate(tensor, array.split)
+        return self._annotate(tensor, array.split or ())
 
     def _annotate_replicated(self, tensor: tf.Tensor) -> tf.Tensor:
         """Annotates a result as replicated."""
-        return self._annotate(tensor, ((),) * tensor.shape.rank)
+        return self._annotate(tensor, ((),) * len(tensor.shape))
 
     def _annotate(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
         mesh = self._partitioning.mesh

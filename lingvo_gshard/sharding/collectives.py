@@ -15,6 +15,7 @@ from __future__ import annotations
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh
@@ -172,7 +173,9 @@ def _to_full(part: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -
     as `split` says.
     """
     others = _others(axes, mesh)
-    shape = [size * mesh.parts(over) for size, over in zip(part.shape, split, strict=True)]
+    shape = [
+        size * mesh.parts(over) for size, over in zip(known_sizes(part.shape), split, strict=True)
+    ]
     full_shape = [mesh.parts(others), *shape]
     return xla.shard_to_full(part[tf.newaxis], (others, *split), mesh, full_shape)
 
@@ -203,7 +206,7 @@ def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
 
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:
-    if part.shape[dimension] % mesh.parts(axes):
+    if known_sizes(part.shape)[dimension] % mesh.parts(axes):
         raise ValueError(
             f"Dimension {dimension} of a shard {part.shape} does not divide by the "
             f"{mesh.parts(axes)} devices along {', '.join(axes)} of `mesh={mesh}`"

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import subgraph
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import (
@@ -64,7 +66,7 @@ def manual(
         _check_count(function, "argument", len(in_splits), len(tensors))
         parts = [full_to_shard(x, split) for split, x in zip(in_splits, tensors, strict=True)]
         with _inside(), _check_reads(function, parts):
-            results = function(*parts)
+            results: Any = function(*parts)
         if not isinstance(out_splits, list):
             return shard_to_full(results, out_splits)
         _check_count(function, "result", len(out_splits), len(results))
@@ -91,7 +93,7 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
         return tensor
     split = resolve(split, tensor.shape.rank)
     for dimension, axes in enumerate(split):
-        if tensor.shape[dimension] % region.parts(axes):
+        if known_sizes(tensor.shape)[dimension] % region.parts(axes):
             raise ValueError(
                 f"Manual region: dimension {dimension} of {tensor.shape} does not divide into the "
                 f"{region.parts(axes)} parts of {', '.join(axes)} in `mesh={region.mesh}`"
@@ -114,7 +116,8 @@ def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
     if region is None:
         return part
     split = resolve(split, part.shape.rank)
-    shape = [size * region.parts(axes) for size, axes in zip(part.shape, split, strict=True)]
+    sizes = known_sizes(part.shape)
+    shape = [size * region.parts(axes) for size, axes in zip(sizes, split, strict=True)]
     return xla.shard_to_full(part, split, region.mesh, shape)
 
 

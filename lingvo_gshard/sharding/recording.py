@@ -78,9 +78,9 @@ def add(
     now = context.current()
     if recorded is None or now.is_recomputing:
         return
-    iteration = now.iteration
-    is_loop = iteration is not None and not isinstance(iteration.index, int)
-    times = iteration.repetition.times if is_loop else 1
+    iteration, times = now.iteration, 1
+    if iteration is not None and not isinstance(iteration.index, int):
+        times = iteration.repetition.times
     event = Event(equation, operands, result, now.layer_path, times, is_annotation)
     recorded.events.append(event)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
@@ -51,7 +52,7 @@ def vectorize(
 
     with _converters(letter), use_partitioning(partitioning and partitioning.within_stack(letter)):
         try:
-            results = control_flow_ops.pfor(one, count, fallback_to_while_loop=False)
+            results: Any = control_flow_ops.pfor(one, count, fallback_to_while_loop=False)
         except ValueError as error:
             raise _named(error) from None
     for result, shape in zip(results, shapes, strict=True):
@@ -95,8 +96,9 @@ def _converters(letter: str) -> Iterator[None]:
 def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
     stack, partitioning = operation.stacked_input(0), current_partitioning()
     rank = stack.shape.rank - 1
-    split = partitioning and xla.split_of(operation.get_attr("sharding"), rank, partitioning.mesh)
-    if split is None:
+    sharding: Any = operation.get_attr("sharding")
+    split = partitioning and xla.split_of(sharding, rank, partitioning.mesh)
+    if partitioning is None or split is None:
         raise UserError(
             f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
             "of the mesh. That is not possible for all stages of a pipeline at once"

@@ -16,6 +16,7 @@ import numpy as np
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf, xla_sharding
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.sharding.tilings import split_of_tiling, tiling
@@ -74,7 +75,7 @@ def full_to_shard(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     @custom_gradient
     def part_of(full: tf.Tensor):
         def gradient(d_part: tf.Tensor) -> tf.Tensor:
-            return _sum_of_copies(d_part, split, mesh, full.shape)
+            return _sum_of_copies(d_part, split, mesh, known_sizes(full.shape))
 
         return xla_sharding.auto_to_manual_spmd_partition(full, op_sharding(split, mesh)), gradient
 
@@ -122,7 +123,7 @@ def op_sharding(split: Split, mesh: Mesh) -> bytes:
     Raises:
       ValueError: An axis is unknown or repeated.
     """
-    return _sharding(split, mesh).proto.SerializeToString()
+    return _proto_of(_sharding(split, mesh)).SerializeToString()
 
 
 def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
@@ -179,7 +180,11 @@ def annotated_split(tensor: tf.Tensor, mesh: Mesh) -> Split | None:
 
 
 def _proto(serialized: bytes) -> Any:
-    return type(xla_sharding.Sharding.replicate().proto).FromString(serialized)
+    return type(_proto_of(xla_sharding.Sharding.replicate())).FromString(serialized)
+
+
+def _proto_of(sharding: xla_sharding.Sharding) -> Any:
+    return sharding.proto
 
 
 def _devices(proto: Any) -> np.ndarray:
@@ -214,4 +219,5 @@ def _from_tiling(devices: np.ndarray) -> xla_sharding.Sharding:
 def _annotate(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
     if tf.executing_eagerly():
         return tensor
-    return sharding.apply_to_tensor(tensor, use_sharding_op=True)
+    annotated: Any = sharding.apply_to_tensor(tensor, use_sharding_op=True)
+    return annotated

@@ -33,7 +33,7 @@ from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
@@ -101,7 +101,7 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
     yield step.check_step(found)
 
 
-def _devices(count: int) -> Sequence[jax.Device]:
+def _devices(count: int) -> Sequence[Device]:
     """Returns the devices to check: `count` of them; all accelerators, or virtual ones, for 0."""
     devices.let_jax_choose_devices()
     found = devices.devices_for(count or _VIRTUAL_DEVICES)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.programs.background import Background
@@ -29,9 +29,7 @@ class ProgramStore(Protocol):
         """Returns the keys of all programs that it has, as texts."""
         ...
 
-    def read_program(
-        self, key: ProgramKey, devices: Sequence[jax.Device]
-    ) -> CompiledProgram | None:
+    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> CompiledProgram | None:
         """Returns a compiled program, loaded to devices; None if there is none."""
         ...
 
@@ -68,7 +66,7 @@ class Executables:
     def __init__(
         self,
         source: ProgramSource,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         store: ProgramStore | None = None,
         batches: int = 1,
         observer: Observer | None = None,

@@ -25,7 +25,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, with_digest
 from lingvo_gshard.core.files.paths import is_bucket
-from lingvo_gshard.core.lazy import jax, jnp, serialize_executable
+from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.program_key import ProgramKey
@@ -129,9 +129,7 @@ class CacheEntry:
             file.name.removesuffix(_PROGRAM) for file in self.path.glob(f"*{_PROGRAM}")
         )
 
-    def read_program(
-        self, key: ProgramKey, devices: Sequence[jax.Device]
-    ) -> CompiledProgram | None:
+    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> CompiledProgram | None:
         """Returns a compiled program, loaded to devices; None if there is none that is usable."""
         try:
             pickled = checked_content(self._read(_file_of(key)))

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import threading
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,8 @@ def main(topology: str) -> None:
     try:
         with using_partitioner(program.partitioner):
             compiled = lowered.compile({**request.options, **dump.options(request.directory)})
-        answer = Answer(code=compiled.memory_analysis().generated_code_size_in_bytes)
+        analysis: Any = compiled.memory_analysis()
+        answer = Answer(code=analysis.generated_code_size_in_bytes)
     except jax.errors.JaxRuntimeError as error:
         answer = Answer(error=str(error))
     answers.write(msgspec.json.encode(answer) + b"\n")

@@ -9,6 +9,7 @@ from lingvo_gshard.core import context, rounding
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
@@ -120,7 +121,7 @@ def _observed(trainer: Trainer, batch: BatchSpecs) -> dict[str, _Observed]:
         if name == "slots":
             found[layer].slots = float(tf.get_static_value(value))
         elif not name and value.shape.rank == 3:
-            found[layer].rows, found[layer].length = value.shape[:2].as_list()
+            found[layer].rows, found[layer].length = known_sizes(value.shape)[:2]
 
     def forward(theta: list, features: dict) -> tf.Tensor:
         weights = trainer.theta_specs.pack(theta)

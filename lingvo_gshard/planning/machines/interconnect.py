@@ -23,6 +23,7 @@ import math
 import numpy as np
 
 from lingvo_gshard.hlo.operations import Collective
+from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -145,6 +146,17 @@ def groups(
     return mesh.ids.reshape(parts).transpose(others + chosen).reshape(-1, reached)
 
 
+def network_rate(chip: Chip) -> float:
+    """Returns the bytes per second from one partition of a chip to other hosts, in one direction.
+
+    Raises:
+      ValueError: no source states it.
+    """
+    if chip.network_bandwidth is None:
+        raise ValueError(f"{chip.key}: {chip.sources['network_bandwidth']}")
+    return chip.network_bandwidth
+
+
 @functools.lru_cache(maxsize=32)
 def make_network(topology: Topology, mesh: Mesh) -> Network:
     """Returns the network of a mesh's devices.
@@ -154,14 +166,14 @@ def make_network(topology: Topology, mesh: Mesh) -> Network:
     """
     if topology.kind == "gpu":
         hosts, gpus = topology.shape
-        rate = topology.chip.network_bandwidth * gpus
+        rate = network_rate(topology.chip) * gpus
         node = np.arange(topology.devices) // gpus
         nodes = np.arange(hosts)[:, None]
         return Network(node, nodes, (), (), np.ones((hosts, 1)), rate)
     shape, wraps, slices = topology.shape, topology.wraps, topology.slices
     coordinates = _tpu_coordinates(topology, mesh)
     chips = math.prod(shape)
-    node = np.ravel_multi_index(tuple(coordinates.T), shape)
+    node = np.asarray(np.ravel_multi_index(tuple(coordinates.T), shape))
     node = node + chips * (np.arange(len(node)) // (len(node) // slices))
     nodes = np.stack(np.unravel_index(np.arange(slices * chips) % chips, shape), axis=1)
     inner = (nodes > 0) * 1 + (nodes < np.array(shape) - 1) * 1
@@ -211,7 +223,7 @@ def _seconds_per_byte(
 def _across_slices(pattern: str, members: np.ndarray, topology: Topology) -> float:
     """Seconds per byte through the data-center network."""
     size = topology.devices // topology.slices
-    rate = topology.chip.network_bandwidth * size
+    rate = network_rate(topology.chip) * size
     nodes = np.arange(topology.slices)[:, None]
     links = np.ones((topology.slices, 1))
     network = Network(np.arange(topology.devices) // size, nodes, (), (), links, rate)

@@ -284,7 +284,7 @@ def _cpu_devices(topology: Topology) -> list[Any]:
     import jax
 
     try:
-        if jax.config.jax_num_cpu_devices < topology.devices:
+        if jax.config.values["jax_num_cpu_devices"] < topology.devices:
             jax.config.update("jax_num_cpu_devices", topology.devices)
     except RuntimeError:
         pass

@@ -75,6 +75,7 @@ def _activations_gb(plan: Plan) -> float:
 
 
 def _core_years(plan: Plan, tokens: float) -> float:
+    assert plan.tokens_per_second is not None, f"{plan.name} does not train"
     seconds = tokens / plan.tokens_per_second
     return plan.devices * seconds / _SECONDS_PER_YEAR
 

@@ -9,11 +9,11 @@ from lingvo_gshard.pages import html_page, splits
 from lingvo_gshard.planning.plan.plan import Plan
 
 # In order: each script uses only those before it.
-_PAGES = "lingvo_gshard.pages"
-_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (__package__, "style.css"))
+_PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.planning.picture"
+_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))
 _SCRIPTS = (
     *((_PAGES, f"{name}.js") for name in ("units", "dom", "table", "bars", "mesh")),
-    *((__package__, f"{name}.js") for name in ("time_line", "sections", "main")),
+    *((_HERE, f"{name}.js") for name in ("time_line", "sections", "main")),
 )
 
 

@@ -194,9 +194,9 @@ def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[Ch
         if not moved and [*changed_fields("layers", what, old, new, _LAYER_FIELDS)]:
             small.append((old, new))
     if small:
-        sums = [sum(row.seconds for row in rows) for rows in zip(*small, strict=True)]
+        old, new = (sum(row.seconds for row in rows) for rows in zip(*small, strict=True))
         what = f"{len(small)} more, each by at most {SMALLEST_TIME_CHANGE:.0%}"
-        yield Change("layers", what, "seconds", *sums, "seconds")
+        yield Change("layers", what, "seconds", old, new, "seconds")
     orders = [[_layer_name(row) for row in rows] for rows in (before, after)]
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
         pairs = enumerate(zip(*orders, strict=True), 1)
@@ -221,7 +221,8 @@ def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[Chan
     """Yields suggested changes that were added or removed, or have another result."""
     for what, old, new in paired(before, after, lambda row: row.change):
         if old is None or new is None:
-            yield Change("remedies", what, "", *(row and _fit_text(row) for row in (old, new)))
+            texts = (row and _fit_text(row) for row in (old, new))
+            yield Change("remedies", what, "", next(texts), next(texts))
         else:
             yield from changed_fields("remedies", what, old, new, _REMEDY_FIELDS)
 
@@ -363,7 +364,7 @@ def _numbers(record: object) -> Mapping[str, object]:
     return found
 
 
-def _items(record: object) -> Mapping[str, object]:
+def _items(record: Any) -> Mapping[str, object]:
     """Returns the fields of a struct or dataclass by name; none for None."""
     if record is None:
         return {}

@@ -54,7 +54,7 @@ def _paths_in_tree(exported: jax_export.Exported) -> list[str]:
     tree = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
     paths = []
     for (kind, *path), _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        keys = jax.tree_util.keystr(path)
+        keys = jax.tree_util.keystr(tuple(path))
         paths.append(_dotted(f"arguments{keys}" if kind.idx == 0 else keys))
     return paths
 
@@ -78,7 +78,8 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
     found = {}
     for operation in module.body:
         if operation.operation.name == "sdy.mesh":
-            axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(operation.mesh).axes]
+            attribute = sdy.MeshAttr(operation.operation.attributes["mesh"])
+            axes = [sdy.MeshAxisAttr(axis) for axis in attribute.axes]
             if axes:
                 found[tuple((_identifier(axis.name), axis.size) for axis in axes)] = None
     if len(found) > 1:
@@ -202,8 +203,8 @@ def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None
         if len(exported.platforms) > 1:
             _choose_platform(module, exported.platforms, platform)
         main = _main(module)
-        arguments = _values(main.type.inputs, main.arg_attrs)
-        results = _values(main.type.results, main.result_attrs)
+        arguments = _values(main.type.inputs, ir.ArrayAttr(main.arg_attrs))
+        results = _values(main.type.results, ir.ArrayAttr(main.result_attrs))
         mesh = _mesh(module, [*arguments, *results], exported.nr_devices, given)
         names = argument_paths(
             exported, exported.module_kept_var_idx, [a.location for a in main.arguments]
@@ -282,7 +283,7 @@ def _main(module: ir.Module) -> func.FuncOp:
     return next(each for each in functions if each.name.value == "main")
 
 
-def _values(types: Sequence[ir.Type], attributes: Sequence[ir.Attribute]) -> list[_Value]:
+def _values(types: Sequence[ir.Type], attributes: ir.ArrayAttr) -> list[_Value]:
     return [
         _Value(ir.RankedTensorType(kind), {a.name: a.attr for a in ir.DictAttr(given)})
         for kind, given in zip(types, attributes, strict=True)

@@ -277,8 +277,8 @@ class _EinsumCost:
         self._cost, self._summed = total.cost, total.summed
         self._times = einsum.times * count
         self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
-        layouts = [operand.layout for operand in einsum.operands]
-        self._is_saved = remat_policy.POLICIES[policy](*layouts, einsum.result.layout)
+        left, right = (operand.layout for operand in einsum.operands)
+        self._is_saved = remat_policy.POLICIES[policy](left, right, einsum.result.layout)
 
     def add(self) -> None:
         """Adds the forward einsum, its recomputation and its gradients."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -125,13 +126,15 @@ class _Program:
         entries = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
         rows, columns, values = zip(*entries, strict=True)
         matrix = sparse.csr_array((values, (rows, columns)), shape=(len(self._rows), count))
-        upper = np.full(count, np.inf)
+        # scipy has no types, and a checker takes the bounds' types from their defaults, numbers.
+        upper: Any = np.full(count, np.inf)
         upper[: self._size] = 1
+        limits: Any = self._lower, self._upper
         solution = optimize.milp(
             self._costs,
             integrality=np.arange(count) < self._size,
             bounds=optimize.Bounds(0, upper),
-            constraints=optimize.LinearConstraint(matrix, self._lower, self._upper),
+            constraints=optimize.LinearConstraint(matrix, *limits),
             options={"mip_rel_gap": 1e-9},
         )
         if solution.x is None:

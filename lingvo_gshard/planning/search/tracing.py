@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.planning.search.graph import Einsum, Flow, Tensor, TracedStep
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import use_partitioning
@@ -120,10 +121,10 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> TracedStep:
         reader = _Reader(_forward_events(recorded.events), recorded.loops, weights)
         einsums, flows = reader.einsums(), reader.flows()
     del concrete
-    moments = collections.defaultdict(tuple)
+    moments: dict[str, tuple[VariableSpec, ...]] = collections.defaultdict(tuple)
     for moment in trainer.optimizer.moment_specs(specs).flatten():
         moments[moment.path.rpartition("/")[0]] += (moment,)
-    inputs = sum(math.prod(s.shape.as_list()) * s.dtype.size for s in batch.values())
+    inputs = sum(math.prod(known_sizes(s.shape)) * s.dtype.size for s in batch.values())
     layers = tuple(trainer.task.layer_paths())
     return TracedStep(tuple(einsums), tuple(flows), tuple(weights), dict(moments), layers, inputs)
 
@@ -347,7 +348,7 @@ def _positions(layout: str) -> set[str]:
 
 
 def _tensor(layout: str, tensor: tf.Tensor) -> Tensor:
-    return Tensor(layout, tuple(tensor.shape.as_list()), tensor.dtype.name)
+    return Tensor(layout, tuple(known_sizes(tensor.shape)), tensor.dtype.name)
 
 
 def _unit(path: str) -> str:

@@ -123,7 +123,7 @@ def _continue(
     rest = (work - before * interval).clip(0)
     needed = costs.restart + rest + np.ceil(rest / interval) * costs.stall + costs.write
     ends = until >= needed
-    is_done = ends.any(axis=1)
+    is_done = np.asarray(ends.any(axis=1))
     width = until.shape[1]
     last = np.where(is_done, ends.argmax(axis=1), width)
     failed = np.arange(width) < last[:, None]

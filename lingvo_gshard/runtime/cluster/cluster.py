@@ -168,6 +168,7 @@ class Cluster:
     def _leave(self, reason: str, code: int) -> None:
         """Tells the others that this process leaves them, and that it ends by itself."""
         self._is_leaving.set()
+        assert self._monitor is not None
         self._monitor.announce_departure(Departure(self.index, reason, code))
 
     def _send(self, process: int | None, message: msgspec.Struct) -> None:

@@ -280,7 +280,7 @@ class PeerMonitor:
                 if self._on_departure(departure):
                     deadline = time.monotonic() + (_LINGER_SECONDS if self._index == 0 else 0.0)
         self._is_alone.set()
-        if deadline is not None:
+        if deadline is not None and self._departure is not None:
             self._end(self._departure.exit_code)
 
     def _receive(self, process: int) -> Departure | None:

@@ -82,13 +82,14 @@ def find_place(options: ClusterOptions) -> Place | None:
             f"{' and '.join(missing)} {verb} missing; {present} needs all three. Leave all out "
             "under Slurm, on Cloud TPU and on GKE, which set them"
         )
-    if process_id is not None and not 0 <= process_id < num_processes:
+    if num_processes == 1 and not process_id:
+        return None
+    assert num_processes is not None and process_id is not None
+    if not 0 <= process_id < num_processes:
         raise UserError(
             f"`process_id={process_id}` is out of range: with `num_processes={num_processes}`, "
             f"0 to {num_processes - 1} is expected"
         )
-    if num_processes == 1:
-        return None
     host, port = _host_and_port(coordinator)
     bind_address = options.coordinator_bind_address
     if bind_address is not None:

@@ -35,8 +35,8 @@ def outer_step_program(
     stopped = stacked(Array("stopped", (), "bool", ()), count)
     outputs = [*worker_arrays, *arrays, *moment_arrays]
 
-    def outer_step(*tensors: tf.Tensor) -> list:
-        *tensors, stopped_W, step = tensors
+    def outer_step(*inputs: tf.Tensor) -> list:
+        *tensors, stopped_W, step = inputs
         weights, rest = tensors[: len(arrays)], tensors[len(arrays) :]
         theta = annotate_weights(specs.pack(rest[: len(arrays)]), specs, "weights")
         moments = rule.moment_specs(specs).pack(rest[len(arrays) :])

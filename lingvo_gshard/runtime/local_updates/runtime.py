@@ -15,7 +15,7 @@ import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, jnp, tf
+from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
@@ -54,7 +54,7 @@ class LocalUpdatesRuntime:
         self,
         trainer: Trainer,
         partitioning: Partitioning,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         options: SpmdOptions | None = None,
     ):
         """Makes a runtime without a state; arguments and errors are those of SpmdRuntime.
@@ -267,7 +267,9 @@ class LocalUpdatesRuntime:
         executable = self._outer_step().executable
         weights = [i for i, array in enumerate(self._arrays) if array.path.startswith("theta.")]
         stopped = next(i for i, array in enumerate(self._arrays) if array.path == "stopped")
-        step = executable.program.inputs[-1].put(np.int32(self._steps_taken), self._workers.mesh)
+        step = executable.program.inputs[-1].put(
+            np.asarray(self._steps_taken, np.int32), self._workers.mesh
+        )
         results = executable(
             *map(self._stacked, weights),
             *self._outer_weights.state().theta.flatten(),

@@ -11,7 +11,7 @@ import numpy as np
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -39,18 +39,19 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
     every = trainer.local_updates.every
     mesh = partitioning.mesh if partitioning else None
     has_workers = mesh is not None and AXIS in mesh.names
+    is_unused = partitioning is not None and AXIS in partitioning.unused_axes
     if every and not has_workers:
         given = f"`mesh={mesh}` has none" if mesh else "there is no `mesh`"
         raise UserError(
             f"{_EVERY}={every} needs an axis {AXIS} of `mesh`, as in `mesh={AXIS}=4,data=2`; "
             f"{given}"
         )
-    if has_workers and not every and AXIS in partitioning.unused_axes:
+    if has_workers and not every and is_unused:
         raise UserError(
             f"`mesh={mesh}` has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to "
             "the number of steps that workers train alone, or remove the axis"
         )
-    if every and rows is not None:
+    if every and rows is not None and mesh is not None:
         _share(rows, mesh)
 
 
@@ -67,7 +68,7 @@ class Workers:
       meshes: the jax mesh of each worker.
     """
 
-    def __init__(self, partitioning: Partitioning, devices: Sequence[jax.Device]):
+    def __init__(self, partitioning: Partitioning, devices: Sequence[Device]):
         """Raises ValueError if the strategy splits a letter over the axis `worker`."""
         mesh = partitioning.mesh
         self.count = mesh.axis_size(AXIS)
@@ -87,7 +88,7 @@ class Workers:
         )
         arranged = np.moveaxis(mesh.arrange(devices), mesh.names.index(AXIS), 0)
         rows = arranged.reshape(self.count, -1)
-        self.devices: list[list[jax.Device]] = [list(own) for own in rows]
+        self.devices: list[list[Device]] = [list(own) for own in rows]
         self.mesh = jax.sharding.Mesh(self.together.arrange(self.all_devices), self.together.names)
         self.meshes = [
             jax.sharding.Mesh(self.partitioning.mesh.arrange(own), self.partitioning.mesh.names)
@@ -95,7 +96,7 @@ class Workers:
         ]
 
     @property
-    def all_devices(self) -> list[jax.Device]:
+    def all_devices(self) -> list[Device]:
         """The devices of all workers, in the order of the workers."""
         return [device for own in self.devices for device in own]
 
@@ -129,7 +130,7 @@ class Workers:
         stacked = self.stacked(array)
         shards = [shard.data for share in shares.values() for shard in share.addressable_shards]
         return jax.make_array_from_single_device_arrays(
-            stacked.shape, stacked.sharding(self.mesh), shards
+            stacked.shape, stacked.known_sharding(self.mesh), shards
         )
 
     def unstack(self, array: Array, stacked: jax.Array) -> dict[int, jax.Array]:
@@ -139,7 +140,7 @@ class Workers:
         return {
             worker: jax.make_array_from_single_device_arrays(
                 share.shape,
-                share.sharding(self.meshes[worker]),
+                share.known_sharding(self.meshes[worker]),
                 [shards[device] for device in self.devices[worker]],
             )
             for worker in self.local

@@ -45,7 +45,10 @@ def annotated(value: ir.Value, text: str) -> ir.Value:
       value: the value.
       text: the sharding, as HLO writes it.
     """
-    attributes = {_TARGET: ir.StringAttr.get(_ANNOTATION), SHARDING: ir.StringAttr.get(text)}
+    attributes: dict[str, ir.Attribute] = {
+        _TARGET: ir.StringAttr.get(_ANNOTATION),
+        SHARDING: ir.StringAttr.get(text),
+    }
     call = ir.Operation.create(CUSTOM_CALL, [value.type], [value], attributes)
     return call.results[0]
 

@@ -11,6 +11,8 @@ of different functions, and inlines functions only right before it partitions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
@@ -18,7 +20,7 @@ from lingvo_gshard.core.lazy import func, ir, mlir, tf
 from lingvo_gshard.runtime.lowering.annotations import ENTERS_REGION, call_target
 
 
-def captured_constants(name: str, function: tf.types.experimental.ConcreteFunction) -> list:
+def captured_constants(name: str, function: Any) -> list:
     """Returns the values of the tensors that a traced function captured, as NumPy arrays.
 
     Raises:
@@ -70,7 +72,8 @@ def separate_constants(module: ir.Module) -> None:
     def visit(operation: ir.Operation) -> ir.WalkResult:
         nonlocal has_regions
         has_regions |= call_target(operation) == ENTERS_REGION
-        if operation.name in _CONSTANT and operation.parent.name in _AROUND:
+        parent = operation.parent
+        if operation.name in _CONSTANT and parent is not None and parent.name in _AROUND:
             constants.append(operation)
         return ir.WalkResult.ADVANCE
 

@@ -11,6 +11,7 @@ cuts B: one device then computes the table, and the others receive it. An annota
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,8 @@ def _counts_along(operation: ir.Operation) -> int | None:
 
 
 def _counts_of(value: ir.Value) -> int | None:
-    return None if isinstance(value.owner, ir.Block) else _counts_along(value.owner)
+    owner: Any = value.owner
+    return None if isinstance(owner, ir.Block) else _counts_along(owner)
 
 
 def _moved(operation: ir.Operation, before: int) -> int | None:

@@ -12,11 +12,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.lowering.annotations import shorten_shardings
 from lingvo_gshard.runtime.lowering.constants import (
     captured_constants,
@@ -162,7 +163,7 @@ def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Arr
             f"{name}: {path} has the shape {tensor.shape}, which depends on values. XLA needs a "
             "fixed shape"
         )
-    return Array(path, tuple(tensor.shape.as_list()), tensor.dtype.name, split)
+    return Array(path, tuple(known_sizes(tensor.shape)), tensor.dtype.name, split)
 
 
 def _portable(
@@ -200,7 +201,8 @@ def name_module(module: ir.Module, name: str) -> None:
     uses: MLIR's own `replace_all_symbol_uses` walks the module once for every function.
     """
     module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-    functions = [function for function in module.body if function.name.value != "main"]
+    body: Any = module.body
+    functions = [function for function in body if function.name.value != "main"]
     names = {function.name.value: f"function_{index}" for index, function in enumerate(functions)}
 
     def rename(operation: ir.Operation) -> ir.WalkResult:
@@ -218,11 +220,11 @@ def name_module(module: ir.Module, name: str) -> None:
 
 def _rename_copy(operation: ir.Operation) -> None:
     """Takes the number off the name of a constant that TensorFlow copied."""
-    location = operation.location
+    location: Any = operation.location
     found = location.locations if isinstance(location, ir.FusedLoc) else [location]
     if not any(isinstance(each, ir.NameLoc) and _COPY.search(each.name_str) for each in found):
         return
-    renamed = [
+    renamed: list[Any] = [
         ir.Location.name(_COPY.sub("", each.name_str)) if isinstance(each, ir.NameLoc) else each
         for each in found
     ]

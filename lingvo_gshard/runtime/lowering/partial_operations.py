@@ -65,7 +65,7 @@ def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
     kept = [size for i, size in enumerate(shape_of(value)) if i not in gone]
     scalar = _type_like(value, [])
     zero = _constant(0.0, scalar)
-    attributes = {"dimensions": ir.DenseI64ArrayAttr.get(gone)}
+    attributes: dict[str, ir.Attribute] = {"dimensions": ir.DenseI64ArrayAttr.get(gone)}
     reduction = ir.Operation.create(
         "stablehlo.reduce",
         results=[_type_like(value, kept)],
@@ -95,7 +95,7 @@ def moved(
         lead = shape_of(value)[:first]
         if text := annotation_of(mover):
             split = mesh and _known_split(mover, mesh)
-            if split:
+            if split and mesh:
                 value = _annotated(value, _with_first(axes, split), mesh)
             elif not axes:
                 value = annotated(value, text)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering import partial_operations as ops
@@ -128,8 +129,10 @@ class _Rewriting:
 
     def _reduced(self, terms: Sequence[_Term], axes: tuple[str, ...]) -> ir.Value:
         """Returns the sum of terms, reduced over mesh axes once."""
-        total, annotation = None, None
+        total: Any = None
+        annotation = None
         for term in terms:
+            assert term.partial is not None
             value = ops.moved(term.partial.build(), term.movers, axes, self._mesh)
             total = value if total is None else ops.added(total, value)
             if term.movers and annotation_of(term.movers[-1]):

@@ -43,6 +43,12 @@ class Array:
             mesh, jax.sharding.PartitionSpec(*(axes or None for axes in self.split))
         )
 
+    def known_sharding(self, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+        """Returns the layout over a mesh of devices of an array that has one, as inputs have."""
+        sharding = self.sharding(mesh)
+        assert sharding is not None, f"{self.path} is laid out by the partitioner"
+        return sharding
+
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype without a layout."""
@@ -54,7 +60,8 @@ class Array:
 
     def stacked(self, count: int, axes: tuple[str, ...] = ()) -> Array:
         """Returns the array of `count` such arrays, stacked along a first dimension over `axes`."""
-        return dataclasses.replace(self, shape=(count, *self.shape), split=(axes, *self.split))
+        split = (axes, *(self.split or ()))
+        return dataclasses.replace(self, shape=(count, *self.shape), split=split)
 
     def put(
         self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh, is_donated: bool = False
@@ -76,7 +83,7 @@ class Array:
                 f"{self.path} is {self.dtype}{list(self.shape)}, but the value for it is "
                 f"{value.dtype.name}{list(value.shape)}"
             )
-        sharding = self.sharding(mesh)
+        sharding = self.known_sharding(mesh)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
         with jax.enable_x64(True):

@@ -45,7 +45,7 @@ def keep_in(directory: str | os.PathLike) -> None:
 def without_cache() -> Iterator[None]:
     """Has programs compiled anew inside a `with` block, those of other threads, too."""
     with _lock:
-        _set_aside.append(jax.config.jax_compilation_cache_dir)
+        _set_aside.append(jax.config.values["jax_compilation_cache_dir"])
         if len(_set_aside) == 1:
             _use(None)
     try:
@@ -59,7 +59,7 @@ def without_cache() -> Iterator[None]:
 
 
 def _use(directory: str | None) -> None:
-    if directory == jax.config.jax_compilation_cache_dir:
+    if directory == jax.config.values["jax_compilation_cache_dir"]:
         return
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -92,9 +92,9 @@ def with_earlier_output(digest: str, output: str) -> str:
       digest: digest of the program and its compilation options.
       output: the output of this compilation; stored in the cache unless empty.
     """
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         return output
-    file = pathlib.Path(jax.config.jax_compilation_cache_dir) / f"said-of-{digest}.txt"
+    file = pathlib.Path(jax.config.values["jax_compilation_cache_dir"]) / f"said-of-{digest}.txt"
     try:
         if output:
             unfinished = file.with_suffix(f".{os.getpid()}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.compilation_cache import watching_cache, with_earlier_output
@@ -47,7 +47,7 @@ class Executable:
     def __init__(
         self,
         program: Program,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         options: Mapping[str, Any] | None = None,
     ):
         self.program = program
@@ -82,7 +82,7 @@ class Executable:
 
     def hlo_text(self) -> str:
         """Returns the compiled program of one device as text, to read it."""
-        return self._compiled.as_text()
+        return self._compiled.as_text() or ""
 
     def hlo_module(self) -> hlo.Module:
         """Returns the compiled program of one device as data."""
@@ -120,7 +120,7 @@ def _compile(
 ) -> tuple[jax.stages.Compiled, str]:
     """Compiles a program; returns it with the compiler's output to standard error."""
     # A TF_CPP_MIN_LOG_LEVEL that hides warnings would lose the partitioner's.
-    logged = jax.config.jax_logging_level
+    logged = jax.config.values["jax_logging_level"]
     jax.config.update("jax_logging_level", "WARNING")
     try:
         with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):

@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 import lingvo_gshard
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, jax_export, jnp
+from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
@@ -45,7 +46,7 @@ def platforms_of(module: str) -> tuple[str, ...]:
     return (_LOWERED_FOR,) if calls_of_libraries(module) else ALL
 
 
-def check_platform(path: str, record: ProgramRecord, device: jax.Device) -> None:
+def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
     """Raises ValueError naming the file if a device's platform does not run the program."""
     if record.platforms is msgspec.UNSET:
         return
@@ -245,7 +246,7 @@ def _check_types(record: ProgramRecord, exported: jax_export.Exported) -> None:
 @contextlib.contextmanager
 def using_partitioner(partitioner: str) -> Iterator[None]:
     """Makes jax partition with "gspmd" or "shardy" inside the context."""
-    before = jax.config.jax_use_shardy_partitioner
+    before = jax.config.values["jax_use_shardy_partitioner"]
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     try:
         yield
@@ -268,7 +269,7 @@ def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:
 
     An output that reuses an argument's memory counts as an argument only.
     """
-    analysis = compiled.memory_analysis()
+    analysis: Any = compiled.memory_analysis()
     arguments = analysis.argument_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporaries = analysis.temp_size_in_bytes

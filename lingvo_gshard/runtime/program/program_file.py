@@ -113,7 +113,7 @@ def write(path: str | os.PathLike, record: ProgramRecord, exported: bytes) -> No
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(_RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1))
         file.writestr(_EXPORTED, exported)
-    write_atomically(path, content.getvalue())
+    write_atomically(os.fspath(path), content.getvalue())
 
 
 def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:

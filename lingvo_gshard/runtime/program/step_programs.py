@@ -10,6 +10,7 @@ from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
@@ -44,7 +45,7 @@ def batch_arrays(specs: BatchSpecs, partitioning: Partitioning) -> list[Array]:
     """
     arrays = []
     for name, spec in sorted(specs.items()):
-        shape = tuple(spec.shape.as_list())
+        shape = tuple(known_sizes(spec.shape))
         split = partitioning.split(_BATCH_LAYOUT[: len(shape)])
         whole = ((),) * (len(shape) - len(split))
         split = partitioning.storage_split(shape, (*split, *whole))

@@ -13,7 +13,7 @@ import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.tracing.graph_lines import GraphLines
 from lingvo_gshard.hlo.module import Instruction
 from lingvo_gshard.hlo.names import layer_and_phase
@@ -31,7 +31,7 @@ _PASSES = ("sharding-propagation", "shardy-xla")
 
 
 def compile_with_shardings(
-    program: Program, devices: Sequence[jax.Device]
+    program: Program, devices: Sequence[Device]
 ) -> tuple[Executable, hlo.Module | None]:
     """Compiles a program for as many devices as its mesh has.
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.tracing.graph_lines import line_of_operation
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -115,7 +116,7 @@ def _describe(operation: tf.Operation, mesh: Mesh) -> Annotation:
         shape = operation.outputs[0].shape
     return Annotation(
         kind=_KINDS[operation.type],
-        shape=tuple(shape.as_list()),
+        shape=tuple(known_sizes(shape)),
         split=xla.split_of(sharding, shape.rank, mesh),
         scope=operation.name.rpartition("/")[0],
         source=line_of_operation(operation) or _source_of_forward(operation) or "an unknown line",

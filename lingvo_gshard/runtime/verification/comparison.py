@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -144,7 +145,7 @@ def _spread(array: np.ndarray | jax.Array) -> float:
     spreads = [
         float(np.ptp(np.stack([np.asarray(s.data, np.float64) for s in copies]), axis=0).max())
         for copies in _copies(array).values()
-        if copies[0].data.size
+        if np.asarray(copies[0].data).size
     ]
     return max(spreads, default=0.0)
 
@@ -155,7 +156,7 @@ def _unequal_copies(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[str, ...
     for first, *others in _copies(array).values():
         place = _place(first, mesh, array)
         for other in others:
-            if not np.array_equal(first.data, other.data, equal_nan=True):
+            if not np.array_equal(np.asarray(first.data), np.asarray(other.data), equal_nan=True):
                 pairs = zip(place, _place(other, mesh, array), mesh.names, strict=True)
                 differing = [name for mine, its, name in pairs if mine != its]
                 # Devices that are neighbors along one axis tell which axis it is.
@@ -185,7 +186,7 @@ def _first_is_right(
     return tuple(found)
 
 
-def _place(shard: jax.Shard, mesh: Mesh, array: jax.Array) -> tuple[int, ...]:
+def _place(shard: jax.Shard, mesh: Mesh, array: Any) -> tuple[int, ...]:
     """Returns the place of a shard's device in the mesh."""
     devices = list(array.sharding.mesh.devices.flat) if hasattr(array.sharding, "mesh") else None
     position = devices.index(shard.device) if devices else shard.device.id

@@ -11,8 +11,9 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
@@ -101,7 +102,7 @@ def _inputs(program: Program, trainer: Trainer, count: int, state: NestedMap) ->
 
 
 def _run(
-    executable: Executable, values: list[np.ndarray], devices: list[jax.Device]
+    executable: Executable, values: list[np.ndarray], devices: list[Device]
 ) -> tuple[jax.Array, ...]:
     mesh = executable.program.mesh
     arranged = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
@@ -181,7 +182,8 @@ def verify_experiment(
         without = shrinking.without_dropout(small.params)[0]
         first = _without_dropout(first, _Case(without, partitioning, options, scales_loss), say)
     if first is not None:
-        first = narrowed(first, mesh, lambda axes: _factor_along(axes, first, case, whole, say))
+        found = first
+        first = narrowed(found, mesh, lambda axes: _factor_along(axes, found, case, whole, say))
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, say)
         compared, first = [*compared, *rows], first or wrong
@@ -262,7 +264,9 @@ def _batch(params: Params, trainer: Trainer) -> Batch:
     specs, id_ranges = experiments.batch_specs(params), trainer.task.id_ranges()
     try:
         batch = {
-            name: synthetic.make_array(name, s.shape, s.dtype.as_numpy_dtype, id_ranges.get(name))
+            name: synthetic.make_array(
+                name, known_sizes(s.shape), np.dtype(s.dtype.as_numpy_dtype), id_ranges.get(name)
+            )
             for name, s in specs.items()
         }
     except ValueError:
@@ -322,8 +326,10 @@ def _output_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Me
     for (observed, value), is_digest in zip(
         partitioned.outputs, partitioned.is_digest, strict=True
     ):
-        other, its_value = others.get(observed.name, (None, None))
-        if other is None or other.tensor.shape != observed.tensor.shape:
+        if observed.name not in others:
+            continue
+        other, its_value = others[observed.name]
+        if other.tensor.shape != observed.tensor.shape:
             continue
         if is_digest:
             yield "output", observed.name, compare_digests(value, its_value)
@@ -334,7 +340,9 @@ def _output_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Me
 
 def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
     steps = (partitioned, whole)
-    shapes = [{seen.name: tuple(seen.tensor.shape) for seen, _ in s.outputs} for s in steps]
+    shapes = [
+        {seen.name: tuple(known_sizes(seen.tensor.shape)) for seen, _ in s.outputs} for s in steps
+    ]
     return uncompared_outputs(*shapes)
 
 

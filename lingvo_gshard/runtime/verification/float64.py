@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def in_float64(program: Program) -> Program:
     with mlir.make_ir_context() as made:
         module = stablehlo.deserialize_portable_artifact(made, program.module)
         # The names of layers are debug information.
-        text = module.operation.get_asm(enable_debug_info=True)
+        text: Any = module.operation.get_asm(enable_debug_info=True)
         module = ir.Module.parse(to_float64(text))
         version = stablehlo.get_minimum_version()
         portable = bytes(stablehlo.serialize_portable_artifact(module, version, True))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
@@ -94,10 +94,11 @@ def verify_function(
     compared, notes = _compare(partitioned, whole, full, tolerance)
     wrong = next((row for row in compared if not row.is_equal), None)
     first = wrong and _describe(wrong, compared, partitioned, full)
+    name = first and first.name
 
     def factor_along(axes: tuple[str, ...]) -> float | None:
         rows, _ = _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
-        return next((r.difference.factor for r in rows if r.name == first.name), None)
+        return next((r.difference.factor for r in rows if r.name == name), None)
 
     return Verification(
         subject=getattr(function, "__name__", "function").strip("<>"),
@@ -117,7 +118,7 @@ def _compare(
     """Returns all results compared, and notes on those of layers that have no counterpart."""
     outputs = [ran.outputs() for ran in (partitioned, whole)]
     rows = [
-        ("output", name, compare(value, seen.like(outputs[1][name][0], outputs[1][name][1]), mesh))
+        ("output", name, compare(value, seen.like(*outputs[1][name]), mesh))
         for name, (seen, value) in outputs[0].items()
         if name in outputs[1] and outputs[1][name][1].shape == value.shape
     ]
@@ -149,7 +150,7 @@ def _run(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     partitioning: Partitioning,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
     layouts: Sequence[Any] | None,
     partitioner: str,
 ) -> _Ran:

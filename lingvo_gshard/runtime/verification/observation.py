@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.sharding.partitioning import current_sharding
 
@@ -39,7 +39,7 @@ class Observed:
     tensor: tf.Tensor
     groups: context.GroupOrder | None = None
 
-    def like(self, other: Observed, value: np.ndarray) -> np.ndarray:
+    def like(self, other: Observed, value: np.ndarray | jax.Array) -> np.ndarray:
         """Returns the value of another computation's result with groups in this one's order.
 
         Args:
@@ -50,7 +50,7 @@ class Observed:
             value = np.take(value, np.argsort(other.groups.numbers), other.groups.dimension)
         if self.groups:
             value = np.take(value, self.groups.numbers, self.groups.dimension)
-        return value
+        return np.asarray(value)
 
 
 class Observation:
@@ -195,7 +195,9 @@ def _digest(tensor: tf.Tensor, groups: context.GroupOrder | None) -> list[tf.Ten
     x = tf.stop_gradient(tf.cast(tensor, tf.float32))
     size = x.shape.num_elements()
     rng = np.random.default_rng(size)
-    signs = [rng.choice(np.float32([-1, 1]), x.shape.as_list()) for _ in range(PROJECTIONS)]
+    signs = [
+        rng.choice(np.asarray([-1, 1], np.float32), x.shape.as_list()) for _ in range(PROJECTIONS)
+    ]
     if groups:
         signs = [np.take(each, groups.numbers, groups.dimension) for each in signs]
     projections = [tf.reduce_sum(x * tf.constant(s)) / size**0.5 for s in signs]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -48,7 +48,7 @@ class ObservedStep:
 def run_step(
     trainer: Trainer,
     partitioning: Partitioning,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
     state: NestedMap,
     batch: Batch,
     partitioner: str = "gspmd",

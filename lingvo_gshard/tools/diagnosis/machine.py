@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.tools.diagnosis.check import Check, State
 
@@ -74,7 +74,7 @@ def _check_disk(name: str, place: str) -> Check:
     )
 
 
-def check_devices(devices: Sequence[jax.Device]) -> Iterator[Check]:
+def check_devices(devices: Sequence[Device]) -> Iterator[Check]:
     """Yields the checks of the devices that jax has found."""
     for kind, count in collections.Counter(d.device_kind for d in devices).items():
         first = next(d for d in devices if d.device_kind == kind)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.diagnosis.check import Check, State
@@ -27,7 +27,7 @@ _CHECKED_ROWS = 8
 _AXIS = "d"
 
 
-def check_product(device: jax.Device, chip: Chip | None) -> Check:
+def check_product(device: Device, chip: Chip | None) -> Check:
     """Times a matrix product on a device, and computes some of its rows again.
 
     Args:
@@ -65,7 +65,7 @@ def check_product(device: jax.Device, chip: Chip | None) -> Check:
     return Check("product", State.OK, found)
 
 
-def check_collectives(devices: Sequence[jax.Device], chip: Chip | None) -> Iterator[Check]:
+def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[Check]:
     """Yields a check of each collective over all devices: its result, and its rate.
 
     The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, by time.

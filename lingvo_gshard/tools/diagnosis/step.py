@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -25,7 +25,7 @@ _LEAST_EQUAL_OF_ACCELERATORS = 2e-2
 _STRATEGY = "expert"
 
 
-def check_step(devices: Sequence[jax.Device]) -> Check:
+def check_step(devices: Sequence[Device]) -> Check:
     """Compares the weights after a few steps split over the devices with those of one device.
 
     Experts and rows are split over all devices, so that a step has collectives of several kinds.

@@ -12,7 +12,7 @@ import msgspec
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers import weight_groups
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
@@ -179,7 +179,7 @@ def lower(
 
 
 def compile_program(
-    program: Program, recorded: Recorded, task: Layer, devices: Sequence[jax.Device]
+    program: Program, recorded: Recorded, task: Layer, devices: Sequence[Device]
 ) -> CompiledFunction:
     """Compiles a program for as many devices as its mesh has.
 

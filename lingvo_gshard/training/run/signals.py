@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from lingvo_gshard.training.run import processes
 
@@ -101,7 +101,7 @@ class StopRequest:
         self.requested: str | None = None
         self.finishing = False
         self._received_at = 0.0
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Any] = {}
         self._ballot: processes.Ballot | None = None
 
     def __enter__(self) -> StopRequest:

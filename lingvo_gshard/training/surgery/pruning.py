@@ -15,7 +15,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import conversion
@@ -105,10 +105,11 @@ def pruned_state(
     weights = conversion.by_name(specs.theta, theta)
     moments = conversion.by_name(specs.moments, moments)
 
-    def keep_experts(array: np.ndarray, name: str, layout: str) -> np.ndarray:
+    def keep_experts(array: Array, name: str, layout: str) -> np.ndarray:
         layer = next((path for path in kept if name.startswith(f"{path}.")), None)
-        has_experts = layer is not None and "E" in layout
-        return np.take(array, kept[layer], layout.index("E")) if has_experts else array
+        if layer is None or "E" not in layout:
+            return np.asarray(array)
+        return np.take(array, kept[layer], layout.index("E"))
 
     def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray:
         array = keep_experts(weights[name], name, layout)

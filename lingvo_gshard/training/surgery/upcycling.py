@@ -7,6 +7,8 @@ dropped, the new model computes the same function as the dense one.
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 import numpy as np
 
 from lingvo_gshard.core import context
@@ -20,7 +22,7 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import conversion
 
@@ -109,9 +111,10 @@ def _common_params(stack: Params, replaced: list[int], path: str, every: int) ->
             f"all experts are alike; keep {path}.moe_every = {stack.moe_every}"
         )
     if first.cls is not FeedForward:
+        name = first.cls and first.cls.__name__
         raise UserError(
-            f"{path}: its feed-forward layers are {first.cls.__name__}; only a FeedForward can be "
-            "copied to experts"
+            f"{path}: its feed-forward layers are {name}; only a FeedForward can be copied "
+            "to experts"
         )
     return first
 
@@ -144,8 +147,9 @@ def upcycled_state(
 
     def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
         del layout
-        if _fits(weights.get(name), shape):
-            return weights[name]
+        weight = weights.get(name)
+        if _fits(weight, shape):
+            return weight
         copied = weights.get(name.replace(_EXPERTS, _FEED_FORWARD))
         if _EXPERTS in name and _fits(copied, shape[1:]):
             return np.repeat(copied[None], shape[0], 0)
@@ -155,7 +159,8 @@ def upcycled_state(
 
     def find_moment(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
         del layout
-        return moments[name] if _fits(moments.get(name), shape) else None
+        moment = moments.get(name)
+        return moment if _fits(moment, shape) else None
 
     state = conversion.of_trainer(sparse, find, find_moment)
     if unknown:
@@ -166,7 +171,7 @@ def upcycled_state(
     return state
 
 
-def _fits(array: np.ndarray | None, shape: tuple[int, ...]) -> bool:
+def _fits(array: Array | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
     return array is not None and tuple(array.shape) == tuple(shape)
 
 
@@ -242,7 +247,7 @@ def check_same_function(
 
 
 def _layers(task: Layer, theta: NestedMap, path: str) -> list[tuple[Layer, NestedMap]]:
-    stack = task
+    stack: Any = task
     for name in path.split("."):
         stack, theta = stack.children[name], theta[name]
     return stack.unrolled(theta)

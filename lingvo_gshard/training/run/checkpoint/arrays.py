@@ -226,7 +226,8 @@ def bytes_to_write(arrays: Arrays) -> int:
     return sum(_bytes_to_write(array) for array in arrays.values())
 
 
-def _handler(directory: pathlib.Path) -> ocp.PyTreeCheckpointHandler:
+def _handler(directory: pathlib.Path) -> Any:
+    """Returns a handler of Orbax, whose types allow no pathlib.Path."""
     if is_bucket(directory):
         # Imports Orbax, which a start from the cache does not need.
         from lingvo_gshard.training.run.checkpoint import in_bucket
@@ -235,7 +236,7 @@ def _handler(directory: pathlib.Path) -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler()
 
 
-def _digests(arrays: Arrays, counts: bool) -> dict[str, int]:
+def _digests(arrays: Mapping[str, Array], counts: bool) -> dict[str, int]:
     with concurrent.futures.ThreadPoolExecutor() as pool:
         parts = pool.map(lambda array: digest(array, counts), arrays.values())
         return dict(zip(arrays, parts, strict=True))

@@ -125,16 +125,19 @@ class CheckpointStore:
         }
         self._saving = step, best
         try:
-            self._manager = self._manager or self._open()
+            manager: Any = self._manager or self._open()
+            self._manager = manager
             self._check_writable(arrays)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = RunRecord(step, position, run_item.versions(), digests, best=best)
-            items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
+            items: dict[str, Any] = {
+                part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
+            }
             is_remote = paths.is_bucket(self._directory)
             kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
             items[run_item.ITEM] = kind(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
-            processes.together(lambda: self._manager.save(step, args=arguments, force=True))
+            processes.together(lambda: manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.
             self._abandon_save(error)
 
@@ -142,6 +145,7 @@ class CheckpointStore:
         """Waits for the save in progress. Returns False if it failed."""
         if self._saving is None:
             return True
+        assert self._manager
         try:
             processes.together(self._manager.wait_until_finished)
         except Exception as error:
@@ -157,6 +161,7 @@ class CheckpointStore:
         """Reports a save that has failed, without waiting for one that is in progress."""
         if self._saving is None:
             return
+        assert self._manager
         if not any(processes.gather(self._manager.is_saving_in_progress())):
             self.finish()
 
@@ -294,7 +299,8 @@ class CheckpointStore:
         # After a failed save, Orbax may raise an error of another of its threads here, such as the
         # one that writes metadata. The failure is reported by then.
         with contextlib.suppress(Exception):
-            self._manager.close()
+            if self._manager is not None:
+                self._manager.close()
 
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / str(step)

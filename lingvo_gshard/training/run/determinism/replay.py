@@ -34,7 +34,7 @@ def batch_digest(batch: Batch) -> int:
     for name, value in sorted(batch.items()):
         array = np.ascontiguousarray(value)
         digest = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), digest)
-        digest = zlib.crc32(array.reshape(-1).view(np.uint8), digest)
+        digest = zlib.crc32(array.reshape(-1).view(np.uint8).data, digest)
     return digest
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core.lazy import Device, jax, jnp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run import processes
 
@@ -115,7 +115,7 @@ def _devices_of_parts(array: Any) -> list[list[str]]:
     return list(parts.values())
 
 
-def _on_devices(mesh: jax.sharding.Mesh, arrays: Mapping[str, jax.Array]) -> Digests:
+def _on_devices(mesh: jax.sharding.Mesh, arrays: Mapping[str, Any]) -> Digests:
     """Returns the digests of the shards on this process's devices."""
     specs = tuple(array.sharding.spec for array in arrays.values())
     rows = _digest_program(mesh, specs)(*arrays.values())
@@ -156,6 +156,6 @@ def _on_host(array: np.ndarray) -> int:
     return int(np.sum(flat * weights, dtype=np.uint32))
 
 
-def _name(device: jax.Device) -> str:
+def _name(device: Device) -> str:
     kind = device.platform.upper() if device.platform != "gpu" else "GPU"
     return f"{kind} device {device.id} (process {device.process_index})"

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.training.run.records import json_lines
 
 
@@ -188,7 +189,7 @@ class CompilationsFile:
 def inputs_of(batch: Mapping[str, np.ndarray | tf.Tensor]) -> Inputs:
     """Returns shape and dtype of each array of a batch, by name in alphabetical order."""
     return {
-        name: (tuple(array.shape), tf.as_dtype(array.dtype).name)
+        name: (tuple(known_sizes(tf.TensorShape(array.shape))), tf.as_dtype(array.dtype).name)
         for name, array in sorted(batch.items())
     }
 

@@ -9,6 +9,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 from lingvo_gshard.data.batching.packing import PackedBatch
+from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run.monitoring.divergence import advice
 from lingvo_gshard.training.run.monitoring.metrics import Row
 from lingvo_gshard.training.run.signals import TrainingFailedError
@@ -43,7 +44,7 @@ class NonFiniteError(TrainingFailedError):
         )
 
 
-def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) -> str:
+def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch | TensorBatch, step: int) -> str:
     """Says where a step became non-finite.
 
     Repeats the step eagerly. Names the first layer in forward order whose output is not finite, or
@@ -68,10 +69,10 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) 
 
     theta = theta.transform(tf.convert_to_tensor)
     whole = batch.whole() if isinstance(batch, PackedBatch) else batch
-    batch = {name: tf.convert_to_tensor(value) for name, value in whole.items()}
+    tensors = {name: tf.convert_to_tensor(value) for name, value in whole.items()}
     key = tf.constant([trainer.p.seed & 0x7FFFFFFF, step], tf.int32)
     with watching_origins() as origins:
-        loss, _, gradients = trainer.gradients(theta, batch, key, on_output=observe)
+        loss, _, gradients = trainer.gradients(theta, tensors, key, on_output=observe)
     if first:
         layer, output = first[0]
         found = f"the first layer whose output is not finite is {layer}"

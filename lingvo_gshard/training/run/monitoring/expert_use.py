@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import unstacked
+from lingvo_gshard.core.shapes import known_sizes
 
 # Marks the name of a metric's weight.
 _WEIGHT = " weight"
@@ -30,7 +31,7 @@ def metric_vector(metrics: Named) -> tuple[list[str], tf.Tensor]:
     names: list[str] = []
     parts = []
     for name, value in metrics:
-        names += unstacked(name, value.shape[0]) if value.shape.rank else [name]
+        names += unstacked(name, known_sizes(value.shape)[0]) if value.shape.rank else [name]
         parts.append(tf.reshape(value, [-1]))
     return names, tf.concat(parts, 0) if parts else tf.zeros([0])
 
@@ -109,9 +110,10 @@ class ExpertUse:
         """Returns the use over the batches of both."""
         mine, theirs = vars(self).items(), vars(other).values()
         pairs = zip(mine, theirs, strict=True)
-        return ExpertUse(
-            **{name: None if a is None or b is None else a + b for (name, a), b in pairs}
-        )
+        summed: dict[str, Any] = {
+            name: None if a is None or b is None else a + b for (name, a), b in pairs
+        }
+        return ExpertUse(**summed)
 
 
 def measure(
@@ -150,7 +152,7 @@ def _measure_batch(
     def observe(path: str, value: tf.Tensor) -> None:
         _, _, name = path.partition("/")
         if name in _OBSERVED:
-            seen[path] = np.float64(value.numpy())
+            seen[path] = np.asarray(value.numpy(), np.float64)
 
     with context.scope(training=False, on_output=observe) as scope:
         task.loss(theta, batch)
@@ -168,4 +170,4 @@ def _use(layer: str, seen: dict[str, np.ndarray], metrics: dict[str, float]) -> 
         return None if metric is None else metric * float(tokens)
 
     dropped, entropy = (over_tokens(name) for name in _METRICS)
-    return ExpertUse(load, gate, float(tokens), float(slots), dropped, entropy)
+    return ExpertUse(load, gate, float(tokens), float(slots), dropped or 0.0, entropy)

@@ -56,7 +56,7 @@ class MetricsWriter:
         self._last_line = kept[-1] if kept else b""
         events = logdir / "events"
         # A run that was made from another one has no rows of the steps of that one.
-        first = _DECODER.decode(kept[0])["step"] if kept else 1 if events.exists() else step + 1
+        first = _step_of(kept[0]) if kept else 1 if events.exists() else step + 1
         lost = step + 1 - first - len(kept)
         if lost > 0:
             self._say(
@@ -217,8 +217,16 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
     return kept
 
 
+def _step_of(line: bytes) -> int:
+    """Returns the step of a row. Raises an error that `_is_kept` knows if the row is damaged."""
+    step = _DECODER.decode(line)["step"]
+    if not isinstance(step, int):
+        raise TypeError(f"step {step}")
+    return step
+
+
 def _is_kept(line: bytes, step: int) -> bool:
     try:
-        return line.endswith(b"\n") and _DECODER.decode(line)["step"] <= step
+        return line.endswith(b"\n") and _step_of(line) <= step
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return False

@@ -74,7 +74,7 @@ def _record(
     met -= float(sums.get("over_bound", 0.0))
     choices = _integers(sums["choices"])
     router = layer.router
-    groups, group_tokens, slots = np.float64(sums["groups"])
+    groups, group_tokens, slots = sums["groups"].astype(np.float64)
     return RouterRecord(
         step=step,
         layer=path,

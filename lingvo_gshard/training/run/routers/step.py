@@ -38,7 +38,7 @@ def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[Wa
     """
     arrays = kinds.arrays if kinds else {}
     sizes = kinds.sizes if kinds else WatchedKinds(0, 0)
-    return sizes, {**batch, **arrays, _STEP: np.int32(step)}
+    return sizes, {**batch, **arrays, _STEP: np.asarray(step, np.int32)}
 
 
 def routing_sums(
