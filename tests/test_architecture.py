@@ -15,6 +15,7 @@ from lingvo_gshard.core.letters import LETTERS, is_local
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "lingvo_gshard"
+EVERYTHING = (PACKAGE, "tests", "benchmarks", "studies")
 PRIVATE_XLA_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
 
 # The position of the layout or equation argument of each function.
@@ -148,18 +149,19 @@ def test_module_imports_have_no_cycle():
 def test_imports_are_absolute():
     relative = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in _sources(PACKAGE, "tests")
+        for path in _sources(*EVERYTHING)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert not relative, relative
 
 
-def test_the_package_never_imports_its_tests():
+def test_the_package_never_imports_what_is_not_installed():
+    beside = {"tests", "benchmarks", "studies", "docs"}
     importing = [
         str(path.relative_to(ROOT))
         for path in _sources(PACKAGE)
-        if any(name.split(".")[0] == "tests" for name in _imported(_tree(path)))
+        if any(name.split(".")[0] in beside for name in _imported(_tree(path)))
     ]
     assert not importing, importing
 
@@ -220,7 +222,7 @@ def _words(text: ast.expr) -> str:
 def test_tensorflows_private_sharding_module_is_imported_in_one_place():
     importing = [
         str(path.relative_to(ROOT))
-        for path in _sources(PACKAGE, "tests")
+        for path in _sources(*EVERYTHING)
         if any(name.startswith(PRIVATE_XLA_MODULE) for name in _imported(_tree(path)))
     ]
     assert len(importing) <= 1, importing
@@ -283,7 +285,7 @@ def test_ambient_state_is_defined_in_one_place():
 
 
 def test_no_folder_is_too_large():
-    counts = collections.Counter(path.parent for path in _sources(PACKAGE, "tests"))
+    counts = collections.Counter(path.parent for path in _sources(*EVERYTHING))
     too_large = {
         str(folder.relative_to(ROOT)): count
         for folder, count in counts.items()
@@ -294,7 +296,7 @@ def test_no_folder_is_too_large():
 
 def test_no_file_or_function_is_too_long():
     too_long = []
-    for path in _sources(PACKAGE, "tests"):
+    for path in _sources(*EVERYTHING):
         name = path.relative_to(ROOT)
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > LONGEST_FILE:
@@ -310,7 +312,7 @@ def test_no_file_or_function_is_too_long():
 def test_every_module_has_a_docstring():
     undocumented = [
         str(path.relative_to(ROOT))
-        for path in _sources(PACKAGE, "tests")
+        for path in _sources(*EVERYTHING)
         if not ast.get_docstring(_tree(path))
     ]
     assert not undocumented, undocumented

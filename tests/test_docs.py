@@ -132,8 +132,9 @@ ELSEWHERE = {
     r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
     r"bench/bin/gshard-bench card .*": "tests/tools/benchmarks/card/test_measure.py",
     r"export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95": "tests/tools/benchmarks/card/test_measure.py",
-    r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
-    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
+    r"python -m benchmarks (parity|decode) .*": "tests/benchmarks/test_command.py",
+    r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
+    r"python -m studies experts .*": "tests/studies/test_experts.py",
     # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",

@@ -18,8 +18,8 @@ is drawn from what they watched of their routers while they trained:
     python -m docs.pictures --routers runs/quickstart runs/no_loss
 
 What a study of experts found, if it has several models, and what a language gains from the text of
-the others, if it has bilingual ones, is drawn from what `gshard-experts study --json=study.json`
-wrote:
+the others, if it has bilingual ones, is drawn from what `python -m studies experts` wrote to
+--json=study.json:
 
     python -m docs.pictures --study=study.json
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--routers", type=pathlib.Path, nargs="+", help="runs; the first is what others change"
     )
-    parser.add_argument("--study", type=pathlib.Path, help="JSON of gshard-experts study")
+    parser.add_argument("--study", type=pathlib.Path, help="JSON of python -m studies experts")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")

@@ -1,4 +1,4 @@
-"""Draws what a study of experts found, from the JSON of gshard-experts study."""
+"""Draws what a study of experts found, from the JSON of python -m studies experts."""
 
 from __future__ import annotations
 

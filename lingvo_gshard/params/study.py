@@ -1,4 +1,4 @@
-"""Experiments that show what experts are worth; `gshard-experts study` trains and compares them."""
+"""Experiments of `python -m studies experts`, which shows what experts are worth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dense() -> Params:
     of study.experts_8, with one feed-forward layer of twice the hidden size in place of two
     experts of many. Data: English to 244 languages, prepared as docs/experts.md says.
 
-        gshard-experts study --folder=runs/study --models=study.dense
+        python -m studies experts --folder=runs/study --models=study.dense
     """
     return _experiment(_dense_layer())
 
@@ -33,7 +33,7 @@ def experts_8() -> Params:
     Purpose: what experts gain at equal FLOPs per token. A hash of a token gives its experts,
     and no token is dropped.
 
-        gshard-experts study --folder=runs/study --models=study.experts_8
+        python -m studies experts --folder=runs/study --models=study.experts_8
     """
     return _with_experts(8)
 
@@ -44,7 +44,7 @@ def experts_32() -> Params:
 
     Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
 
-        gshard-experts study --folder=runs/study --models=study.experts_32
+        python -m studies experts --folder=runs/study --models=study.experts_32
     """
     return _with_experts(32)
 
@@ -55,7 +55,7 @@ def experts_128() -> Params:
 
     Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
 
-        gshard-experts study --folder=runs/study --models=study.experts_128
+        python -m studies experts --folder=runs/study --models=study.experts_128
     """
     return _with_experts(128)
 
@@ -68,7 +68,7 @@ def bilingual() -> Params:
     counts, and training ends when four evaluations were not better, since little text is soon
     learned by heart.
 
-        gshard-experts study --folder=runs/study --bilingual=it,sw
+        python -m studies experts --folder=runs/study --bilingual=it,sw
     """
     params = dense()
     params.run.set(keep_best="dev/loss", evaluate_every_steps=250, patience=4)

@@ -4,17 +4,11 @@
     gshard-bench step --json=step.json
     gshard-bench step --profile=profiles
     gshard-bench step --experiment=translation.hundred_languages --repeats=20
-    gshard-bench partition
     gshard-bench moe --json=moe.json
-    gshard-bench depth --depths=6,48
-    gshard-bench choices --num_layers=6
     gshard-bench decode --json=decode.json
-    gshard-bench decode --peers_python=peers/bin/python
     gshard-bench exported train_step.zip --json=exported.json
-    gshard-bench serve --logdir=runs/quickstart --clients=300 --seconds=60
     gshard-bench input --rows=20000000 --workers=2 --json=input.json
     gshard-bench input --prepared=prepared/large
-    gshard-bench parity --peers_python=peers/bin/python --families=llama,mixtral
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
 is measured with its mixtures of experts, and with dense layers of the same FLOPs instead. Steps
@@ -28,30 +22,14 @@ many products as match the FLOPs of a step. compile_seconds is the time of the f
 is read, and nothing is saved. With --profile=DIR, three more steps of each model are profiled
 (docs/profiling.md).
 
-`partition` measures training steps of an experiment by the spmd runtime on a mesh of one device,
-where there is nothing to partition. They alternate with steps of the same program compiled by JAX
-without mesh and annotations, and with steps of the single-device runtime. ratio is the time
-relative to the program without annotations: 1.00 means that partitioning costs nothing.
-
 `moe` measures the forward and backward pass of a top-2 mixture-of-experts layer for each number of
 --experts and each dispatch, alternating with a dense layer of the same active FLOPs. The loads are
 learned, balanced, or skewed: then --skew is the share of all tokens whose first expert is expert 0.
 
-`depth` measures training steps of the encoder alone, with each of --depths layers compiled as one
-loop. The smallest depth is also compiled layer by layer; ratio is relative to that. compile_seconds
-should not grow with depth. --rematerialize applies to both.
-
-`choices` measures steps of an experiment with --num_layers layers on each side, and each technique
-for training larger models (docs/training.md) by itself. ratio is relative to the step without any.
-The state is the step's arguments: weights, optimizer moments and the batch. loss is that of a batch
-after 31 steps on it.
-
 `decode` measures how fast an experiment's model and --language_model generate tokens: with greedy
 and beam search, for many test sentences and for one. Weights are random, and every text gets a
-fixed number of tokens. With the extra `peers` (docs/decoding_speed.md), PyTorch with transformers
-and CTranslate2 decode the same batches in turn, with dense models of the same active FLOPs:
+fixed number of tokens.
 
-    ratio = our tokens per second / tokens per second of the other engine
     limit_share = flops / seconds / gemm_rate
 
 flops counts products that cannot be avoided. For one text gemm_rate is that of a vector with a
@@ -73,19 +51,10 @@ folder; `card` measures the step on the card and compares it with its plan (docs
         --folder=dense
     gshard-bench card dense --json=card.json
 
-`serve` starts gshard-serve with a trained translation model, lets --clients send one sentence after
-another for --seconds, and compares every answer with the translation in this process. ratio is the
-server's generated tokens per second relative to those of the translator in this process, which
-translates the same sentences before and after.
-
 `input` prepares made text with gshard-prepare: rows per second, and the memory of all processes
 together, which depends on --workers and not on --rows. Then it reads what was prepared, or the
 directory --prepared (docs/data.md): tokens per second, the share of positions that hold tokens, and
 the share of time that the quickstart's training steps wait for batches.
-
-`parity` measures no speed. transformers, of --peers_python, makes small random models of --families
-with each option of their configs. Each is imported, and compared with transformers: logits,
-gradients, greedy tokens, and the exported model's tensors and logits (docs/open_models.md).
 
 The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
 benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
@@ -108,27 +77,21 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.run import required_logdir
 
 if typing.TYPE_CHECKING:
-    from lingvo_gshard.tools.benchmarks import exported, serve
+    from lingvo_gshard.tools.benchmarks import exported
 
 NAME = "gshard-bench"
 SUBCOMMANDS = (
     "step",
-    "partition",
     "moe",
-    "depth",
-    "choices",
     "decode",
     "exported",
     "fill",
     "card",
-    "serve",
     "input",
-    "parity",
 )
-EXPORTED, SERVE, INPUT = "exported", "serve", "input"
+EXPORTED, INPUT = "exported", "input"
 
 
 def define_flags() -> flags.FlagValues:
@@ -154,29 +117,13 @@ def define_flags() -> flags.FlagValues:
         "init_state", None, "File of the init_state program that makes the weights of `exported`."
     )
     string("profile", None, "Directory for a profile of each model that `step` measures.")
-    integer("model_dim", 512, "Model dimension of the encoder alone.")
-    integer(
-        "hidden_dim", 2048, "Hidden dimension of the encoder's feed-forward layers and experts."
-    )
-    integer("num_experts", 8, "Number of experts of the encoder's mixtures of experts.")
-    integer("num_heads", 8, "Attention heads of each layer of the encoder.")
-    integer("num_layers", 2, "Number of layers of the encoder; every other one has experts.")
-    string("rematerialize", "none", "Rematerialization policy of the encoder (docs/training.md).")
-    integer("tokens", 4096, "Tokens of the encoder's batch.")
-    integer("row_length", 256, "Tokens of a row of the encoder's batch.")
+    define_stack_flags(values)
     integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
-    string("logdir", None, "Directory of the trained model of `serve`.")
-    integer("clients", 300, "Clients of `serve` that send requests at the same time.")
-    integer("seconds", 60, "How long `serve` measures.")
-    integer("beam_size", 4, "Hypotheses of each search of `serve`.")
     flags.DEFINE_list(
         "experts",
         ["8", "32", "64", "128"],
         "Numbers of experts that `moe` measures.",
         flag_values=values,
-    )
-    flags.DEFINE_list(
-        "depths", ["6", "48"], "Numbers of layers that `depth` measures.", flag_values=values
     )
     flags.DEFINE_float(
         "skew",
@@ -188,8 +135,38 @@ def define_flags() -> flags.FlagValues:
     )
     define_input_flags(values)
     define_decode_flags(values)
+    flags.DEFINE_integer(
+        "threads",
+        0,
+        "Threads of the engine of `decode`; 0: one for each core.",
+        0,
+        flag_values=values,
+    )
     card.define_card_flags(values)
     return values
+
+
+def define_stack_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of an encoder alone."""
+
+    def integer(name: str, default: int, help: str) -> None:
+        flags.DEFINE_integer(name, default, help, 1, flag_values=values)
+
+    integer("model_dim", 512, "Model dimension of the encoder alone.")
+    integer(
+        "hidden_dim", 2048, "Hidden dimension of the encoder's feed-forward layers and experts."
+    )
+    integer("num_experts", 8, "Number of experts of the encoder's mixtures of experts.")
+    integer("num_heads", 8, "Attention heads of each layer of the encoder.")
+    integer("num_layers", 2, "Number of layers of the encoder; every other one has experts.")
+    flags.DEFINE_string(
+        "rematerialize",
+        "none",
+        "Rematerialization policy of the encoder (docs/training.md).",
+        flag_values=values,
+    )
+    integer("tokens", 4096, "Tokens of the encoder's batch.")
+    integer("row_length", 256, "Tokens of a row of the encoder's batch.")
 
 
 def define_input_flags(values: flags.FlagValues) -> None:
@@ -209,7 +186,7 @@ def define_input_flags(values: flags.FlagValues) -> None:
 
 
 def define_decode_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `decode` and `parity`, which compare with other libraries."""
+    """Defines the flags that choose what `decode` decodes."""
     flags.DEFINE_string(
         "language_model",
         "language_model.quickstart",
@@ -218,22 +195,6 @@ def define_decode_flags(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer(
         "sentences", 500, "Test sentences that `decode` translates.", 1, flag_values=values
-    )
-    flags.DEFINE_string(
-        "peers_python",
-        None,
-        "Python with torch, transformers and, for `decode`, ctranslate2.",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
-        "families", [], "Families that `parity` compares; by default all.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "threads",
-        0,
-        "Threads of each engine of `decode`; 0: one for each core.",
-        0,
-        flag_values=values,
     )
 
 
@@ -260,8 +221,6 @@ def main(argv: list[str]) -> int:
         run = card.run_fill if subcommand == card.FILL else functools.partial(card.run_card, files)
         device, row = run(values, console)
         rows = [row]
-    elif subcommand == SERVE:
-        device, rows = "CPU", [measure_server(values, console)]
     elif subcommand == INPUT:
         device, rows = "CPU", measure_input(values, console)
     else:
@@ -277,17 +236,6 @@ def measure_model(
     from lingvo_gshard.tools.benchmarks import subcommands
 
     return subcommands.run(subcommand, values, console)
-
-
-def measure_server(values: flags.FlagValues, console: rich.console.Console) -> serve.Row:
-    """Measures gshard-serve with many clients; returns the row."""
-    from lingvo_gshard.tools.benchmarks import serve
-
-    logdir = required_logdir(values)
-    with console.status("starting") as status:
-        row = serve.measure(logdir, values.clients, values.seconds, values.beam_size, status.update)
-    serve.print_row(console, row)
-    return row
 
 
 def measure_input(values: flags.FlagValues, console: rich.console.Console) -> list:

@@ -61,11 +61,6 @@ To search for the fastest sharding:
 A cost model rates every mesh, sharding tables for each group of layers, and rematerialization
 policies; the best candidates are compiled, and the flags of the fastest are printed.
 
-    gshard-plan --paper
-
-compares plans of the GShard paper's experiments with the published figures. It compiles 12
-programs; --paper_rows=weights,steps_estimate selects rows.
-
 --json writes the complete result. --json alone writes it to standard output, and the report goes to
 standard error. Tokens are the target positions of a batch. The exit code is 0 whether or not the
 step fits, and 1 if there is no plan.
@@ -112,7 +107,6 @@ from lingvo_gshard.tools.plan_reports import (
     diff_command,
     generation_report,
     limit_report,
-    paper_report,
     plan_report,
     search_report,
 )
@@ -169,7 +163,6 @@ def define_flags() -> flags.FlagValues:
     )
     program.define_program_flags(values)
     search_report.define_search_flags(values)
-    paper_report.define_paper_flags(values)
     limit_report.define_diff_flags(values)
     return values
 
@@ -228,8 +221,6 @@ def main(argv: list[str]) -> int:
 
 def _planned(values: flags.FlagValues, path: str | None, console: rich.console.Console) -> int:
     """Plans what the flags say. Returns the exit code."""
-    if values.paper or values.paper_rows:
-        return _paper(values, console)
     planned = goodput.planned_before(values)
     if planned:
         return _report(values, planned, console)
@@ -356,11 +347,3 @@ def _search(
     if values.html and found.plan:
         output.write_text(values.html, picture.to_html(found.plan), "html")
     return 0 if found.result.best else 1
-
-
-def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
-    paper_report.check_flags(values)
-    report = paper_report.compare(values.paper_rows, plan_options(values), plan_experiment, console)
-    paper_report.print_report(report, console)
-    output.write_json(values.json, report)
-    return paper_report.exit_code(report)

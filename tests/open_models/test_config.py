@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from benchmarks.parity.cases import CASES
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import FAMILIES
 from lingvo_gshard.open_models.families.family import extra_layers
 from lingvo_gshard.open_models.importing import weight_specs
 from lingvo_gshard.open_models.placement import Placement
-from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from tests.open_models.published import CONFIG
 
 

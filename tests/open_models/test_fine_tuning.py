@@ -7,11 +7,11 @@ import pytest
 import rich.console
 
 import lingvo_gshard as gshard
+from benchmarks.parity.cases import CASES
+from benchmarks.parity.peer import LIBRARIES, Peer
+from benchmarks.peer_python import find_python
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.tools.benchmarks.parity.cases import CASES
-from lingvo_gshard.tools.benchmarks.parity.peer import LIBRARIES, Peer
-from lingvo_gshard.tools.benchmarks.peer_python import find_python
 
 QUIET = rich.console.Console(quiet=True)
 LENGTH, STEPS = 48, 60

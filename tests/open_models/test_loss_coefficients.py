@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.parity.cases import CASES
 from lingvo_gshard.core import context
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES
-from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from tests.open_models.translation import models
 
 COEFFICIENT = 0.02

@@ -15,8 +15,8 @@ import safetensors.numpy
 import sentencepiece
 
 import lingvo_gshard as gshard
+from benchmarks.peer_python import find_python
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
-from lingvo_gshard.tools.benchmarks.peer_python import find_python
 from tests.open_models import published
 
 LINES = (

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
+from benchmarks.peer_python import find_python
 from lingvo_gshard.preparation.inputs import survey
 from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.tools.benchmarks.peer_python import find_python
 from tests.preparation import beam_run, raw
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.profiling import profile as profile_lib
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks import choices, moe, step
+from lingvo_gshard.tools.benchmarks import moe, step
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
@@ -120,34 +120,6 @@ def test_moe_measures_each_dispatch(capsys, tmp_path):
         assert row["load"] == "learned" or row["dropped_share"] == 0
 
 
-@pytest.mark.slow
-def test_depth_measures_layers_as_a_loop(capsys, tmp_path):
-    path = tmp_path / "depth.json"
-    code, out, _ = run(capsys, "depth", f"--json={path}", "--depths=4,2", *TINY)
-    assert code == 0 and "one by one" in out
-    rows = json.loads(path.read_text())["rows"]
-    assert [(row["layers"], row["repeat"]) for row in rows] == [(2, False), (2, True), (4, True)]
-    assert rows[0]["ratio"] == 1.0 and rows[1]["ratio"] > 0 and rows[2]["ratio"] is None
-    assert all(row["compile_seconds"] > row["seconds"] > 0 for row in rows)
-
-
-@pytest.mark.slow
-def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
-    picked = ("layers one by one", "a loop, rematerialize full", "averaged weights")
-    every = choices.choices()
-    monkeypatch.setattr(choices, "choices", lambda: {name: every[name] for name in picked})
-    path = tmp_path / "choices.json"
-    code, out, _ = run(capsys, "choices", f"--json={path}", *TINY, "--num_layers=2")
-    assert code == 0 and "temporaries" in out
-    rows = json.loads(path.read_text())["rows"]
-    assert tuple(row["name"] for row in rows) == picked
-    plain, loop, averaged = rows
-    assert plain["ratio"] == 1.0 and loop["ratio"] > 0
-    assert averaged["state_bytes"] > plain["state_bytes"] == loop["state_bytes"]
-    for row in (loop, averaged):
-        assert row["loss"] == pytest.approx(plain["loss"], rel=1e-4)
-
-
 def test_ratios_are_medians_over_alternating_runs():
     """The machine is twice as slow in the second turn; the dense step is disturbed in the third."""
     case = moe.Case(4, "gather", "learned", 1.0)
@@ -220,10 +192,9 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     [
         (
             [],
-            "the subcommand is missing. Valid: card, choices, decode, depth, exported,",
+            "the subcommand is missing. Valid: card, decode, exported, fill, input, moe",
         ),
         (["moe", "--experts=eight"], "--experts=eight: expected positive integers"),
-        (["depth", "--depths=0,6"], "--depths=0,6: expected positive integers"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
         (["step", "--repeat=3"], "repeats"),

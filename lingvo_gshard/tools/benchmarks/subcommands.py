@@ -13,9 +13,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables
+from lingvo_gshard.tools.benchmarks import moe, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
-from lingvo_gshard.tools.benchmarks.parity import command as parity
 from lingvo_gshard.tools.profile_reports.bench_profile import make_directory, profile_case
 
 
@@ -25,12 +24,8 @@ def run(
     """Runs a subcommand and prints its table; returns the kind of device and the rows."""
     measure, show = {
         "step": (measure_step, tables.print_step_table),
-        "partition": (measure_partition, tables.print_partition_table),
         "moe": (measure_moe, tables.print_moe_table),
-        "depth": (measure_depth, tables.print_depth_table),
-        "choices": (measure_choices, tables.print_choices_table),
         "decode": (decode.run, decode.print_table),
-        "parity": (parity.run, parity.print_table),
     }[subcommand]
     rows = measure(values, console)
     show(console, rows)
@@ -56,15 +51,6 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
         )
 
 
-def measure_partition(
-    values: flags.FlagValues, console: rich.console.Console
-) -> list[partition.Row]:
-    """Returns the rows of `gshard-bench partition`."""
-    case = step.experiment_cases(registry.get(values.experiment))[0]
-    with console.status("starting") as status:
-        return partition.measure(case, values.repeats, status.update)
-
-
 def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[moe.Row]:
     """Returns the rows of `gshard-bench moe`."""
     experts = numbers("experts", values.experts)
@@ -73,27 +59,6 @@ def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list
         return moe.measure(
             sizes, experts, values.skew, values.repeats, values.gemm_size, status.update
         )
-
-
-def measure_depth(values: flags.FlagValues, console: rich.console.Console) -> list[depth.Row]:
-    """Returns the rows of `gshard-bench depth`."""
-    depths, shape = numbers("depths", values.depths), whole_rows(values)
-    trainer = registry.get(values.experiment).step
-    with console.status("starting") as status:
-        return depth.measure(
-            stack_params(values), trainer, depths, *shape, values.repeats, status.update
-        )
-
-
-def measure_choices(values: flags.FlagValues, console: rich.console.Console) -> list[choices.Row]:
-    """Returns the rows of `gshard-bench choices`."""
-    experiment = registry.get(values.experiment)
-    rows = []
-    with console.status("starting") as status:
-        for row in choices.measure(experiment, values.num_layers, values.repeats, status.update):
-            console.print(f"{row.name}: {row.seconds:.3f} s")
-            rows.append(row)
-    return rows
 
 
 def numbers(flag: str, given: list[str]) -> list[int]:

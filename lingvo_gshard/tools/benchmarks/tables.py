@@ -7,12 +7,12 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step
+from lingvo_gshard.tools.benchmarks import moe, step
 
 
 def print_step_table(console: rich.console.Console, rows: list[step.Row]) -> None:
     """Prints the rows of `gshard-bench step`."""
-    table = _table(
+    table = make_table(
         "ratio: to the rate of a matrix product",
         "training step",
         "GFLOP",
@@ -35,51 +35,12 @@ def print_step_table(console: rich.console.Console, rows: list[step.Row]) -> Non
     tables.print_table(console, table)
 
 
-def print_partition_table(console: rich.console.Console, rows: list[partition.Row]) -> None:
-    """Prints the rows of `gshard-bench partition`."""
-    caption = "ratio: to the same program without annotations"
-    table = _table(caption, "training step", "seconds", "ratio", "compile")
-    for row in rows:
-        cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
-        table.add_row(row.name, *cells)
-    tables.print_table(console, table)
-
-
-def print_depth_table(console: rich.console.Console, rows: list[depth.Row]) -> None:
-    """Prints the rows of `gshard-bench depth`."""
-    caption = "ratio: to the same layers one by one"
-    table = _table(caption, "training step", "compile", "seconds", "ratio")
-    for row in rows:
-        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
-        table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
-    tables.print_table(console, table)
-
-
-def print_choices_table(console: rich.console.Console, rows: list[choices.Row]) -> None:
-    """Prints the rows of `gshard-bench choices`."""
-    caption = f"ratio: to {choices.AS_IT_IS}; MiB: of the state, and of temporaries"
-    table = _table(
-        caption, "training step", "state", "temporaries", "seconds", "ratio", "compile", "loss"
-    )
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.state_bytes / 2**20:,.1f}",
-            f"{row.temporary_bytes / 2**20:,.1f}",
-            f"{row.seconds:.3f}",
-            f"{row.ratio:.2f}",
-            f"{row.compile_seconds:.1f}",
-            f"{row.loss:.3f}",
-        )
-    tables.print_table(console, table)
-
-
 def print_moe_table(console: rich.console.Console, rows: list[moe.Row]) -> None:
     """Prints the rows of `gshard-bench moe`."""
     caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
     caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
     caption += "MiB: of temporaries"
-    table = _table(
+    table = make_table(
         caption,
         "experts, dispatch, load",
         "capacity",
@@ -106,7 +67,7 @@ def print_moe_table(console: rich.console.Console, rows: list[moe.Row]) -> None:
     tables.print_table(console, table)
 
 
-def _table(caption: str, what: str, *headings: str) -> rich.table.Table:
+def make_table(caption: str, what: str, *headings: str) -> rich.table.Table:
     """Returns a table with one column of names and right-aligned columns of numbers."""
     table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
     table.add_column(what)

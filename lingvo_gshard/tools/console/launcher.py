@@ -14,6 +14,7 @@ import os
 import pathlib
 import pkgutil
 import sys
+from collections.abc import Callable
 
 import lingvo_gshard
 from lingvo_gshard import tools
@@ -61,7 +62,19 @@ def tool_names() -> tuple[str, ...]:
 
 def _run(tool: str, argv: list[str]) -> int:
     """Runs a tool and returns its exit code."""
-    command = _PREFIX + tool
+    return run(
+        _PREFIX + tool, argv, lambda: importlib.import_module(f"lingvo_gshard.tools.{tool}").main
+    )
+
+
+def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
+    """Runs a program as the commands are run, and returns its exit code.
+
+    Args:
+      command: the program's name, which starts its messages.
+      argv: the program's name and the arguments.
+      load: imports and returns the main function, which takes `argv` and returns the exit code.
+    """
     standard_streams.open_closed_streams()
     if sys.stdout is None:
         return _fail(command, _CLOSED)
@@ -74,7 +87,7 @@ def _run(tool: str, argv: list[str]) -> int:
     sys.path.append(os.getcwd())
     libraries.prepare()
     try:
-        return _call(command, tool, argv)
+        return _call(command, argv, load)
     except ModuleNotFoundError as error:
         advice = libraries.advice_for_missing(error)
         if advice is None:
@@ -86,8 +99,8 @@ def _run(tool: str, argv: list[str]) -> int:
         return startup.show_bug(command, error)
 
 
-def _call(command: str, tool: str, argv: list[str]) -> int:
-    """Imports a tool, calls its main function, and returns its exit code."""
+def _call(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
+    """Imports a program, calls its main function, and returns its exit code."""
     # A package that is missing is reported, also one that starting a command needs.
     from absl import flags
 
@@ -95,8 +108,7 @@ def _call(command: str, tool: str, argv: list[str]) -> int:
 
     # Libraries may read absl's own flags. The tool has its own FlagValues.
     flags.FLAGS(argv[:1])
-    module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
-    return startup.guarded(command, module.main)(argv)
+    return startup.guarded(command, load())(argv)
 
 
 def _print(command: str, text: str) -> int:

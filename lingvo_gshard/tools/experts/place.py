@@ -49,10 +49,9 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Runs the subcommand. Raises ValueError for a user's mistake."""
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
-    output.check_writable(values, "json")
     loads = _loads(values.plan)
     with DataProgress(console) as stages:
         stages.begin("Starting")
@@ -75,6 +74,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     record = {"logdir": values.output, "step": checkpoint.step}
     record["experts"] = {layer: order.tolist() for layer, order in orders.items()}
     output.write_json(values.json, record)
+    return 0
 
 
 def _loads(path: str | None) -> RouterLoads:

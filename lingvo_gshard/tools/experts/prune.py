@@ -54,10 +54,9 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Runs the subcommand. Raises ValueError for a user's mistake."""
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
-    output.check_writable(values, "json")
     if not 0 < values.keep <= 1:
         raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
@@ -99,6 +98,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     record |= {"parameters_before": before, "parameters": after}
     record["experts"] = {layer: [int(expert) for expert in found] for layer, found in kept.items()}
     output.write_json(values.json, record)
+    return 0
 
 
 def _sum_over_languages(use: dict[str, dict[str, ExpertUse]]) -> dict[str, ExpertUse]:

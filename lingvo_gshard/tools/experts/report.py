@@ -67,9 +67,9 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Runs the subcommand. Raises ValueError for a user's mistake."""
-    output.check_writable(values, "json", "html")
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    output.check_writable(values, "html")
     with DataProgress(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
@@ -91,6 +91,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     output.write_json(values.json, record)
     if values.html:
         output.write_text(values.html, heat_map.to_html(record), "html")
+    return 0
 
 
 def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:

@@ -72,10 +72,9 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Runs the subcommand. Raises ValueError for a user's mistake."""
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
-    output.check_writable(values, "json")
     if values.experts is None:
         raise UserError(
             "--experts is missing: the number of experts per layer, such as --experts=8"
@@ -109,6 +108,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     record = {"logdir": values.output, "step": step}
     record |= {"parameters_before": before, "parameters": after, "experts": values.experts}
     output.write_json(values.json, record)
+    return 0
 
 
 def _params(values: flags.FlagValues, dense: Params) -> Params:

@@ -65,9 +65,8 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Runs the subcommand. Raises ValueError for a user's mistake."""
-    output.check_writable(values, "json")
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     if values.by is not None and values.by not in KINDS:
         raise UserError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
     records = _chosen(values)
@@ -82,6 +81,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     else:
         tables.print_table(console, _table(shown, records))
     output.write_json(values.json, records)
+    return 0
 
 
 def _chosen(values: flags.FlagValues) -> list[RouterRecord]:

@@ -12,7 +12,7 @@ from lingvo_gshard.planning.training.budget.options import BudgetOptions
 
 _ONLY_HERE = ("days", "law", "mfu", "state_bytes")
 _NOT_HERE = (
-    *("experiment", "config", "plan", "goodput", "generate", "search", "paper"),
+    *("experiment", "config", "plan", "goodput", "generate", "search"),
     *("mesh", "strategy", "html"),
 )
 

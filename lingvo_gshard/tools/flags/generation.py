@@ -10,7 +10,7 @@ from lingvo_gshard.planning.generation import GenerationOptions
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
 _ONLY_HERE = ("batch", "largest_batch", "prompt", "every_layer")
-_NOT_HERE = ("search", "paper", "tokens", "html", "calibration")
+_NOT_HERE = ("search", "tokens", "html", "calibration")
 
 
 def define_generation_flags(values: flags.FlagValues) -> None:

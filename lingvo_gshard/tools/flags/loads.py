@@ -8,7 +8,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads.given import LoadsOptions
 
 # What is planned without a training step of an experiment.
-_NOT_HERE = ("generate", "search", "paper", "budget", "plan")
+_NOT_HERE = ("generate", "search", "budget", "plan")
 
 
 def define_loads_flags(values: flags.FlagValues) -> None:

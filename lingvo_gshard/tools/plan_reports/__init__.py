@@ -1,1 +1,1 @@
-"""Prints what gshard-plan reports: plans, differences, searches and the paper's figures."""
+"""Prints what gshard-plan reports: plans, differences and searches."""

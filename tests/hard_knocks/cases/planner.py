@@ -187,11 +187,6 @@ CASES = (
         "the file of a program say what to plan, see --help",
     ),
     Case(
-        "unknown rows of the paper",
-        "gshard-plan --paper --paper_rows=weight",
-        error="--paper_rows: unknown row 'weight'. Did you mean 'weights'?",
-    ),
-    Case(
         "an inspection of nothing",
         "gshard-inspect",
         error="--experiment is missing; gshard-train --list shows the experiments",

@@ -106,9 +106,4 @@ CASES = (
         given=_RUN,
         error="--queue_size=0: 0 is not a positive integer",
     ),
-    Case(
-        "a load for a model that is not named",
-        "gshard-bench serve",
-        error="--logdir is missing: the directory that gshard-train wrote",
-    ),
 )

@@ -1,5 +1,6 @@
 """Tests gshard-experts through its command line: report, upcycle and prune."""
 
+import importlib
 import json
 import re
 
@@ -275,5 +276,5 @@ def test_help_has_examples_and_all_flags(subcommand, capsys):
     assert exit_.value.code == 0
     out = capsys.readouterr().out
     assert f"gshard-experts {subcommand} --" in out
-    for name in experts.SUBCOMMANDS[subcommand].define_flags():
+    for name in importlib.import_module(experts.SUBCOMMANDS[subcommand]).define_flags():
         assert f"--{name}" in out

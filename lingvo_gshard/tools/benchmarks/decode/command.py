@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 
@@ -18,10 +17,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
-from lingvo_gshard.tools.benchmarks.decode.peers import LIBRARIES, Peers
-from lingvo_gshard.tools.benchmarks.peer_python import find_python
-from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
 _POSITIONS = 256
@@ -29,30 +25,20 @@ _POSITIONS = 256
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.Row]:
     """Runs the benchmark, prints its table and returns the rows."""
-    python = find_python(values.peers_python, LIBRARIES)
-    if not python:
-        output.say(
-            console,
-            "Only lingvo_gshard is measured: the extra `peers` (torch, transformers, ctranslate2) "
-            "is not installed. --peers_python names another Python that has it.",
-        )
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
-    with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console.status("reading the test sentences"))
+    with console.status("reading the test sentences") as status:
         models, found = make_cases(
-            registry.get(values.experiment),
-            registry.get(values.language_model),
-            values.sentences,
+            registry.get(values.experiment), registry.get(values.language_model), values.sentences
         )
-        peers = None
-        if python:
-            status.update("starting the other engines")
-            dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
-            peers = stack.enter_context(Peers(python, dense, found, threads))
-        for row in measure.measure(models, found, peers, threads, values.repeats, status.update):
-            console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
+        for row in measure.measure(models, found, None, threads, values.repeats, status.update):
+            show_row(console, row)
             rows.append(row)
     return rows
+
+
+def show_row(console: rich.console.Console, row: measure.Row) -> None:
+    """Prints a row as soon as it is measured."""
+    console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
 
 
 def make_cases(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.tools.benchmarks.decode import ours, sizes
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools.benchmarks.decode import ours
 from lingvo_gshard.tools.benchmarks.decode.cases import Case
-from lingvo_gshard.tools.benchmarks.decode.peer_process import CTRANSLATE2_INT8
-from lingvo_gshard.tools.benchmarks.decode.peers import ENGINES, Peers
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 
 # Our engine with each precision.
@@ -52,10 +54,25 @@ class Row:
     limit_share: float
 
 
+class OtherEngines(Protocol):
+    """Engines of other libraries, which decode the same cases.
+
+    Attributes:
+      engines: the precision of ours that each is compared with, by name.
+    """
+
+    @property
+    def engines(self) -> Mapping[str, str]: ...
+
+    def decode(self, engine: str, case: Case) -> float:
+        """Decodes all texts of a case and returns the seconds."""
+        ...
+
+
 def measure(
     models: Mapping[str, ours.Model],
     cases: Sequence[Case],
-    peers: Peers | None,
+    others: OtherEngines | None,
     threads: int,
     repeats: int,
     report: Callable[[str], None],
@@ -65,7 +82,7 @@ def measure(
     Args:
       models: the models that cases name.
       cases: what is decoded.
-      peers: other engines; None measures ours alone.
+      others: other engines; None measures ours alone.
       threads: workers of our engine.
       repeats: number of turns.
       report: called with each stage.
@@ -73,7 +90,7 @@ def measure(
     Yields:
       The rows of each case when it is measured, ours first.
     """
-    names = [*OURS, *(ENGINES if peers else ())]
+    names = [*OURS, *(others.engines if others else ())]
     for case in cases:
         model = models[case.model]
         with contextlib.ExitStack() as stack:
@@ -88,10 +105,10 @@ def measure(
                 _warm_up(engine, case)
             for turn in range(repeats):
                 report(f"{case.name}: turn {turn + 1} of {repeats}")
-                seconds = [_seconds(name, own, peers, case) for name in names]
+                seconds = [_seconds(name, own, others, case) for name in names]
                 turns.append([*seconds, product.flops / seconds_of(product.run)])
         *engines, rates = np.array(turns).T
-        flops, rate = sizes.case_flops(model.task, case), float(np.median(rates))
+        flops, rate = case_flops(model.task, case), float(np.median(rates))
         for name, taken in zip(names, engines, strict=True):
             seconds = float(np.median(taken))
             yield Row(
@@ -100,7 +117,7 @@ def measure(
                 case.tokens,
                 seconds,
                 case.tokens / seconds,
-                1.0 if name in OURS else float(np.median(taken / engines[_own_index(name)])),
+                _ratio(taken, engines, others.engines[name]) if name not in OURS else 1.0,
                 flops,
                 flops / seconds / rate,
             )
@@ -117,19 +134,21 @@ def _warm_up(engine: Engine, case: Case) -> None:
             return
 
 
-def _own_index(name: str) -> int:
-    """Returns which of OURS another engine is compared with."""
-    return list(OURS).index(_INT8 if name == CTRANSLATE2_INT8 else _TRAINED)
+def _ratio(taken: np.ndarray, engines: Sequence[np.ndarray], precision: str) -> float:
+    """Returns our speed in a precision relative to that of an engine, the median over turns."""
+    return float(np.median(taken / engines[list(OURS.values()).index(precision)]))
 
 
-def _seconds(name: str, own: Mapping[str, Engine], peers: Peers | None, case: Case) -> float:
+def _seconds(
+    name: str, own: Mapping[str, Engine], others: OtherEngines | None, case: Case
+) -> float:
     """Returns the mean seconds of decoding a case in one turn."""
 
     def once() -> float:
         if name in own:
             return ours.decode(own[name], case)
-        assert peers
-        return peers.decode(name, case)
+        assert others
+        return others.decode(name, case)
 
     count = _SHORT_CASE_REPEATS if case.rows == 1 else 1
     return float(np.mean([once() for _ in range(count)]))
@@ -167,3 +186,33 @@ def _product(model: ours.Model, case: Case) -> _Product:
 
     run()
     return _Product(run, times * 2 * rows * inner * columns)
+
+
+def case_flops(task: TokenTask, case: Case) -> int:
+    """Returns the operations that decoding needs at least: products of every token once.
+
+    A source is encoded once for all of its hypotheses. Attention counts half of the positions of
+    the finished text, the mean number of those before a token.
+    """
+    total = 0
+    for batch in case.batches:
+        for text in batch.texts:
+            if isinstance(task, TranslationTask):
+                source = len(text) + 1
+                encoder = task.encoder.flops(TokenShape(1, source))
+                shape = TokenShape(1, batch.tokens, source)
+                decoder = task.flops(shape) - encoder - _later_positions(task, batch.tokens)
+                total += encoder + case.beam * decoder
+            else:
+                length = len(text) + batch.tokens
+                softmax = 2 * task.p.model_dim * task.p.vocabulary_size
+                # Of a prompt only the last position has logits.
+                total += task.flops(TokenShape(1, length)) - len(text) * softmax
+                total -= _later_positions(task, length)
+    return total
+
+
+def _later_positions(task: TokenTask, length: int) -> int:
+    """Returns the operations of attention to the positions after each token."""
+    attention = 2 * 2 * length * length * task.p.model_dim * task.decoder.p.num_layers
+    return attention // 2

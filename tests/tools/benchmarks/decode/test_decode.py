@@ -1,14 +1,9 @@
-"""gshard-bench decode: its cases, the sizes of dense models, and measurements of tiny models."""
-
-import os
+"""gshard-bench decode: its cases, their FLOPs, and measurements of tiny models."""
 
 import pytest
 
 from lingvo_gshard import params as experiments  # noqa: F401
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, peers, sizes
-from lingvo_gshard.tools.benchmarks.peer_python import find_python
+from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours
 from tests.inference import tiny_engine
 
 BOS, EOS, V = tiny_engine.BOS, tiny_engine.EOS, tiny_engine.V
@@ -51,14 +46,6 @@ def test_prompts_leave_room_for_a_token():
             assert not {BOS, EOS} & set(batch.texts[0])
 
 
-def test_a_dense_model_has_the_active_flops_of_the_quickstart():
-    model = ours.initial_model(registry.get("translation.quickstart"))
-    dense = sizes.dense_sizes(model.task, model.facts)
-    assert (dense.model_dim, dense.encoder_layers, dense.vocabulary_size) == (128, 2, 4000)
-    # A layer of 512, one of 2 experts of 512, and a router of 128 x 8 in float32.
-    assert dense.decoder_hidden == (512 + 2 * 512 + 8 * 128 // (2 * 128)) / 2
-
-
 def test_flops_of_a_case_are_those_of_its_products():
     model = tiny_models()[cases.TRANSLATION]
     case = cases.Case("one", cases.TRANSLATION, 4, (cases.Batch(((5, 6, 7),), 2),))
@@ -72,7 +59,7 @@ def test_flops_of_a_case_are_those_of_its_products():
     cross = tokens * 2 * 2 * 2 * m * m + memory
     own = tokens * 2 * project + 2 * 2 * tokens * tokens * m
     decoder = own + cross + tokens * (feed_forward + 2 * m * V)
-    assert sizes.case_flops(model.task, case) == encoder + 4 * decoder
+    assert measure.case_flops(model.task, case) == encoder + 4 * decoder
 
 
 @pytest.mark.slow
@@ -85,21 +72,3 @@ def test_tiny_models_are_measured():
         assert (row.tokens, row.ratio) == (case.tokens, 1.0)
         assert row.tokens_per_second == pytest.approx(case.tokens / row.seconds)
         assert row.limit_share > 0
-
-
-def test_peers_decode_the_same_tokens():
-    python = find_python(os.environ.get("PEERS_PYTHON"), peers.LIBRARIES)
-    if not python:
-        pytest.skip("the extra `peers` is not installed, and PEERS_PYTHON names no Python with it")
-    models, found = tiny_models(), tiny_cases()
-    dense = {name: sizes.dense_sizes(model.task, model.facts) for name, model in models.items()}
-    with peers.Peers(python, dense, found, 1) as running:
-        for case in found:
-            for engine in peers.ENGINES:
-                # It fails if the number of tokens differs.
-                assert running.decode(engine, case) > 0
-
-
-def test_a_python_without_the_libraries_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="--peers_python=.*none: this Python"):
-        bench.main(["gshard-bench", "decode", f"--peers_python={tmp_path}/none"])

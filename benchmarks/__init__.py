@@ -1,0 +1,1 @@
+"""Measurements of parts, and comparisons with other engines. They are not installed."""

@@ -1,0 +1,42 @@
+"""Measures parts of the library, and compares it with other engines.
+
+    python -m benchmarks partition
+    python -m benchmarks depth --depths=6,48
+    python -m benchmarks choices --num_layers=6
+    python -m benchmarks serve --logdir=runs/quickstart --clients=300 --seconds=60
+    python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
+    python -m benchmarks parity --peers_python=peers/bin/python --families=llama,mixtral
+
+What is worth measuring on a machine of your own is in gshard-bench. These programs belong to the
+source tree and run in its top folder. Each has its own help: python -m benchmarks depth --help.
+
+The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
+benchmark's file. --json alone writes the JSON to standard output and the table to standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lingvo_gshard.tools.console import launcher
+
+NAME = "benchmarks"
+SUBCOMMANDS = {
+    "partition": "benchmarks.partition",
+    "depth": "benchmarks.depth",
+    "choices": "benchmarks.choices",
+    "serve": "benchmarks.serve",
+    "decode": "benchmarks.decode.command",
+    "parity": "benchmarks.parity.command",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program and returns its exit code. Raises UserError for a user's mistake."""
+    from lingvo_gshard.tools.console import subcommands
+
+    return subcommands.run(argv, __doc__ or "", SUBCOMMANDS)
+
+
+if __name__ == "__main__":
+    sys.exit(launcher.run(NAME, sys.argv, lambda: main))

@@ -1,0 +1,1 @@
+"""Decoding, compared with other engines."""

@@ -1,0 +1,134 @@
+"""Measures compile time and step time of a stack of layers compiled as one loop.
+
+    python -m benchmarks depth --depths=6,48
+
+measures training steps of an encoder alone, with each of --depths layers compiled as one loop. The
+smallest depth is also compiled layer by layer; ratio is relative to that. compile_seconds should
+not grow with depth. --rematerialize applies to both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import rich.console
+from absl import flags
+
+from benchmarks import common
+from lingvo_gshard.api.tables import print_table
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.tools.bench import define_stack_flags
+from lingvo_gshard.tools.benchmarks import step as step_bench
+from lingvo_gshard.tools.benchmarks import subcommands, tables
+from lingvo_gshard.tools.benchmarks.step import StepCase
+
+
+@dataclasses.dataclass
+class Row:
+    """A measured training step of an encoder.
+
+    Attributes:
+      name: number of layers and how they are compiled.
+      layers: number of layers.
+      repeat: whether the layers are one loop.
+      compile_seconds: time of the first step minus that of the next.
+      seconds: time of one step.
+      ratio: time relative to the same layers one by one; None except for the smallest depth.
+    """
+
+    name: str
+    layers: int
+    repeat: bool
+    compile_seconds: float
+    seconds: float
+    ratio: float | None = None
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = common.define_flags()
+    define_stack_flags(values)
+    flags.DEFINE_list("depths", ["6", "48"], "Numbers of layers.", flag_values=values)
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Measures, prints the table, writes the rows, and returns the exit code."""
+    depths = subcommands.numbers("depths", values.depths)
+    rows, length = subcommands.whole_rows(values)
+    trainer = registry.get(values.experiment).step
+    stack = subcommands.stack_params(values)
+    with console.status("starting") as status:
+        found = measure(stack, trainer, depths, rows, length, values.repeats, status.update)
+    caption = "ratio: to the same layers one by one"
+    table = tables.make_table(caption, "training step", "compile", "seconds", "ratio")
+    for row in found:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+        table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
+    print_table(console, table)
+    return common.write(values, found)
+
+
+def measure(
+    stack: Params,
+    trainer: Params,
+    depths: Sequence[int],
+    rows: int,
+    length: int,
+    repeats: int,
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Measures every depth as a loop, and the smallest depth also layer by layer.
+
+    At the smallest depth the two alternate; seconds and ratio are medians over `repeats` turns.
+    `report` is called with each stage.
+    """
+    least, *deeper = sorted(depths)
+
+    def compiled(layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+        return _compiled(_case(stack, trainer, layers, repeat, rows, length), layers, repeat)
+
+    report(f"compiling {least} layers one by one")
+    one_by_one, plain_step = compiled(least, False)
+    report(f"compiling {least} layers as a loop")
+    loop, loop_step = compiled(least, True)
+    turns = []
+    for repeat in range(repeats):
+        report(f"measuring, {repeat + 1} of {repeats}")
+        turns.append((plain_step(), loop_step()))
+    plain, looped = np.array(turns).T
+    one_by_one.seconds, one_by_one.ratio = float(np.median(plain)), 1.0
+    loop.seconds, loop.ratio = float(np.median(looped)), float(np.median(looped / plain))
+    found = [one_by_one, loop]
+    for layers in deeper:
+        report(f"compiling {layers} layers as a loop")
+        found.append(compiled(layers, True)[0])
+    return found
+
+
+def _case(
+    stack: Params, trainer: Params, layers: int, repeat: bool, rows: int, length: int
+) -> StepCase:
+    execution = (Repeat if repeat else Sequential).params()
+    execution.rematerialize = stack.execution.rematerialize
+    params = stack.copy().set(num_layers=layers, execution=execution)
+    return step_bench.stack_cases(params, trainer, rows, length)[0]
+
+
+def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+    """Returns the row of a step timed once, and a function that runs it and returns its seconds."""
+    runtime = SingleDeviceRuntime(case.trainer)
+    runtime.init_state()
+
+    def step() -> float:
+        return step_bench.step_seconds(runtime, case.batch)
+
+    first, second = step(), step()
+    way = "as a loop" if repeat else "one by one"
+    return Row(f"{layers} layers {way}", layers, repeat, first - second, second), step

@@ -1,0 +1,104 @@
+"""Compares imported models with transformers, family by family and option by option.
+
+    python -m benchmarks parity --peers_python=peers/bin/python --families=llama,mixtral
+
+transformers, of --peers_python, makes small random models of --families with each option of their
+configs. Each is imported, and compared with transformers: logits, gradients, greedy tokens, and the
+exported model's tensors and logits (docs/open_models.md). No speed is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+
+from benchmarks import common
+from benchmarks.parity.case import Case
+from benchmarks.parity.cases import CASES
+from benchmarks.parity.measure import Row, measure
+from benchmarks.parity.peer import LIBRARIES, Peer
+from benchmarks.peer_python import define_peer_flags, find_python
+from lingvo_gshard.api import tables
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = common.define_flags(experiment=False)
+    define_peer_flags(values, "torch and transformers")
+    flags.DEFINE_list("families", [], "Families to compare; by default all.", flag_values=values)
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Compares the models of --families, prints the table, and returns the exit code.
+
+    Raises:
+      UserError: a family is unknown, or there is no Python with transformers.
+    """
+    cases = chosen_cases(values.families)
+    python = find_python(values.peers_python, LIBRARIES)
+    if not python:
+        raise UserError(
+            "parity compares with transformers, which is not installed: --peers_python names "
+            "another Python that has torch and transformers"
+        )
+    threads, rows = values.threads or len(os.sched_getaffinity(0)), []
+    with (
+        tempfile.TemporaryDirectory(prefix="gshard-parity-") as folder,
+        console.status("starting transformers") as status,
+        Peer(python, cases, pathlib.Path(folder), threads) as peer,
+    ):
+        for row in measure(cases, peer, pathlib.Path(folder), status.update):
+            console.print(f"{row.family}, {row.option}: {row.logits:.1e}")
+            rows.append(row)
+    print_table(console, rows)
+    return common.write(values, rows)
+
+
+def chosen_cases(families: list[str]) -> list[Case]:
+    """Returns the cases of these families; of all if none is given.
+
+    Raises:
+      UserError: a family has no case.
+    """
+    known = {case.model_type for case in CASES}
+    for family in families:
+        if family not in known:
+            raise UserError(f"--families={family} is unknown. {names.nearest(family, known)}")
+    return [case for case in CASES if not families or case.model_type in families]
+
+
+def print_table(console: rich.console.Console, rows: list[Row]) -> None:
+    """Prints the rows in the form of a table of Markdown."""
+    table = rich.table.Table(
+        "family",
+        "option",
+        "logits",
+        "bfloat16 (theirs)",
+        "gradients",
+        "greedy",
+        "round trip",
+        "loaded",
+        box=rich.box.MARKDOWN,
+    )
+    for row in rows:
+        ours, theirs = row.logits_bfloat16
+        table.add_row(
+            row.family,
+            row.option,
+            f"{row.logits:.1e}",
+            f"{ours:.2f} ({theirs:.2f})",
+            f"{row.gradients:.1e}",
+            f"{row.equal_tokens} of {row.tokens}",
+            "bit-equal" if row.is_bit_equal else "differs",
+            f"{row.exported:.0e}",
+        )
+    tables.print_table(console, table)

@@ -1,0 +1,29 @@
+"""Studies what experts are worth, and compares plans with the figures of the GShard paper.
+
+    python -m studies experts --folder=runs/study --seeds=1,2
+    python -m studies paper
+
+experts trains models with more and more experts and compares them. paper plans the paper's
+experiments on its machines. These programs belong to the source tree and run in its top folder.
+Each has its own help: python -m studies paper --help.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lingvo_gshard.tools.console import launcher
+
+NAME = "studies"
+SUBCOMMANDS = {"experts": "studies.experts.command", "paper": "studies.paper.command"}
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program and returns its exit code. Raises UserError for a user's mistake."""
+    from lingvo_gshard.tools.console import subcommands
+
+    return subcommands.run(argv, __doc__ or "", SUBCOMMANDS)
+
+
+if __name__ == "__main__":
+    sys.exit(launcher.run(NAME, sys.argv, lambda: main))

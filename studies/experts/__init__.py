@@ -1,0 +1,1 @@
+"""What experts are worth at equal FLOPs per token."""

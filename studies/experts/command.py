@@ -1,0 +1,121 @@
+"""Compares models with more and more experts: trains them, scores them, and tabulates the scores.
+
+    python -m studies experts --folder=runs/study
+
+trains experiments one after the other on prepared data (docs/data.md), with equal active FLOPs per
+token, the same data, steps, batches and schedule; scores each on its test rows; and prints
+perplexity and chrF by amount of training text and by family of languages. Each run is a directory
+of --folder. A study that was interrupted goes on with the same command.
+
+    python -m studies experts --folder=runs/study --models=study.dense,study.experts_32 --seeds=1,2
+    python -m studies experts --folder=runs/study --bilingual=it,de,eo,ba,sw,fo
+    python -m studies experts --folder=runs/study --max_rows_per_language=20
+    python -m studies experts --folder=runs/mine --steps=1000 \\
+        --gin_param='input.directory = "prepared/mine"'
+
+--bilingual adds a model for each of some languages, the experiment study.bilingual, which is
+trained on this language alone.
+
+    perplexity   of the references; each token of a group of languages counts the same
+    chrF         of beam search; each row of a group of languages counts the same
+    most, middle, least text   the thirds of the languages, ordered by their training rows
+
+Where a model has several seeds, the table has the mean and, after ±, half the distance between the
+largest and the smallest value. --notrain shows the runs that are finished, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.prepared import manifest as manifests
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.experiment import define_settings_flags
+from studies.experts import results
+from studies.experts.member import Member
+
+MODELS = ("study.dense", "study.experts_8", "study.experts_32", "study.experts_128")
+BILINGUAL = "study.bilingual"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    flags.DEFINE_list(
+        "models", list(MODELS), "Experiments to compare, in this order.", flag_values=values
+    )
+    flags.DEFINE_list("seeds", ["1"], "Seeds to train each model with.", flag_values=values)
+    flags.DEFINE_list(
+        "bilingual",
+        [],
+        f"Languages to train {BILINGUAL} on, a model for each, with the first seed.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "steps", None, "Steps of each model; default: the experiment's.", 1, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "train", True, "Whether to train and score what is missing.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "max_rows_per_language",
+        None,
+        "Scores a fixed random choice of at most this many test rows of each language; default: "
+        "all.",
+        1,
+        flag_values=values,
+    )
+    define_settings_flags(values)
+    output.define_json_flag(values, "all scores")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
+    members = _members(values)
+    manifest = manifests.read(members[0].params().input.directory)
+    missing = [member for member in members if not member.is_scored]
+    if values.train:
+        for number, member in enumerate(missing, start=1):
+            output.say(console, f"{member.name}: model {number} of {len(missing)}")
+            member.train()
+            member.score()
+    found = results.read([member for member in members if member.is_scored], manifest)
+    results.show(console, found)
+    output.write_json(values.json, found)
+    return 0
+
+
+def _members(values: flags.FlagValues) -> list[Member]:
+    """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
+    if not values.folder:
+        raise UserError("--folder is missing: the directory of the study's runs")
+    seeds = [_seed(text) for text in values.seeds]
+    if not seeds or not values.models:
+        raise UserError("--models and --seeds must each name one or more")
+    make = functools.partial(
+        Member,
+        pathlib.Path(values.folder),
+        settings=tuple(values.gin_param),
+        gin_files=tuple(values.gin_file),
+        steps=values.steps,
+        max_rows_per_language=values.max_rows_per_language,
+    )
+    members = [make(model, seed) for model in values.models for seed in seeds]
+    members += [make(BILINGUAL, seeds[0], language=language) for language in values.bilingual]
+    for member in members:
+        # A wrong name or setting is told before the first model is trained.
+        member.params()
+    return members
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
+    return int(text)
