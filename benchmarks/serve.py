@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -181,7 +182,8 @@ def print_row(console: rich.console.Console, row: Row) -> None:
 
 def _sentences(run: Run) -> list[str]:
     """Returns different sentences of the test split."""
-    rows = run.input.rows("test")
+    input_: Any = run.input
+    rows = input_.rows("test")
     found = list(dict.fromkeys(row.source for row in rows))
     return [found[i] for i in np.linspace(0, len(found) - 1, _MOST_SENTENCES, dtype=int)]
 

@@ -62,5 +62,5 @@ def dense_sizes(task: TokenTask, facts: ModelFacts) -> DenseSizes:
 def _hidden(stack: TransformerStack) -> int:
     """Returns the mean hidden dimension of a stack's active feed-forward layers."""
     layers = stack.layers_in_order()
-    flops = sum(layer.children["feed_forward"].flops(TokenShape(1, 1)) for layer in layers)
+    flops = sum(layer.feed_forward.flops(TokenShape(1, 1)) for layer in layers)
     return max(round(flops / len(layers) / (4 * stack.p.model_dim)), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -159,7 +160,7 @@ def _gradient_difference(
     with context.scope(training=False), tf.GradientTape() as tape:
         tape.watch(flat)
         loss, _ = task.loss(theta, batch)
-    found = tape.gradient(loss, flat, unconnected_gradients="zero")
+    found = tape.gradient(loss, flat, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     gradients = dict(theta.pack(found).flatten_items())
     published = PublishedModel.open(directory, run.params)
     differences = []
@@ -189,7 +190,8 @@ def _equal_tokens(case: Case, run: Run, theta: NestedMap, outputs: Outputs) -> i
 
     A language model goes on with the first half of each row.
     """
-    task, ids, expected = run.model.task, outputs["ids"], outputs["tokens"]
+    task: Any = run.model.task
+    ids, expected = outputs["ids"], outputs["tokens"]
     # As there, no token ends a text: the end is an id that is not expected.
     size = task.id_ranges()["target_labels"]
     end = next(i for i in range(size) if i not in expected)

@@ -82,7 +82,7 @@ def _picture(records: Sequence[RouterRecord]) -> RouterPicture:
         experts_in_row=rows,
         steps=[group[-1].step for group in groups],
         load=_rounded(_rows_of([_load(group) for group in groups], rows).T),
-        dropped_share=[_mean([r.dropped_share for r in group]) for group in groups],
+        dropped_share=[_mean([r.dropped_share for r in group]) or 0.0 for group in groups],
         load_entropy=[_entropy(group) for group in groups],
         balance_distance=[_mean([r.balance_distance for r in group]) for group in groups],
         dead=[len(group[-1].dead_since) for group in groups],
@@ -109,7 +109,7 @@ def _rows_of(columns: Sequence[np.ndarray], experts_in_row: int) -> np.ndarray:
 
 def _entropy(group: Sequence[RouterRecord]) -> float:
     even = np.log(group[-1].num_experts) or 1.0
-    return _digits(np.mean([record.load_entropy for record in group]) / even)
+    return _digits(float(np.mean([record.load_entropy for record in group]) / even))
 
 
 def _shares(tables: Sequence[dict[str, list[int]]], experts_in_row: int) -> list[ExpertShares]:
@@ -128,7 +128,7 @@ def _shares(tables: Sequence[dict[str, list[int]]], experts_in_row: int) -> list
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return _digits(np.mean(known)) if known else None
+    return _digits(float(np.mean(known))) if known else None
 
 
 def _rounded(values: np.ndarray) -> list:

@@ -80,7 +80,7 @@ def with_options(usual: DecodingOptions) -> Callable[[type[_SearchBody]], type[_
     ]
 
     def add_fields(body: type[_SearchBody]) -> type[_SearchBody]:
-        return msgspec.defstruct(
+        made: Any = msgspec.defstruct(
             body.__name__,
             fields,
             bases=(body,),
@@ -89,6 +89,7 @@ def with_options(usual: DecodingOptions) -> Callable[[type[_SearchBody]], type[_
             kw_only=True,
             forbid_unknown_fields=True,
         )
+        return made
 
     return add_fields
 

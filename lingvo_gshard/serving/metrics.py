@@ -31,7 +31,7 @@ class Metrics:
     def __init__(self, engine: Engine):
         """Makes the metrics of a server whose texts wait in an engine."""
         self.registry = CollectorRegistry()
-        made = {"registry": self.registry}
+        made: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter(
             "gshard_requests", "Requests answered, by path and status.", ("path", "status"), **made
         )

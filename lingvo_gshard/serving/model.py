@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.listed import listed
@@ -47,7 +48,8 @@ class ServedModel:
           UserError: the run's task decodes nothing, or no checkpoint can be read.
         """
         decoder, name = run.decoder, run.params.name
-        engine, input_ = decoder.engine, decoder.input
+        engine: Engine = decoder.engine
+        input_: Any = decoder.input
         if not engine.facts.has_source:
             return cls(
                 name, decoder.step, engine, input_.vocabulary, published=run.published_settings

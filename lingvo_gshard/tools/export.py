@@ -31,6 +31,7 @@ another name and renamed at the end. docs/export.md shows how to use each format
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import rich.console
 from absl import flags
@@ -154,13 +155,15 @@ def _print_quality(console: rich.console.Console, compared: list[Quality]) -> No
 def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings | None:
     """Returns how to decode as the flags say; None if none of them is given."""
     given = given_options(values, DecodingOptions)
-    sizes = {f: _sizes(f, values[f].value) for f in _SIZE_FLAGS if values[f].value is not None}
+    words = {flag: values[flag].value for flag in _SIZE_FLAGS}
+    sizes = {flag: _sizes(flag, given) for flag, given in words.items() if given is not None}
     precision = {"precision": values.precision} if values.precision else {}
     if not given and not sizes and not precision:
         return None
     options = None
     if given:
-        options = DecodingOptions(**({"beam_size": 4 if is_translation else 1} | given))
+        chosen: dict[str, Any] = {"beam_size": 4 if is_translation else 1, **given}
+        options = DecodingOptions(**chosen)
     return DecoderSettings(options=options, **sizes, **precision)
 
 

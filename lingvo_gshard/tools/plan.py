@@ -229,7 +229,7 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         raise UserError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
     if params is None:
-        return _plan_file(path, values, topology, console)
+        return _plan_file(path or "", values, topology, console)
     run = _generate if values.generate else _search if values.search else _plan
     return run(values, params, topology, console)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TextIO
+from typing import Any, TextIO
 
 from absl import flags
 
@@ -88,7 +88,9 @@ def _open_translator(values: flags.FlagValues, run: Run, options: DecodingOption
     Raises:
       UserError: the run has no such languages.
     """
-    given = {side: values[f"{side}_language"].value for side in ("source", "target")}
+    given: dict[str, Any] = {
+        side: values[f"{side}_language"].value for side in ("source", "target")
+    }
     side = next(filter(given.get, given), None)
     if side:
         if not issubclass(run.params.input.cls, PublishedTranslationInput):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lingvo_gshard.pages import html_page
 from lingvo_gshard.reporting.report import Report
 
-_PAGES = "lingvo_gshard.pages"
-_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (__package__, "style.css"))
+_PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.reporting.page"
+_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))
 # In order: each script uses only those before it.
 _SHARED = ("units", "dom", "table", "bars", "mesh")
 _OWN = (
@@ -15,7 +15,7 @@ _OWN = (
 )
 _SCRIPTS = (
     *((_PAGES, f"{name}.js") for name in _SHARED),
-    *((__package__, f"{name}.js") for name in _OWN),
+    *((_HERE, f"{name}.js") for name in _OWN),
 )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from lingvo_gshard.pages import html_page
 
+_HERE = "lingvo_gshard.serving.page"
 # In order: each script uses only those before it.
 _SCRIPTS = (
     ("lingvo_gshard.pages", "dom.js"),
-    *((__package__, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),
-    (__package__, "main.js"),
+    *((_HERE, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),
+    (_HERE, "main.js"),
 )
-_STYLES = (("lingvo_gshard.pages", "reset.css"), (__package__, "style.css"))
+_STYLES = (("lingvo_gshard.pages", "reset.css"), (_HERE, "style.css"))
 
 
 def to_html() -> tuple[str, str]:
@@ -23,5 +24,5 @@ def to_html() -> tuple[str, str]:
         f"script-src {html_page.source_expression(script)}; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
     )
-    template = html_page.read(__package__, "page.html")
+    template = html_page.read(_HERE, "page.html")
     return html_page.fill(template, {"STYLE": style, "SCRIPT": script}), policy

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 
@@ -134,7 +135,7 @@ def measure_step(
     return _row(step, step_seconds, product_seconds, gemm_size, losses, memory_in_use)
 
 
-def products(devices: Sequence[jax.Device], dtype: str, size: int) -> Callable:
+def products(devices: Sequence[Device], dtype: str, size: int) -> Callable:
     """Returns a function that starts a product on each device and returns a function to wait."""
     draw = jax.jit(lambda key: (jax.random.normal(key, (size, size)) * size**-0.5).astype(dtype))
     matrices = [jax.device_put(draw(jax.random.key(1)), device) for device in devices]
@@ -185,7 +186,7 @@ def _row(
     )
 
 
-def _large_enough(devices: Sequence[jax.Device], dtype: str) -> int:
+def _large_enough(devices: Sequence[Device], dtype: str) -> int:
     size = _SMALLEST_PRODUCT
     while size < _LARGEST_PRODUCT and pipelined_seconds(products(devices, dtype, size), 1) < (
         _PRODUCT_SECONDS
@@ -196,7 +197,7 @@ def _large_enough(devices: Sequence[jax.Device], dtype: str) -> int:
 
 def main() -> None:
     """Prints the result for one file as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", help="a training step, saved by gshard-inspect --program")
     parser.add_argument("--init_state", help="its init_state program; else weights are made up")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="how many runs are timed")

@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.export
@@ -17,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -87,7 +89,7 @@ class SavedStep:
     @property
     def peak_bytes(self) -> int:
         """Returns the bytes of one device: state, batch, temporaries and code."""
-        found = self.compiled.memory_analysis()
+        found: Any = self.compiled.memory_analysis()
         outputs = found.output_size_in_bytes - found.alias_size_in_bytes
         code = found.generated_code_size_in_bytes
         return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
@@ -115,14 +117,14 @@ def product_dtype(module: str) -> str:
 
     The body of a loop counts once.
     """
-    operations = collections.Counter()
+    operations: collections.Counter[str] = collections.Counter()
     for contracted, left, result in _DOT.findall(module):
         *sizes, element = left.split("x")
         if element in _DTYPES:
             places = [int(place) for place in contracted.split(",") if place.strip()] or [-1]
             depth = math.prod(int(sizes[place]) for place in places)
             operations[_DTYPES[element]] += depth * math.prod(map(int, result.split("x")[:-1]))
-    return max(operations, key=operations.get, default="float32")
+    return max(operations, key=operations.__getitem__, default="float32")
 
 
 def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
@@ -135,11 +137,11 @@ def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
     return record, jax.export.deserialize(bytearray(exported))
 
 
-def _devices(path: str, record: ProgramRecord) -> list[jax.Device]:
+def _devices(path: str, record: ProgramRecord) -> list[Device]:
     """Returns the devices of the mesh; JAX makes virtual CPU devices if it has only a CPU."""
     count = math.prod(_axes(record).values())
     with contextlib.suppress(RuntimeError):
-        if jax.config.jax_num_cpu_devices < count:
+        if jax.config.values["jax_num_cpu_devices"] < count:
             jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()
     if len(found) < count:
@@ -156,7 +158,7 @@ def _axes(record: ProgramRecord) -> dict[str, int]:
 
 
 def _shardings(
-    record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[jax.Device]
+    record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[Device]
 ) -> list[NamedSharding | None]:
     axes = _axes(record)
     arranged = np.array(devices).reshape(tuple(axes.values()))
@@ -172,7 +174,7 @@ def _shardings(
 
 @contextlib.contextmanager
 def _partitioner(name: str) -> Iterator[None]:
-    before = jax.config.jax_use_shardy_partitioner
+    before = jax.config.values["jax_use_shardy_partitioner"]
     jax.config.update("jax_use_shardy_partitioner", name == "shardy")
     try:
         yield
@@ -183,7 +185,7 @@ def _partitioner(name: str) -> Iterator[None]:
 def _compile(
     record: ProgramRecord,
     exported: jax.export.Exported,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
     options: Mapping[str, str] | None = None,
 ) -> jax.stages.Compiled:
     inputs = _shardings(record, record.inputs, devices)
@@ -204,7 +206,7 @@ def _is_batch(array: Array) -> bool:
 
 
 def _drawn(
-    path: str, step: str, record: ProgramRecord, devices: Sequence[jax.Device]
+    path: str, step: str, record: ProgramRecord, devices: Sequence[Device]
 ) -> list[jax.Array]:
     """Returns the state from an init_state program; ValueError if it is not the step's state."""
     initial, exported = _load(path, INITIAL)
@@ -221,7 +223,7 @@ def _drawn(
     return list(_compile(initial, exported, devices)())
 
 
-def _made_up(array: Array, sharding: NamedSharding) -> jax.Array:
+def _made_up(array: Array, sharding: NamedSharding | None) -> jax.Array:
     """Returns a synthetic array: small random weights, scales of 1, all else 0."""
     path, dtype = array.path, jnp.dtype(array.dtype)
     shape = tuple(array.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
     DroplessDispatch,
@@ -183,7 +185,7 @@ class Pass:
             tape.watch(sources)
             y_BLM = self._layer.fprop(theta, x_BLM, ones_BL)
             loss = tf.add_n([tf.reduce_sum(y_BLM * dy_BLM), *scope.losses.values()])
-        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+        gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dropped = [v for name, (v, _) in scope.metrics.items() if name.endswith("dropped_share")]
         return [y_BLM, *map(tf.convert_to_tensor, gradients), *dropped]
 
@@ -200,7 +202,7 @@ class Pass:
         """Returns the peak bytes of the program and the bytes of its temporaries."""
         arguments = self._arguments()
         inputs = [
-            Array(f"input_{i}", tuple(x.shape), x.dtype.name, ((),) * x.shape.rank)
+            Array(f"input_{i}", tuple(known_sizes(x.shape)), x.dtype.name, ((),) * len(x.shape))
             for i, x in enumerate(arguments)
         ]
 
@@ -210,7 +212,7 @@ class Pass:
 
         partitioning = Partitioning.make("data=1", "replicated")
         compiled = lower("layer", flat, inputs, partitioning).lower(devices_for(1)).compile()
-        found = compiled.memory_analysis()
+        found: Any = compiled.memory_analysis()
         temporary = found.temp_size_in_bytes
         return found.argument_size_in_bytes + found.output_size_in_bytes + temporary, temporary
 

@@ -13,6 +13,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -25,6 +26,7 @@ from lingvo_gshard.training.experiments import (
     make_trainer,
     with_configured_vocabularies,
 )
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -89,7 +91,7 @@ class StackTask(Task):
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the random vectors."""
-        return TokenShape(*batch["segments"].shape)
+        return TokenShape(*known_sizes(batch["segments"].shape))
 
 
 def experiment_cases(experiment: Params) -> list[StepCase]:
@@ -157,9 +159,10 @@ def measure(
             gemm_seconds[index].append(
                 seconds_of(functools.partial(_times, counts[index], product))
             )
-    for case, runtime in zip(cases, runtimes, strict=True) if profile else ():
-        report(f"profiling {case.name}")
-        profile(case, runtime)
+    for case, runtime in zip(cases, runtimes, strict=True):
+        if profile is not None:
+            report(f"profiling {case.name}")
+            profile(case, runtime)
     rows = []
     for index, case in enumerate(cases):
         rate = counts[index] * product_flops / min(gemm_seconds[index])
@@ -187,7 +190,12 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
 def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
     """Returns a batch of rows that are full of random sentences."""
     return {
-        name: synthetic.make_array(name, spec.shape, spec.dtype.as_numpy_dtype, id_ranges.get(name))
+        name: synthetic.make_array(
+            name,
+            known_sizes(spec.shape),
+            np.dtype(spec.dtype.as_numpy_dtype),
+            id_ranges.get(name),
+        )
         for name, spec in specs.items()
     }
 
@@ -209,6 +217,6 @@ def _times(count: int, function: Callable[[], object]) -> None:
         function()
 
 
-def step_seconds(runtime: SingleDeviceRuntime, batch: Batch) -> float:
+def step_seconds(runtime: Runtime, batch: Batch) -> float:
     """Runs a step to its end and returns its seconds."""
     return seconds_of(lambda: runtime.train_step(batch).read())

@@ -33,7 +33,7 @@ _KINDS = {
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
-def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
+def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> None:
     """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
 
     --json without a value stands for --json=-, standard output, and --params for all of them. Every
@@ -192,8 +192,8 @@ def _message_of(error: Exception) -> str:
     return f"standard output cannot be written: {error.strerror}"
 
 
-def _help_text(values: flags.FlagValues, about: str) -> str:
-    lines = [about.strip(), "", "Flags:", "  --help", "  --version"]
+def _help_text(values: flags.FlagValues, about: str | None) -> str:
+    lines = [(about or "").strip(), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"

@@ -10,7 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 
 
-def run(argv: list[str], about: str, modules: Mapping[str, str]) -> int:
+def run(argv: list[str], about: str | None, modules: Mapping[str, str]) -> int:
     """Runs the subcommand that the first argument without a dash names.
 
     Args:
@@ -27,14 +27,14 @@ def run(argv: list[str], about: str, modules: Mapping[str, str]) -> int:
     """
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
     if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
-        print(about.strip())
+        print((about or "").strip())
         return 0
-    if subcommand not in modules:
+    if subcommand is None or subcommand not in modules:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         raise UserError(f"the subcommand {given}. {names.nearest(subcommand or '', modules)}")
     module = importlib.import_module(modules[subcommand])
     values = module.define_flags()
     place = argv.index(subcommand)
-    startup.parse_flags(values, [*argv[:place], *argv[place + 1 :]], module.__doc__ or "")
+    startup.parse_flags(values, [*argv[:place], *argv[place + 1 :]], module.__doc__)
     output.check_writable(values, "json")
     return module.run(values, output.make_console(values.json))

@@ -29,4 +29,4 @@ SUBCOMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
-    return subcommands.run(argv, __doc__ or "", SUBCOMMANDS)
+    return subcommands.run(argv, __doc__, SUBCOMMANDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import rich.console
@@ -43,7 +44,7 @@ def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise UserError(f"--split={values.split} is unknown. {hint}")
-    rows = run.input.rows(values.split)
+    rows = _text_input(run).rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 
 
@@ -86,9 +87,14 @@ def use_by_language(
     return found
 
 
+def _text_input(run: Run) -> Any:
+    """Returns the input, which has `rows` and `pack_rows` where a run translates."""
+    return run.input
+
+
 def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches of the rows that fit, packed as in training, without empty batch rows."""
-    batches, _ = run.input.pack_rows(rows)
+    batches, _ = _text_input(run).pack_rows(rows)
     for batch in batches:
         filled = int(np.count_nonzero(batch["target_segments"].any(axis=1)))
         yield {name: values[:filled] for name, values in batch.items()}

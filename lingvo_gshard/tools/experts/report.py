@@ -31,6 +31,7 @@ import rich.box
 import rich.console
 import rich.table
 from absl import flags
+from rich.text import Text
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
@@ -149,7 +150,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
     for layer in record["layers"]:
         table = rich.table.Table(
             box=rich.box.SIMPLE,
-            title=rich.text.Text(f"{layer['path']}: {layer['num_experts']} experts"),
+            title=Text(f"{layer['path']}: {layer['num_experts']} experts"),
             title_justify="left",
             caption=_caption(layer),
             caption_justify="left",

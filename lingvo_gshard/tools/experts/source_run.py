@@ -105,6 +105,10 @@ class SourceRun:
 
     def _save(self, logdir: Logdir, params: Params, state: NestedMap, step: int) -> None:
         said: list[str] = []
+
+        def write_extras(at: pathlib.Path) -> None:
+            shutil.copytree(self.checkpoint.extras, at, dirs_exist_ok=True)
+
         store = CheckpointStore(logdir.checkpoints, params.run.keep_checkpoints, said.append)
         try:
             store.save(
@@ -112,7 +116,7 @@ class SourceRun:
                 state,
                 self.checkpoint.position,
                 params.to_text(),
-                lambda at: shutil.copytree(self.checkpoint.extras, at, dirs_exist_ok=True),
+                write_extras,
             )
             store.finish()
             if store.steps != [step]:

@@ -63,7 +63,10 @@ def run(compared: list[str], values: flags.FlagValues, console: rich.console.Con
     output.check_writable(values, "markdown")
     before, after = (file.load(path) for path in compared)
     changes = diff.diff(
-        before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)
+        before,
+        after,
+        allow_other_versions=values.allow_other_versions,
+        names=(compared[0], compared[1]),
     )
     diff_report.print_diff(changes, console)
     checked = [limit.check(before, after) for limit in limited]

@@ -123,12 +123,12 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
             rate,
         )
     table.add_section()
-    phases: collections.Counter[str] = collections.Counter()
-    shares: collections.Counter[str] = collections.Counter()
+    phases: dict[str, float] = collections.defaultdict(float)
+    shares: dict[str, float] = collections.defaultdict(float)
     for row in layers:
         phases[row.phase] += row.seconds
         shares[row.phase] += row.share
-    for phase, seconds in phases.most_common():
+    for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
     print_table(console, table)
     say_hidden(console, layers, lambda row: row.seconds, SUMMARY)

@@ -215,8 +215,7 @@ CASES = (
     Case(
         "a benchmark of nothing",
         "gshard-bench",
-        error="the subcommand is missing. Valid: card, choices, decode, depth, exported, fill, "
-        "input, moe, parity, partition, serve, step.",
+        error="the subcommand is missing. Valid: card, decode, exported, fill, input, moe, step.",
     ),
     Case(
         "a card to fill with nothing",
@@ -249,7 +248,7 @@ CASES = (
     Case(
         "no expert tool",
         "gshard-experts",
-        error="the subcommand is missing. Valid: place, prune, report, study, upcycle, watched.",
+        error="the subcommand is missing. Valid: place, prune, report, upcycle, watched.",
     ),
     Case(
         "experts of nothing",

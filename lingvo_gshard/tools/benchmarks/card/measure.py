@@ -17,6 +17,7 @@ import jax
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.profiling.comparison import Comparison, compare
 from lingvo_gshard.profiling.profile import Profile, Rate
@@ -113,7 +114,7 @@ def _row(read: CardFolder, row: exported.Row, profile: Profile) -> CardRow:
     )
 
 
-def _check_card(folder: str, card: CardRecord, device: jax.Device) -> None:
+def _check_card(folder: str, card: CardRecord, device: Device) -> None:
     """Raises ValueError unless the device is the card that the folder is for."""
     wanted = topologies.get(card.topology).chip
     found = chips.of_device(device.platform, device.device_kind)
@@ -129,7 +130,7 @@ def _check_card(folder: str, card: CardRecord, device: jax.Device) -> None:
 
 def main() -> None:
     """Prints the result for one folder as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", help="the folder that gshard-bench fill wrote")
     parser.add_argument("--repeats", type=int, default=exported.REPEATS, help="how many runs")
     parser.add_argument("--gemm_size", type=int, help="rows and columns of the product's matrices")

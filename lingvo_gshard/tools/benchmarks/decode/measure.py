@@ -90,7 +90,8 @@ def measure(
     Yields:
       The rows of each case when it is measured, ours first.
     """
-    names = [*OURS, *(others.engines if others else ())]
+    precisions = others.engines if others else {}
+    names = [*OURS, *precisions]
     for case in cases:
         model = models[case.model]
         with contextlib.ExitStack() as stack:
@@ -117,7 +118,7 @@ def measure(
                 case.tokens,
                 seconds,
                 case.tokens / seconds,
-                _ratio(taken, engines, others.engines[name]) if name not in OURS else 1.0,
+                1.0 if name in OURS else _ratio(taken, engines, precisions[name]),
                 flops,
                 flops / seconds / rate,
             )

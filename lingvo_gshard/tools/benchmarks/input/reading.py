@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import rich.box
@@ -118,7 +119,7 @@ def _read(params: Params) -> Row:
     input_ = params.instantiate()
     batches, first = _first(input_)
     began, cpu = time.monotonic(), time.process_time()
-    taken = [next(batches) for _ in range(_BATCHES)]
+    taken: list[Any] = [next(batches) for _ in range(_BATCHES)]
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     batches.close()
     return _row("read", input_, taken, seconds, cpu, first, 0.0)
