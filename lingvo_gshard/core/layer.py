@@ -285,6 +285,40 @@ class Layer(Configurable):
         """Computes the layer's output as a pure function of theta, inputs and context."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
+    @classmethod
+    def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
+        """Returns Params adapted to a Transformer stack. The default returns them unchanged.
+
+        Args:
+          params: Params of this class.
+          is_causal: Whether a position of the stack must not depend on later ones.
+          has_token_ids: Whether callers of the stack set `context.tokens`.
+        """
+        del is_causal, has_token_ids
+        return params
+
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that prevents computing several stages as one operation, or "".
+
+        `Pipeline` computes all of its stages as one operation (`sharding.vectorize`).
+
+        Args:
+          params: Params of this class.
+        """
+        del params
+        return ""
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights as `infer` reads them. The default returns those of training."""
+        return theta
+
+    @layer_method
+    def infer(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
+        """Returns `fprop` for inference, from `decoding_weights`. The default calls `fprop`."""
+        return self.fprop(theta, *args, **kwargs)
+
     def child_layers(self) -> list[Layer]:
         """Returns the direct children in the order of creation, with lists flattened."""
         return [

@@ -29,27 +29,6 @@ class FeedForward(Layer):
         p.define("use_bias", True, "Whether the products add a bias.")
         return p
 
-    @classmethod
-    def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
-        """Returns Params adapted to a stack. The default returns them unchanged.
-
-        Args:
-          params: Params of this class.
-          is_causal: whether a position of the stack must not depend on later ones.
-          has_token_ids: whether callers of the stack set `context.tokens`.
-        """
-        del is_causal, has_token_ids
-        return params
-
-    @classmethod
-    def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that prevents computing several stages as one operation, or ''.
-
-        `Pipeline` computes all of its stages as one operation (`sharding.vectorize`).
-        """
-        del params
-        return ""
-
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
@@ -92,17 +71,6 @@ class FeedForward(Layer):
             weights[f"w_{name}"] = store(theta[f"w_{name}"], "MH", "M")
         weights.w_out = store(theta.w_out, "HM", "H")
         return weights
-
-    @layer_method
-    def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns `fprop` for inference.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: input.
-          mask_BL: 0 in padding.
-        """
-        return self.fprop(theta, x_BLM, mask_BL)
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the two products, or three if the activation is gated."""

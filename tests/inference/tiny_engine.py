@@ -49,6 +49,7 @@ class Model:
         if source:
             ids = np.repeat([source], len(inputs), axis=0).astype(np.int32)
             batch |= _packed("source", ids) | {"source_ids": ids}
+        batch = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         with context.scope(training=False):
             logits = self.task.logits(self.theta, batch)
         return tf.nn.log_softmax(logits[:, -1]).numpy()

@@ -81,12 +81,12 @@ class MixtureOfExperts(Layer):
 
     @classmethod
     def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
-        """Returns the Params of this layer in a stack; see `FeedForward.for_stack`."""
+        """Returns the Params of this layer in a stack; see `Layer.for_stack`."""
         return params.copy().set(is_causal=is_causal, has_token_ids=has_token_ids)
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that prevents vectorization; see `FeedForward`."""
+        """Returns the option that prevents vectorization; see `Layer`."""
         dispatch = params.dispatch.cls
         if dispatch.is_vectorizable:
             return ""

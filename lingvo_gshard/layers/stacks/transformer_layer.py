@@ -23,10 +23,13 @@ from lingvo_gshard.sharding import annotate
 
 
 def inherit(params: Params, **values: object) -> Params:
-    """Returns a copy of `params` with these values for hyperparameters that are 0 or empty."""
+    """Returns a copy of `params` with these values for hyperparameters that are 0 or empty.
+
+    Hyperparameters that the layer does not have are left out.
+    """
     result = params.copy()
     for name, value in values.items():
-        if not result.get(name):
+        if name in result and not result.get(name):
             setattr(result, name, value)
     return result
 
