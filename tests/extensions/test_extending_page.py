@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core import context
+from lingvo_gshard.planning.machines import chips, topologies
+from lingvo_gshard.tools import plan
 from lingvo_gshard.training.experiments import make_trainer
 from tests.test_docs import ROOT, write_files
 
-MODULES = ("my_router", "my_optimizer", "my_reader", "my_task")
+MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_chip")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,3 +82,10 @@ def test_a_module_that_is_not_here_is_an_error_that_says_where_it_is_searched():
         experiment("translation.quickstart", ["step.optimizer = @no_such_module.Optimizer"])
     with pytest.raises(ValueError, match="module no_such_module is neither installed nor in the c"):
         experiment("no_such_module.mine")
+
+
+def test_the_chip_is_planned_for(monkeypatch, capsys):
+    monkeypatch.setattr(chips, "CHIPS", dict(chips.CHIPS))
+    assert plan.main(["gshard-plan", "--import=my_chip", "--list_topologies"]) == 0
+    assert "gpu:h100-96gb:8x8" in capsys.readouterr().out
+    assert topologies.get("gpu:h100-96gb:2x8").chip.usable_bytes == 72 * 2**30

@@ -1,10 +1,21 @@
-"""Published figures of chips, with their sources.
+"""All that the planner knows of each chip: published figures, with their sources.
 
 FIGURES maps a chip's key to its fields, and each field of `chips.Chip` to (figure, source). Figures
 that are published per chip are divided by the chip's number of partitions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lingvo_gshard.planning.machines.gpu_targets import (
+    ADA,
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    MIB,
+    GpuTarget,
+)
 
 _CLOUD = "Google Cloud documentation, {0}, https://cloud.google.com/tpu/docs/{1}"
 _V2 = (
@@ -56,13 +67,45 @@ _JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
 _OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
+_NO_GPU = "it is no GPU"
+_LIBTPU_NAMES = "libtpu's names of configurations"
+_TARGETS = "the sources of planning/machines/gpu_targets.py"
+_SIMILAR_LINKS = "the measured links that resemble the chip's most"
+_SIMILAR_CHIPS = "the measured chips that resemble the chip most"
+_MAMF = (
+    "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
+    " https://github.com/stas00/ml-engineering/tree/master/compute/accelerator"
+)
+# The size stands for all sizes.
+_TPU_PRODUCTS = (
+    {4096: 0.85},
+    "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, section 5: feed-forward and"
+    " projection layers on TPU v3 reach more than 85% of peak;"
+    " assumed for other generations too",
+)
+# Products of n x n matrices in bfloat16 on one of TPU7x's two cores: n -> TFLOP/s.
+_TPU7X_RATES = {
+    128: 2.59,
+    256: 18.29,
+    512: 105.08,
+    1024: 349.73,
+    2048: 679.28,
+    4096: 892.94,
+    16384: 950.13,
+    32768: 956.38,
+}
+_TPU7X_PRODUCTS = (
+    {size: rate / (2307 / 2) for size, rate in _TPU7X_RATES.items()},
+    "https://github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood/"
+    "Ironwood_Microbenchmarks_readme.md",
+)
 
 
 def _price(amount: float, region: str, date: str) -> dict:
     return {"amount": amount, "currency": "USD", "region": region, "date": date}
 
 
-FIGURES = {
+FIGURES: dict[str, Mapping[str, tuple]] = {
     "v2": {
         "name": ("TPU v2", _V2),
         "kind": ("tpu", _V2),
@@ -81,6 +124,12 @@ FIGURES = {
         "network_bandwidth": (None, _NO_SOURCE),
         "watts": (280, _V2 + ": thermal design power"),
         "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
+        "example": ("v2:16x16", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v3", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
     "v3": {
         "name": ("TPU v3", _V3),
@@ -100,6 +149,12 @@ FIGURES = {
         "network_bandwidth": (None, _NO_SOURCE),
         "watts": (220, _V3 + ": mean of the measured power"),
         "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
+        "example": ("v3:32x32", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v3", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
     "v4": {
         "name": ("TPU v4", _V4),
@@ -123,6 +178,12 @@ FIGURES = {
         "network_bandwidth": (None, _NO_SOURCE),
         "watts": (170, _V4 + ": mean of the measured power"),
         "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
+        "example": ("v4:8x8x8", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v5p", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("megacore", _LIBTPU_NAMES),
     },
     "v5e": {
         "name": ("TPU v5e", _V5E),
@@ -142,6 +203,12 @@ FIGURES = {
         "network_bandwidth": (6.4e12 / 256 / 8, _V5E + _OF_POD),
         "watts": (None, _NO_SOURCE),
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
+        "example": ("v5e:16x16", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v5p", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
     "v5p": {
         "name": ("TPU v5p", _V5P),
@@ -164,6 +231,12 @@ FIGURES = {
         "network_bandwidth": (50e9 / 8, _V5P),
         "watts": (None, _NO_SOURCE),
         "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
+        "example": ("v5p:8x8x8", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v5p", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
     "v6e": {
         "name": ("TPU v6e", _V6E),
@@ -186,6 +259,12 @@ FIGURES = {
         "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
         "watts": (None, _NO_SOURCE),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
+        "example": ("v6e:16x16", "a slice that exists"),
+        "product_efficiency": _TPU_PRODUCTS,
+        "measured_links": ("v5p", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
     "tpu7x": {
         "name": ("TPU7x", _V7X),
@@ -208,6 +287,12 @@ FIGURES = {
         "network_bandwidth": (100e9 / 8 / 2, _V7X),
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
+        "example": ("tpu7x:8x8x8", "a slice that exists"),
+        "product_efficiency": _TPU7X_PRODUCTS,
+        "measured_links": ("v5p", _SIMILAR_LINKS),
+        "failures": ("tpu_v4", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
 }
 
@@ -222,6 +307,8 @@ def _gpu(
     link: tuple[float, str],
     watts: float,
     price: tuple[dict | None, str],
+    target: GpuTarget,
+    products: tuple[float, str],
     memory_source: str = _TOTAL,
 ) -> dict:
     """Returns the figures of a GPU.
@@ -238,6 +325,8 @@ def _gpu(
         kind of link.
       watts: thermal design power.
       price: the list price or None, with its source.
+      target: how XLA's compiler sees the GPU.
+      products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
     """
     bf16, tf32, int8, fp8, vector = tera
@@ -266,6 +355,11 @@ def _gpu(
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
+        "product_efficiency": ({4096: products[0]}, products[1]),
+        "measured_links": ("h100", _SIMILAR_LINKS),
+        "failures": ("rsc1" if target.architecture is AMPERE else "llama3", _SIMILAR_CHIPS),
+        "target": (target, _TARGETS),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     }
 
 
@@ -279,7 +373,7 @@ _EC2_NETWORK = (
     "accelerated-computing/"
 )
 
-FIGURES |= {
+_GPUS = {
     "a100-40gb": _gpu(
         "NVIDIA A100 40GB SXM",
         "a100-sxm4-40gb",
@@ -290,6 +384,8 @@ FIGURES |= {
         (600e9, "NVLink"),
         400,
         (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
+        GpuTarget(AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * MIB),
+        (0.869, _MAMF),
     ),
     "a100": _gpu(
         "NVIDIA A100 80GB SXM",
@@ -301,6 +397,8 @@ FIGURES |= {
         (600e9, "NVLink"),
         400,
         (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
+        GpuTarget(AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * MIB),
+        (0.869, _MAMF),
     ),
     "h100": _gpu(
         "NVIDIA H100 SXM",
@@ -312,6 +410,8 @@ FIGURES |= {
         (900e9, "NVLink"),
         700,
         (_price(98.32 / 8, "us-east-1", "2024-01"), _EC2.format("p5.48xlarge")),
+        GpuTarget(HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * MIB),
+        (0.803, _MAMF),
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
@@ -323,6 +423,8 @@ FIGURES |= {
         (900e9, "NVLink"),
         700,
         (None, _NO_SOURCE),
+        GpuTarget(HOPPER, "NVIDIA H200", 132, 1.98, 50 * MIB),
+        (0.803, _MAMF + ", measured on an H100"),
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
@@ -334,6 +436,8 @@ FIGURES |= {
         (1800e9, "NVLink"),
         1000,
         (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
+        (0.776, _MAMF),
     ),
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
@@ -346,6 +450,8 @@ FIGURES |= {
         (128e9, "PCI Express 5.0 x16"),
         350,
         (None, _NO_SOURCE),
+        GpuTarget(HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * MIB),
+        (0.803, _MAMF + ", measured on an H100 SXM"),
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
@@ -357,6 +463,8 @@ FIGURES |= {
         (64e9, "PCI Express 4.0 x16"),
         350,
         (_price(30.13118 / 8, "us-east-1", "2024-12"), _EC2.format("g6e.48xlarge")),
+        GpuTarget(ADA, "NVIDIA L40S", 142, 2.52, 96 * MIB),
+        (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("46,068"),
     ),
     "l4": _gpu(
@@ -369,8 +477,17 @@ FIGURES |= {
         (64e9, "PCI Express 4.0 x16"),
         72,
         (_price(13.3504 / 8, "us-east-1", "2024-12"), _EC2.format("g6.48xlarge")),
+        GpuTarget(ADA, "NVIDIA L4", 58, 2.04, 48 * MIB),
+        (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("23,034"),
     ),
+}
+
+FIGURES |= {
+    key: {**figures, "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs")}
+    for key, figures in _GPUS.items()
+}
+FIGURES |= {
     "cpu": {
         "name": ("core of AMD EPYC 9654", _EPYC),
         "kind": ("cpu", _EPYC),
@@ -396,5 +513,15 @@ FIGURES |= {
         "network_bandwidth": (None, "a CPU topology is a single machine"),
         "watts": (360 / 96, _EPYC + ": default TDP of a socket, divided by 96 cores"),
         "price": (None, "single cores are not for rent"),
+        "example": ("cpu:8", "eight cores"),
+        "product_efficiency": (
+            {2048: 195 / (2 * 113.6)},
+            "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores"
+            " of EPYC 9004",
+        ),
+        "measured_links": ("", "cores share memory"),
+        "failures": ("llama3", _SIMILAR_CHIPS),
+        "target": (None, _NO_GPU),
+        "chip_configuration": ("", _LIBTPU_NAMES),
     },
 }

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import chip_figures
+from lingvo_gshard.planning.machines.gpu_targets import GpuTarget
 
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
 _RATES = {
@@ -66,6 +67,14 @@ class Chip:
         None if it is not published.
       watts: power of one chip; None if it is not published.
       price: list price of one chip; None if it is not published.
+      example: name of a topology of such chips.
+      product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
+      measured_links: what collectives are measured on that stand for this chip's: "v3", "v5p" or
+        "h100" (planning/machines/efficiencies.py); empty if their bound holds.
+      failures: name of the failure rate of similar chips (planning/training/failures.py).
+      target: how XLA's compiler for GPUs sees the chip; None for other chips.
+      chip_configuration: libtpu's name for combining a chip's two cores to one device, where that
+        is not its default; empty for other chips.
       sources: where each figure is published, by the name of its field.
     """
 
@@ -87,6 +96,12 @@ class Chip:
     network_bandwidth: float | None
     watts: float | None
     price: Price | None
+    example: str
+    product_efficiency: Mapping[int, float]
+    measured_links: str
+    failures: str
+    target: GpuTarget | None
+    chip_configuration: str
     sources: Mapping[str, str]
 
     @property
@@ -151,6 +166,26 @@ def of_device(platform: str, device_kind: str) -> Chip | None:
     return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
 
+def add(key: str, figures: Mapping[str, tuple]) -> Chip:
+    """Adds a chip, so that topologies of it can be planned, and returns it.
+
+    Args:
+      key: the chip's name within a topology's name, such as "v3".
+      figures: (figure, source) by name of the field, as in planning/machines/chip_figures.py.
+
+    Raises:
+      UserError: there is such a chip, or a field is missing or unknown.
+    """
+    if key in CHIPS:
+        raise UserError(f"There is a chip {key!r}: {CHIPS[key].name}")
+    fields = {field.name for field in dataclasses.fields(Chip)} - {"key", "sources"}
+    for field in sorted(figures.keys() ^ fields):
+        problem = "is missing" if field in fields else names.nearest(field, fields)
+        raise UserError(f"Chip {key!r}: {field}: {problem}")
+    CHIPS[key] = _chip(key, figures)
+    return CHIPS[key]
+
+
 def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:
     values = {field: figure for field, (figure, _) in figures.items()}
     sources = {field: source for field, (_, source) in figures.items()}
@@ -161,6 +196,4 @@ def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:
     return Chip(key=key, **values, sources=sources)
 
 
-CHIPS: Mapping[str, Chip] = {
-    key: _chip(key, figures) for key, figures in chip_figures.FIGURES.items()
-}
+CHIPS: dict[str, Chip] = {key: _chip(key, figures) for key, figures in chip_figures.FIGURES.items()}

@@ -97,6 +97,7 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
       UserError: if the compiler is missing or was not found when jax started; names --topology.
     """
     check_version()
+    assert chip.target is not None
     os.environ.setdefault(_SKIP_CHECK, "1")
     from jax.experimental import topologies
 
@@ -105,7 +106,9 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
             platform="cuda",
             # Partitions of a network, each partition's hosts, and each host's GPUs.
             topology=f"1x{hosts}x{gpus}",
-            target_config=gpu_targets.description(chip),
+            target_config=gpu_targets.description(
+                chip.target, chip.memory_bytes, chip.memory_bandwidth
+            ),
         ).devices
     except NotImplementedError:
         raise UserError(

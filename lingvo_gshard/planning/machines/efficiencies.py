@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.planning.machines import interconnect, topologies
@@ -22,10 +22,6 @@ _FIGURE_9_SCALING = (
     _GSHARD + "section 5: the all-to-all takes 3.75 times as long on 2,048 as on 128"
 )
 _IRONWOOD = "https://github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood/"
-_MAMF = (
-    "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
-    " https://github.com/stas00/ml-engineering/tree/master/compute/accelerator"
-)
 _SCALING_GPUS = (
     "Austin et al., How to Scale Your Model, part 12, https://jax-ml.github.io/scaling-book/gpus"
 )
@@ -145,10 +141,12 @@ HOSTS = tuple(
     for mib, rate in _HOSTS_BUS.items()
 )
 
+# Values of `Chip.measured_links` -> the measurements.
+_MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": H100}
+
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
 
-_OLD_TPUS = ("v2", "v3")
 # Collectives -> the collectives whose measurements stand for theirs, the most similar first.
 _SIMILAR_KINDS = {
     "ragged-all-to-all": ("all-to-all",),
@@ -159,39 +157,6 @@ _SIMILAR_KINDS = {
     "all-reduce": ("all-reduce", "all-gather"),
     "all-to-all": ("all-to-all",),
 }
-
-_TPU_MATMUL = Efficiency(
-    0.85,
-    _GSHARD + "section 5: feed-forward and projection layers on TPU v3 reach more than 85% of peak;"
-    " assumed for other generations too",
-)
-_MATMULS: Mapping[str, Efficiency] = {
-    "a100": Efficiency(0.869, _MAMF),
-    "a100-40gb": Efficiency(0.869, _MAMF),
-    "h100": Efficiency(0.803, _MAMF),
-    "h200": Efficiency(0.803, _MAMF + ", measured on an H100"),
-    "h100-pcie": Efficiency(0.803, _MAMF + ", measured on an H100 SXM"),
-    "b200": Efficiency(0.776, _MAMF),
-    "l40s": Efficiency(0.869, _MAMF + ", measured on an A100"),
-    "l4": Efficiency(0.869, _MAMF + ", measured on an A100"),
-    "cpu": Efficiency(
-        195 / (2 * 113.6),
-        "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores of"
-        " EPYC 9004",
-    ),
-}
-# Products of n x n matrices in bfloat16 on one of TPU7x's two cores: n -> TFLOP/s.
-_TPU7X_MATMUL = {
-    128: 2.59,
-    256: 18.29,
-    512: 105.08,
-    1024: 349.73,
-    2048: 679.28,
-    4096: 892.94,
-    16384: 950.13,
-    32768: 956.38,
-}
-_TPU7X_SOURCE = _IRONWOOD + "Ironwood_Microbenchmarks_readme.md"
 
 _MEMORY = {
     "tpu": Efficiency(
@@ -204,10 +169,8 @@ _MEMORY = {
 
 def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
     """Returns the share of the peak rate that a matrix product with this many FLOPs reaches."""
-    if chip.key == "tpu7x":
-        sizes = [(2 * n**3, 1e12 * rate / chip.peak("bf16")) for n, rate in _TPU7X_MATMUL.items()]
-        return Efficiency(_interpolate(sizes, flops), _TPU7X_SOURCE)
-    return _TPU_MATMUL if chip.kind == "tpu" else _MATMULS[chip.key]
+    sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
+    return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
 
 
 def memory_efficiency(chip: Chip) -> Efficiency:
@@ -269,14 +232,12 @@ def sources(chip: Chip) -> tuple[str, ...]:
 
 def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
     """The measurements that stand for a collective on a chip."""
-    if chip.kind == "cpu":
+    if not chip.measured_links:
         return []
-    if chip.kind == "gpu":
-        measured: Sequence[MeasuredCollective] = H100
-    elif chip.key in _OLD_TPUS or kind in ("all-to-all", "ragged-all-to-all"):
-        measured = FIGURE_9 + _FIGURE_9_AT_2048
-    else:
-        measured = IRONWOOD
+    measured: Sequence[MeasuredCollective] = _MEASURED[chip.measured_links]
+    if chip.kind == "tpu" and kind in ("all-to-all", "ragged-all-to-all"):
+        # Nothing is published for later TPUs.
+        measured = _MEASURED["v3"]
     for similar in _SIMILAR_KINDS.get(kind, ("all-reduce", "all-gather")):
         found = [point for point in measured if point.kind == similar]
         if found:

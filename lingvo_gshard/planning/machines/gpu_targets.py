@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.planning.machines.chips import Chip
-
-_KIB, _MIB = 2**10, 2**20
+KIB, MIB = 2**10, 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class _Architecture:
+class Architecture:
     """What GPUs of one compute capability share.
 
     Attributes:
@@ -36,8 +34,8 @@ class _Architecture:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Target:
-    """What differs between GPUs of one architecture.
+class GpuTarget:
+    """A GPU as XLA's compiler sees it, but for its memory.
 
     Attributes:
       architecture: the architecture.
@@ -47,38 +45,27 @@ class _Target:
       cache: bytes of the second-level cache.
     """
 
-    architecture: _Architecture
+    architecture: Architecture
     name: str
     multiprocessors: int
     clock: float
     cache: int
 
 
-_AMPERE = _Architecture((8, 0), False, 2048, 64, 164 * _KIB)
-_ADA = _Architecture((8, 9), False, 1536, 128, 100 * _KIB)
-_HOPPER = _Architecture((9, 0), True, 2048, 128, 228 * _KIB)
-_BLACKWELL = _Architecture((10, 0), True, 2048, 128, 228 * _KIB)
-
-# Keys of chips -> their targets.
-_TARGETS = {
-    "a100-40gb": _Target(_AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * _MIB),
-    "a100": _Target(_AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * _MIB),
-    "h100": _Target(_HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * _MIB),
-    "h100-pcie": _Target(_HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * _MIB),
-    "h200": _Target(_HOPPER, "NVIDIA H200", 132, 1.98, 50 * _MIB),
-    "b200": _Target(_BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
-    "l4": _Target(_ADA, "NVIDIA L4", 58, 2.04, 48 * _MIB),
-    "l40s": _Target(_ADA, "NVIDIA L40S", 142, 2.52, 96 * _MIB),
-}
+AMPERE = Architecture((8, 0), False, 2048, 64, 164 * KIB)
+ADA = Architecture((8, 9), False, 1536, 128, 100 * KIB)
+HOPPER = Architecture((9, 0), True, 2048, 128, 228 * KIB)
+BLACKWELL = Architecture((10, 0), True, 2048, 128, 228 * KIB)
 
 
-def description(chip: Chip) -> str:
-    """Returns a chip's description as text of XLA's GpuTargetConfigProto.
+def description(target: GpuTarget, memory_bytes: int, memory_bandwidth: float) -> str:
+    """Returns a GPU's description as text of XLA's GpuTargetConfigProto.
 
-    Raises:
-      KeyError: the chip is not a GPU.
+    Args:
+      target: the GPU.
+      memory_bytes: bytes of its memory.
+      memory_bandwidth: bytes per second.
     """
-    target = _TARGETS[chip.key]
     architecture = target.architecture
     major, minor = architecture.capability
     features = "ACCELERATED_FEATURES" if architecture.has_own_features else "NONE"
@@ -97,8 +84,8 @@ def description(chip: Chip) -> str:
         threads_per_core_limit: {architecture.threads}
         registers_per_block_limit: 65536
         registers_per_core_limit: 65536
-        shared_memory_per_block: {48 * _KIB}
-        shared_memory_per_block_optin: {architecture.shared_memory - _KIB}
+        shared_memory_per_block: {48 * KIB}
+        shared_memory_per_block_optin: {architecture.shared_memory - KIB}
         shared_memory_per_core: {architecture.shared_memory}
         block_dim_limit_x: {2**31 - 1}
         block_dim_limit_y: 65535
@@ -107,7 +94,7 @@ def description(chip: Chip) -> str:
         thread_dim_limit_y: 1024
         thread_dim_limit_z: 64
         l2_cache_size: {target.cache}
-        memory_bandwidth: {chip.memory_bandwidth:.0f}
-        device_memory_size: {chip.memory_bytes}
+        memory_bandwidth: {memory_bandwidth:.0f}
+        device_memory_size: {memory_bytes}
       }}
     """

@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines.chips import Chip
 
 # libtpu compiles without a TPU. The first two variables keep it from waiting for the metadata of a
 # TPU machine, and from locking out other processes that compile ("Internal error when accessing
@@ -22,9 +23,6 @@ _ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v3-8",
 }
-
-# Configurations that combine a chip's two cores to one device, where that is not the default.
-_CHIP_CONFIGURATIONS = {"v4": "megacore"}
 
 # The version that was tested, that of the extra `plan`.
 VERSION = "0.0.42.1"
@@ -73,11 +71,11 @@ def check_version() -> None:
             )
 
 
-def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int = 1) -> list[Any]:
+def devices(chip: Chip, shape: Sequence[int], wraps: Sequence[bool], slices: int = 1) -> list[Any]:
     """Returns the devices of TPU slices, slice by slice, to compile programs for.
 
     Args:
-      key: the chip's key, such as "v3".
+      chip: the kind of TPU.
       shape: the slice's shape, in chips.
       wraps: for each dimension, whether it is a ring.
       slices: number of slices of this shape.
@@ -91,10 +89,10 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int =
     from jax.errors import JaxRuntimeError
     from jax.experimental import topologies
 
-    name = f"{key}:{'x'.join(map(str, shape))}"
+    name = f"{chip.key}:{'x'.join(map(str, shape))}"
     options: dict[str, Any] = {"wrap": [*wraps, *(False,) * (3 - len(wraps))]}
-    if key in _CHIP_CONFIGURATIONS:
-        options["chip_config_name"] = _CHIP_CONFIGURATIONS[key]
+    if chip.chip_configuration:
+        options["chip_config_name"] = chip.chip_configuration
     if all(size == 1 for size in shape):
         options["chips_per_host_bounds"] = [1, 1, 1]
     if slices > 1:

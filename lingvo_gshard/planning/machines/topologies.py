@@ -19,17 +19,6 @@ _FORMS = (
 _SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 _MOST_CPU_DEVICES = 4096
 
-# For each TPU generation, the name of a slice that exists.
-_EXAMPLES = {
-    "v2": "v2:16x16",
-    "v3": "v3:32x32",
-    "v4": "v4:8x8x8",
-    "v5e": "v5e:16x16",
-    "v5p": "v5p:8x8x8",
-    "v6e": "v6e:16x16",
-    "tpu7x": "tpu7x:8x8x8",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -104,7 +93,7 @@ class Topology:
             process has already started jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
-            return libtpu.devices(self.chip.key, self.shape, self.wraps, self.slices)
+            return libtpu.devices(self.chip, self.shape, self.wraps, self.slices)
         if self.compiler == "gpu":
             return cuda.devices(self.chip, *self.shape)
         return _cpu_devices(self)
@@ -129,16 +118,16 @@ def get(name: str) -> Topology:
         return _gpu(name, rest)
     if kind == "cpu":
         return _cpu(name, rest)
-    if kind not in _EXAMPLES:
-        hint = nearest_names.nearest(kind, (*_EXAMPLES, "cpu", "gpu"))
+    tpus = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
+    if kind not in tpus:
+        hint = nearest_names.nearest(kind, (*tpus, "cpu", "gpu"))
         raise UserError(f"`topology={name}`: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
     return _tpu(name, kind, rest)
 
 
 def names() -> tuple[str, ...]:
     """Returns one topology name for each kind of chip; other sizes are named in the same way."""
-    gpus = tuple(f"gpu:{chip.key}:8x8" for chip in chips.CHIPS.values() if chip.kind == "gpu")
-    return (*_EXAMPLES.values(), *gpus, "cpu:8")
+    return tuple(chip.example for chip in chips.CHIPS.values())
 
 
 def records() -> list[dict[str, Any]]:
@@ -209,7 +198,7 @@ def _tpu(name: str, key: str, text: str) -> Topology:
     chip = chips.get(key)
     text, star, count = text.partition("*")
     slices = _slices(name, chip, count) if star else 1
-    shape = _sizes(name, text, chip.torus_dimensions, _EXAMPLES[key])
+    shape = _sizes(name, text, chip.torus_dimensions, chip.example)
     most = math.prod(chip.pod_shape)
     pod = "x".join(map(str, chip.pod_shape))
     if math.prod(shape) > most or (
@@ -223,7 +212,7 @@ def _tpu(name: str, key: str, text: str) -> Topology:
     if max(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
         raise UserError(
             f"`topology={name}`: a host has 2x2 chips, so the first two sizes must be even; "
-            f"expected such as {_EXAMPLES[key]}"
+            f"expected such as {chip.example}"
         )
     suffix = f"*{slices}" if slices > 1 else ""
     return Topology(f"{key}:{text}{suffix}", chip, shape, _wraps(chip, shape), slices)
@@ -234,7 +223,7 @@ def _slices(name: str, chip: chips.Chip, text: str) -> int:
     if not _SIZES.fullmatch(text) or "x" in text:
         raise UserError(
             f"`topology={name}`: {text!r} is not a number of slices; expected a positive number, "
-            f"such as {_EXAMPLES[chip.key]}*4"
+            f"such as {chip.example}*4"
         )
     if int(text) > 1 and chip.network_bandwidth is None:
         known = [c.key for c in chips.CHIPS.values() if c.kind == "tpu" and c.network_bandwidth]

@@ -73,9 +73,7 @@ RATES = {
 
 def default(topology: Topology) -> FailureRate:
     """Returns the published rate of the chips that resemble a topology's chips most."""
-    if topology.kind == "tpu":
-        return RATES["tpu_v4"]
-    return RATES["rsc1" if topology.chip.key.startswith("a100") else "llama3"]
+    return RATES[topology.chip.failures]
 
 
 def get(text: str, flag: str = "failures") -> FailureRate:
