@@ -110,7 +110,7 @@ class PortableDecoder:
 def check_task(params: Params) -> None:
     """Raises ValueError naming the task of an experiment if it decodes nothing."""
     task: type[Task] = params.task.cls
-    if not task.DECODER:
+    if task.DECODING is None:
         raise UserError(
             f"{params.name} has the task {task.__name__}, which decodes nothing; "
             "`format=safetensors` writes its weights"
@@ -124,7 +124,8 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
       UserError: the model cannot search so, or takes no text as long as `settings.lengths`.
     """
     task, facts = model.task, facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
-    options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
+    assert task.DECODING is not None
+    options = settings.options or DecodingOptions(beam_size=task.DECODING.beam_size)
     most_beam = facts.vocabulary_size - len(facts.end_ids)
     if options.beam_size > most_beam:
         raise UserError(

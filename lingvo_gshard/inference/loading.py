@@ -44,7 +44,7 @@ def facts_of(
     Raises:
       UserError: the task decodes nothing, or the model predicts no id that ends a text.
     """
-    if not isinstance(task, TokenTask) or not task.DECODER:
+    if not isinstance(task, TokenTask) or task.DECODING is None:
         raise UserError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
         length = task.token_shape(input_params.cls.batch_specs(input_params)).length

@@ -52,6 +52,9 @@ class Translations:
 class Translator:
     """Translates sentences. Sentences are normalized and encoded as in training."""
 
+    # As in `Decoding`.
+    HAS_SOURCE = True
+
     def __init__(
         self,
         engine: Engine,

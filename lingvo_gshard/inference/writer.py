@@ -36,6 +36,9 @@ class Writer:
     beginning that is too long for the rest, the model sees only the end.
     """
 
+    # As in `Decoding`.
+    HAS_SOURCE = False
+
     def __init__(
         self,
         engine: Engine,

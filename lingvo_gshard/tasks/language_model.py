@@ -22,7 +22,7 @@ from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
 from lingvo_gshard.tasks.future_token import FutureToken
-from lingvo_gshard.tasks.task import BatchSpecs
+from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
 
@@ -46,7 +46,7 @@ class LanguageModelTask(TokenTask):
     """
 
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
-    DECODER = "Writer"
+    DECODING = Decoding(has_source=False)
 
     @classmethod
     def params(cls) -> Params:

@@ -30,6 +30,24 @@ from lingvo_gshard.tasks.evaluation.means import MeanMetrics
 BatchSpecs: TypeAlias = "Mapping[str, tf.TensorSpec]"
 
 
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """What commands, exports and the server need to know of a task that decodes.
+
+    Attributes:
+      has_source: whether a text is decoded from another one, as gshard-translate does. Otherwise it
+        continues its beginning, as gshard-generate does.
+      beam_size: hypotheses of a search, unless the user says how many.
+      is_evaluated: whether `evaluate` takes a function from texts to texts: `translate` of a
+        `Translator` with a source, else `write` of a `Writer`. gshard-evaluate then has the options
+        of decoding.
+    """
+
+    has_source: bool
+    beam_size: int = 1
+    is_evaluated: bool = False
+
+
 class Task(Layer):
     """A model with its loss: what an experiment trains, evaluates, plans and benchmarks.
 
@@ -45,15 +63,14 @@ class Task(Layer):
         the same name for each.
       HAS_OUTPUT_ROWS: whether an evaluation has a row of text per example, which gshard-evaluate
         --output writes.
-      DECODER: name of the class in inference/ that decodes with the model: "Translator", for
-        gshard-translate, or "Writer", for gshard-generate; empty for a task that decodes nothing.
+      DECODING: how the task decodes; None for a task that decodes nothing.
     """
 
     ACTIVATION_DTYPES: ClassVar[tuple[str, ...]] = ("float32",)
     VOCABULARIES: ClassVar[Mapping[str, str]] = {}
     EVALUATION_OPTIONS: ClassVar[tuple[str, ...]] = ()
     HAS_OUTPUT_ROWS: ClassVar[bool] = False
-    DECODER: ClassVar[str] = ""
+    DECODING: ClassVar[Decoding | None] = None
     _has_adapters = False
 
     @classmethod

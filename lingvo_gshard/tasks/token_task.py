@@ -108,7 +108,7 @@ class TokenTask(Task):
         return self.decoder.flops(shape) + softmax
 
     def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
-        """Returns what a decoder must know of the model. A task with a DECODER defines it.
+        """Returns what a decoder must know of the model. A task with a DECODING defines it.
 
         Args:
           length: positions of a row in training.

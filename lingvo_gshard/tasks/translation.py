@@ -23,7 +23,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
-from lingvo_gshard.tasks.task import BatchSpecs
+from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
 
@@ -45,7 +45,7 @@ class TranslationTask(TokenTask):
     )
     EVALUATION_OPTIONS = ("languages", "max_rows_per_language", "shuffled")
     HAS_OUTPUT_ROWS = True
-    DECODER = "Translator"
+    DECODING = Decoding(has_source=True, beam_size=4, is_evaluated=True)
     EMBEDDING = "target_embedding"
 
     @classmethod

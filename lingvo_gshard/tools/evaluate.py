@@ -37,7 +37,6 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
@@ -143,14 +142,14 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     Raises ValueError if a flag is given that does not apply to the task.
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
-    translates = task.DECODER == Translator.__name__
-    unused += [] if translates else [*_SEARCH_FLAGS, "precision"]
+    decodes = task.DECODING is not None and task.DECODING.is_evaluated
+    unused += [] if decodes else [*_SEARCH_FLAGS, "precision"]
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
             raise UserError(f"--{flag} does not apply to {task.__name__}, the task of {experiment}")
     used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
-    if translates:
+    if decodes:
         searched = given_options(values, DecodingOptions, _SEARCH_FLAGS)
         DecodingOptions(**searched)
         used |= searched

@@ -45,8 +45,8 @@ from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.runtime import allocator
+from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
@@ -119,8 +119,8 @@ def main(argv: list[str]) -> int:
         stages.begin("Starting")
         run = Run(logdir, checkpoint=values.checkpoint)
         run.observer = stages
-        is_translation = run.params.task.cls.DECODER == Translator.__name__
-        settings = _settings(values, is_translation)
+        decoding: Decoding | None = run.params.task.cls.DECODING
+        settings = _settings(values, decoding)
 
         def show_progress(what: str, unit: str, total: int) -> Progress:
             stages.close()
@@ -134,7 +134,8 @@ def main(argv: list[str]) -> int:
         f"{exported.seconds:.1f} s",
     )
     record = dataclasses.asdict(exported) | {"bytes": exported.bytes}
-    if settings and settings.precision != TRAINED and values.quality_rows and is_translation:
+    has_source = decoding is not None and decoding.has_source
+    if settings and settings.precision != TRAINED and values.quality_rows and has_source:
         compared = run.compare_precisions(
             (TRAINED, settings.precision),
             limit=values.quality_rows,
@@ -152,7 +153,7 @@ def _print_quality(console: rich.console.Console, compared: list[Quality]) -> No
     tables.print_table(console, tables.rich_table(table_of(compared)))
 
 
-def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings | None:
+def _settings(values: flags.FlagValues, decoding: Decoding | None) -> DecoderSettings | None:
     """Returns how to decode as the flags say; None if none of them is given."""
     given = given_options(values, DecodingOptions)
     words = {flag: values[flag].value for flag in _SIZE_FLAGS}
@@ -162,7 +163,7 @@ def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings
         return None
     options = None
     if given:
-        chosen: dict[str, Any] = {"beam_size": 4 if is_translation else 1, **given}
+        chosen: dict[str, Any] = {"beam_size": decoding.beam_size if decoding else 1, **given}
         options = DecodingOptions(**chosen)
     return DecoderSettings(options=options, **sizes, **precision)
 

@@ -54,7 +54,7 @@ def open_decoder(run: SavedRun) -> Decoder:
       UserError: the run's task decodes nothing.
     """
     task: type[Task] = run.params.task.cls
-    if not task.DECODER:
+    if task.DECODING is None:
         raise UserError(f"{task.__name__}, the task of this run, decodes nothing")
     run.observer.begin("Loading the model")
     devices, partitioning = run.backend.devices, run.backend.partitioning

@@ -66,10 +66,10 @@ class LoadedRun(SavedRun):
         input_: Any = self.decoder.input
         return Writer(self.decoder.engine, input_.vocabulary, options)
 
-    def check_decoder(self, decoder: type) -> None:
-        """Raises ValueError naming the run's task if it does not decode with a `decoder`."""
+    def check_decoder(self, decoder: type[Translator] | type[Writer]) -> None:
+        """Raises UserError naming the run's task if it does not decode with a `decoder`."""
         task: type[Task] = self.params.task.cls
-        if task.DECODER != decoder.__name__:
+        if task.DECODING is None or task.DECODING.has_source != decoder.HAS_SOURCE:
             raise UserError(
                 f"`logdir={self._given}`: the run of {self.params.name} has the task "
                 f"{task.__name__}, which has no {decoder.__name__}"

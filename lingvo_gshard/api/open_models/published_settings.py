@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from lingvo_gshard.training.run.logdir import Logdir
@@ -23,7 +22,8 @@ def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:
         except Exception:  # Restoring the checkpoint reports the damage.
             continue
         found = PublishedSettings.read(extras)
-        if found.fields and params.task.cls.DECODER == Writer.__name__:
+        decoding = params.task.cls.DECODING
+        if found.fields and decoding is not None and not decoding.has_source:
             return found.within(params.input.length)
         return found
     return PublishedSettings()

@@ -11,7 +11,6 @@ import msgspec
 
 from lingvo_gshard.api.decoding.loaded_run import LoadedRun
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
 from lingvo_gshard.training.run.records import evaluations
@@ -25,11 +24,16 @@ def evaluate(
     Warns if the scores cannot be recorded.
     """
     model, given = run.model, dict(options)
-    if model.task.DECODER == Translator.__name__:
+    decodes = model.task.DECODING
+    if decodes is not None and decodes.is_evaluated:
         fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
         searched = {name: options.pop(name) for name in fields}
-        decoding = run.published_settings.options(DecodingOptions(), searched)
-        options["translate"] = run.translator(decoding).translate
+        usual = DecodingOptions(beam_size=decodes.beam_size)
+        decoding = run.published_settings.options(usual, searched)
+        if decodes.has_source:
+            options["translate"] = run.translator(decoding).translate
+        else:
+            options["write"] = run.writer(decoding).write
     found = model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
     if run.backend.is_main:
         _record(run, split, given, found)

@@ -329,17 +329,14 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
     """
-    bf16, tf32, int8, fp8, vector = tera
-    peak = {"bf16": bf16 * 1e12, "f32": tf32 * 1e12, "int8": int8 * 1e12}
+    *_, vector = tera
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
-    if fp8 is not None:
-        peak["fp8"] = fp8 * 1e12
     return {
         "name": (name, datasheet),
         "kind": ("gpu", datasheet),
         "device_kinds": ((part_of_name,), _JAX),
         "partitions": (1, datasheet),
-        "peak_flops": (peak, datasheet + _DENSE),
+        "peak_flops": (_peaks(*tera[:-1]), datasheet + _DENSE),
         "vector_flops": (vector * 1e12, datasheet + ": float32 without tensor cores"),
         "memory_bytes": (memory[0], memory_source),
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
@@ -361,6 +358,11 @@ def _gpu(
         "target": (target, _TARGETS),
         "chip_configuration": ("", _LIBTPU_NAMES),
     }
+
+
+def _peaks(bf16: float, tf32: float, int8: float, fp8: float | None) -> dict[str, float]:
+    rates = {"bf16": bf16, "f32": tf32, "int8": int8} | ({} if fp8 is None else {"fp8": fp8})
+    return {kind: tera * 1e12 for kind, tera in rates.items()}
 
 
 _DGX = "NVIDIA DGX {0} datasheet: one network adapter of {1} Gbit/s per GPU"

@@ -10,6 +10,8 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.line_input import (
@@ -24,7 +26,7 @@ from lingvo_gshard.tools.flags.options import given_options
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.tools.flags.runtime import runtime_options
 
-Decoder = TypeVar("Decoder")
+Decoder = TypeVar("Decoder", Translator, Writer)
 # Answers a batch of lines, given the decoder, the flags, the file for JSON if there is one, the
 # display, the lines, and the number of lines before them.
 Respond = Callable[[Decoder, flags.FlagValues, TextIO | None, LineProgress, list[str], int], None]
