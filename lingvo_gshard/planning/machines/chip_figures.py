@@ -329,7 +329,6 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
     """
-    *_, vector = tera
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
         "name": (name, datasheet),
@@ -337,7 +336,7 @@ def _gpu(
         "device_kinds": ((part_of_name,), _JAX),
         "partitions": (1, datasheet),
         "peak_flops": (_peaks(*tera[:-1]), datasheet + _DENSE),
-        "vector_flops": (vector * 1e12, datasheet + ": float32 without tensor cores"),
+        "vector_flops": (tera[-1] * 1e12, datasheet + ": float32 without tensor cores"),
         "memory_bytes": (memory[0], memory_source),
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
         "memory_bandwidth": (memory[1], datasheet),
