@@ -46,6 +46,7 @@ FOLDERS = {
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
+    "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
     "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
     "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),

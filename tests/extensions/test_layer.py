@@ -1,21 +1,17 @@
-"""Tests that one file and one conformance case add a layer.
-
-The layer below is not used in the package. Its Case runs the conformance tests of all layers:
-runners, gradients, padding, weights and partitioned runs.
-"""
+"""Tests that one file adds a layer, and that a LayerTest of two lines holds it to conformance."""
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import einsum
-from tests.layers import conformance, test_conformance, test_conformance_partitioned
+from lingvo_gshard.testing.passes import M
 
 LOCAL_LETTERS = {"r": "rank of the adapter"}
 
@@ -47,33 +43,14 @@ class Adapter(Layer):
         return 2 * 2 * shape.tokens * self.p.model_dim * self.p.rank
 
 
-CASE = conformance.Case(
-    "Adapter",
-    Adapter.params().set(model_dim=conformance.M),
-    lambda layer, theta, inputs: layer.fprop(theta, inputs.x),
-)
+class AdapterTest(testing.LayerTest):
+    PARAMS = Adapter.params()
+
+    def test_operations_and_weights_are_counted(self):
+        layer = self.case.build()
+        self.assertEqual(layer.flops(TokenShape(rows=3, length=5)), 2 * 2 * 15 * M * 2)
+        self.assertEqual(layer.active_parameters(), 2 * M * 2)
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    for tests in (test_conformance, test_conformance_partitioned):
-        monkeypatch.setitem(tests.BY_NAME, CASE.name, CASE)
-
-
-def test_conforms_on_one_device():
-    test_conformance.test_all_runners_agree(CASE.name, True, "jit")
-    test_conformance.test_gradients_match_difference_quotients(CASE.name, True)
-    test_conformance.test_weights_match_their_specs(CASE.name)
-    test_conformance.test_params_round_trip_through_text(CASE.name)
-    test_conformance.test_padding_has_no_effect(CASE.name)
-    test_conformance.test_packing_does_not_change_a_sentence(CASE.name)
-
-
-def test_conforms_on_eight_devices():
-    test_conformance_partitioned.test_hybrid_strategy_in_training(CASE.name)
-
-
-def test_operations_and_weights_are_counted():
-    layer = CASE.build()
-    assert layer.flops(TokenShape(rows=3, length=5)) == 2 * 2 * 15 * conformance.M * 2
-    assert layer.active_parameters() == 2 * conformance.M * 2
+if __name__ == "__main__":
+    testing.main()

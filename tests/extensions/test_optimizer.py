@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -32,6 +33,10 @@ class RootMeanSquare(Optimizer):
         square = commit(moments["square"], mean)
         change = learning_rate * gradient * tf.math.rsqrt(square + 1e-6)
         return commit(weight, weight - change), {"square": square}
+
+
+class RootMeanSquareTest(testing.OptimizerTest):
+    PARAMS = RootMeanSquare.params()
 
 
 def make_trainer() -> Trainer:

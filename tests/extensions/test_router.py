@@ -1,8 +1,4 @@
-"""Tests that one file and one conformance case add a router.
-
-The router below is not used in the package. It passes the tests of all layers, trains, and
-can be selected by gin.
-"""
+"""Tests that one file adds a router, which a RouterTest of two lines holds to conformance."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Params
@@ -21,7 +18,8 @@ from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
-from tests.layers import conformance, test_conformance, test_conformance_partitioned
+from lingvo_gshard.testing import passes
+from lingvo_gshard.testing.passes import E, H, M
 
 
 class NearestRouter(TokenChoiceRouter):
@@ -56,43 +54,20 @@ class NearestRouter(TokenChoiceRouter):
         return self.route([choice], self.capacity(x_GSM.shape[1]))
 
 
+class NearestRouterTest(testing.RouterTest):
+    PARAMS = NearestRouter.params()
+
+
 def mixture(**values: object) -> Params:
-    params = MixtureOfExperts.params().set(num_experts=conformance.E, group_size=5, **values)
-    params.set(model_dim=conformance.M, hidden_dim=conformance.H)
-    factor = float(conformance.E)
-    return params.set(router=NearestRouter.params().set(evaluation_capacity_factor=factor))
-
-
-CASE = conformance.Case(
-    "MoE.nearest",
-    mixture(),
-    lambda layer, theta, inputs: layer.fprop(theta, inputs.x, inputs.target_segments),
-)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    for tests in (test_conformance, test_conformance_partitioned):
-        monkeypatch.setitem(tests.BY_NAME, CASE.name, CASE)
-
-
-def test_conforms_on_one_device():
-    test_conformance.test_all_runners_agree(CASE.name, True, "jit")
-    test_conformance.test_gradients_match_difference_quotients(CASE.name, True)
-    test_conformance.test_weights_match_their_specs(CASE.name)
-    test_conformance.test_params_round_trip_through_text(CASE.name)
-    test_conformance.test_padding_has_no_effect(CASE.name)
-    test_conformance.test_packing_does_not_change_a_sentence(CASE.name)
-
-
-def test_conforms_on_eight_devices():
-    test_conformance_partitioned.test_hybrid_strategy_in_training(CASE.name)
+    params = MixtureOfExperts.params().set(num_experts=E, group_size=5, **values)
+    router = NearestRouter.params().set(evaluation_capacity_factor=float(E))
+    return params.set(model_dim=M, hidden_dim=H, router=router)
 
 
 @pytest.mark.parametrize("dispatch", [None, EinsumDispatch.params()])
 def test_a_training_step_changes_the_experts(dispatch):
     layer = mixture(**({"dispatch": dispatch} if dispatch else {})).instantiate(path="moe")
-    theta, inputs = layer.init(1), conformance.make_inputs()
+    theta, inputs = layer.init(1), passes.make_inputs()
     with tf.GradientTape() as tape, context.scope(training=True, seed=tf.constant([1, 0])):
         tape.watch(theta.flatten())
         loss = tf.reduce_sum(layer.fprop(theta, tf.constant(inputs.x), inputs.target_segments) ** 2)
@@ -116,6 +91,4 @@ def test_default_methods_of_the_base_class_suffice():
     with pytest.raises(ValueError, match="router.evaluation_capacity_factor=4 .* dropless"):
         router.disable_capacity()
     assert router.flops(TokenShape(rows=3, length=5)) == 0
-    assert (
-        mixture().instantiate(path="moe").active_parameters() == 2 * conformance.M * conformance.H
-    )
+    assert mixture().instantiate(path="moe").active_parameters() == 2 * M * H

@@ -1,14 +1,10 @@
 """The conformance registry: every layer with tiny Params and a way to call it.
 
-A new layer adds one line to CASES. test_conformance.py then tests it on one device, and
-test_conformance_partitioned.py on eight.
+A new layer adds one line to CASES. test_conformance.py makes a `LayerTest` of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
@@ -42,8 +38,8 @@ from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from tests.layers.attention import attention_options as attentions
-from tests.layers.conformance import Case, E, H, M, N, V
 from tests.layers.stacks.executions import loop
 
 _EINSUM, _DROPLESS = EinsumDispatch.params(), DroplessDispatch.params()
@@ -314,7 +310,7 @@ CASES = (
 )
 
 # Large cases whose parts are also cases.
-_SLOW = (
+SLOW = (
     "Attention.ring",
     "TranslationTask.logits",
     "TranslationTask.loss",
@@ -332,15 +328,3 @@ _SLOW = (
     "MoE.expert_choice.einsum",
     "MoE.sigmoid.loop",
 )
-
-
-def names(cases: Iterable[str]) -> list:
-    """Returns the names of cases as parameters of a test, with the slow ones marked.
-
-    One process runs all tests of a case, so that each of its functions is compiled once.
-    """
-    slow, together = pytest.mark.slow, pytest.mark.xdist_group
-    return [
-        pytest.param(name, marks=[together(name), *([slow] if name in _SLOW else [])])
-        for name in cases
-    ]

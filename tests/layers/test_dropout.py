@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.dropout import Dropout
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 
 def drop(x, rate: float, seed: int = 1, training: bool = True, path: str = "dropout"):

@@ -12,7 +12,7 @@ from lingvo_gshard.layers.embedding import (
     Softmax,
     TokenEmbedding,
 )
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 V, M = 7, 4
 IDS = np.array([[0, 3, 6], [1, 1, 2]], np.int32)

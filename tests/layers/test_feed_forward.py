@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.feed_forward import FeedForward
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 M, H = 4, 6
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.losses import cross_entropy
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 B, L, V = 2, 4, 9
 LOGITS = (3 * np.random.default_rng(1).normal(size=(B, L, V))).astype(np.float32)

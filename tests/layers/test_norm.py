@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 M = 6
 

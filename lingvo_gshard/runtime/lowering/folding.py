@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.lazy import ir, op_callbacks, pywrap_tfe, tf
 from lingvo_gshard.runtime.lowering.value_splits import maker_of
@@ -79,6 +81,8 @@ def unfolded_constants() -> Iterator[None]:
                 constant = behind.get((id(each.graph), each.name))
                 if constant is not None:
                     outputs[0].op._update_input(index, constant)
+            if operation == "Range":
+                _set_size(outputs[0])
             return [barrier(outputs[0])]
         of_constants = bool(inputs) and all((id(x.graph), x.name) in known for x in inputs)
         if operation != "Const" and not of_constants:
@@ -95,6 +99,13 @@ def unfolded_constants() -> Iterator[None]:
         yield
     finally:
         op_callbacks.remove_op_callback(on_operation)
+
+
+def _set_size(numbers: tf.Tensor) -> None:
+    """Sets the shape of a Range, which TensorFlow did not find behind the barriers."""
+    start, limit, delta = (tf.get_static_value(each) for each in numbers.op.inputs)
+    if None not in (start, limit, delta):
+        numbers.set_shape([len(np.arange(start, limit, delta))])
 
 
 def remove_barriers(module: ir.Module) -> None:

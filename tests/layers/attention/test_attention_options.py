@@ -9,10 +9,10 @@ from lingvo_gshard.layers.attention.positions import relative_bias, rotary
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
-from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], np.int32)

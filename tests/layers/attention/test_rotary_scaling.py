@@ -13,7 +13,7 @@ from lingvo_gshard.layers.attention.positions.rotary_scaling import (
     YarnScaling,
 )
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 # Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling.
 PUBLISHED = {

@@ -13,8 +13,8 @@ from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.dispatch_names import dispatch_params
-from tests.tolerances import assert_close
 
 B, L, M, H, E = 8, 8, 4, 6, 8
 RNG = np.random.default_rng(1)

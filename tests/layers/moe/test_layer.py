@@ -16,9 +16,9 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe import algorithm
 from tests.layers.moe.dispatch_names import dispatch_params
-from tests.tolerances import assert_close
 
 B, L, M, H, E = 3, 8, 4, 6, 4
 X = np.random.default_rng(1).normal(size=(B, L, M)).astype(np.float32)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.layers.moe.capacity import expert_capacity
 from lingvo_gshard.layers.moe.load_metrics import load_metrics
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
-from tests.tolerances import assert_close
+from lingvo_gshard.testing.tolerances import assert_close
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
-from tests.tolerances import assert_close
 
 B, L, K, M, N, H = 2, 7, 5, 8, 2, 12
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, rotary_base=50.0)

@@ -14,10 +14,10 @@ from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.testing.tolerances import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from tests.layers.stacks.executions import pipeline
 from tests.layers.stacks.stepwise import run_stepwise
-from tests.tolerances import assert_close
 
 B, L, K, M = 6, 4, 3, 8
 COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)

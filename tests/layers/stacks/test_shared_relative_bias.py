@@ -8,10 +8,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.attention.attention_options import latent
 from tests.layers.stacks.executions import loop, pipeline
 from tests.layers.stacks.stepwise import run_stepwise
-from tests.tolerances import assert_close
 
 B, L, K, M, N, LAYERS = 2, 9, 5, 8, 2, 2
 SHARED = {"shared_relative_bias__buckets": 4, "shared_relative_bias__max_distance": 6}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from lingvo_gshard.testing.tolerances import assert_close
 from lingvo_gshard.tools import train
-from tests.tolerances import assert_close
 from tests.tools import tiny_translation
 
 STEPS = 2

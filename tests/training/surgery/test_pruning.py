@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe.routers import HashRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.surgery import pruning
 from tests.layers.stacks.executions import loop
-from tests.tolerances import assert_close
 from tests.training.surgery import tiny_stacks
 
 LAYER = "encoder.layers[1].feed_forward"

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from lingvo_gshard.layers.moe.dispatches.buffers import Buffers
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params
-from tests.tolerances import assert_close
 
 M = 3
 each_dispatch = pytest.mark.parametrize("name", BUFFER_DISPATCHES)

@@ -15,8 +15,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.algorithm import Entry, softmax
-from tests.tolerances import assert_close
 
 # [S][K] of (expert, gate): all choices of each token in order.
 Choices = list[list[tuple[int, float]]]

@@ -11,11 +11,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.testing.tolerances import assert_close
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.moe.algorithm import softmax
-from tests.tolerances import assert_close
 
 G, S, E = 3, 7, 4
 RNG = np.random.default_rng(1)

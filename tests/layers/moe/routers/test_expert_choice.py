@@ -13,9 +13,9 @@ from lingvo_gshard.layers.moe.load_metrics import load_metrics
 from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe import algorithm
 from tests.layers.moe.dispatch_names import dispatch_params
-from tests.tolerances import assert_close
 
 LOGITS = np.random.default_rng(4).normal(size=(2, 9, 4)).astype(np.float32)
 

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import ForcedBalanceRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 
 def experts_by_loop(tokens: int, k: int, experts: int, skew: float) -> list[list[int]]:

@@ -10,8 +10,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 WORD = 2**32
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import TopKRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 X = np.random.default_rng(1).normal(size=(1, 1000, 4)).astype(np.float32)
 

@@ -7,9 +7,9 @@ from scipy import optimize
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts, SinkhornRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 
 def one_sided(groups: int = 1, tokens: int = 60, experts: int = 4) -> np.ndarray:

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import SwitchRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 
 @hypothesis.settings(max_examples=30)

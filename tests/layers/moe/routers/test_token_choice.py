@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import ForcedBalanceRouter, HashRouter, TopKRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 LOGITS = np.random.default_rng(1).normal(size=(2, 16, 4)).astype(np.float32)
 

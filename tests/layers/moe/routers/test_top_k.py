@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import TopKRouter
+from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
-from tests.tolerances import assert_close
 
 
 def choices_of(gates_SE: np.ndarray, k: int, normalize: bool) -> loops.Choices:

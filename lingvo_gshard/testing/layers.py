@@ -1,0 +1,318 @@
+"""LayerTest and RouterTest: what the library holds every layer and router to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tempfile
+import unittest
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.letters import check_layout
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.runtime.verification.function import verify_function
+from lingvo_gshard.testing import decoding, passes
+from lingvo_gshard.testing.passes import Case, E, H, M, N, V
+from lingvo_gshard.testing.test_case import TestCase
+from lingvo_gshard.testing.tolerances import TOLERANCES, assert_close
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+
+# Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
+# routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
+_STEPS = (1e-2, 3e-3, 1e-3)
+_SEED = np.array([5, 0], np.int32)
+_SIZES = {
+    "model_dim": M,
+    "hidden_dim": H,
+    "num_heads": N,
+    "num_experts": E,
+    "vocabulary_size": V,
+}
+
+# Strategies and meshes. Most dimensions do not divide, so that parts are padded and some are empty.
+# zero1 is missing: it splits optimizer state, and for a layer it equals `data`.
+STRATEGIES = (
+    ("data", "data=8"),
+    ("expert", "data=8"),
+    ("tensor", "model=8"),
+    ("fsdp", "data=8"),
+    ("expert_tensor", "data=4,model=2"),
+    ("data_tensor", "data=2,model=4"),
+    ("expert_fsdp_tensor", "data=2,fsdp=2,model=2"),
+    ("expert_context_sequence_tensor", "data=2,context=2,model=2"),
+)
+
+
+class LayerTest(TestCase):
+    """Holds a layer to what all layers of the library are held to, on small inputs.
+
+    The inputs are two packed rows of six positions, with padding: `inputs.x` [B,L,M] with
+    `target_segments` [B,L], `target_inputs` and `target_labels` (ids), `target_positions`, and
+    `memory` [B,K,M] with `source_segments`, `source_ids` and `source_positions`.
+
+    Class attributes:
+      PARAMS: Params of the layer. Sizes of 0 (model_dim, hidden_dim, num_heads, num_experts,
+        vocabulary_size) are filled in.
+      DRAWS: whether it draws random numbers in training.
+      PACKS: whether the output of a sentence does not depend on the sentences packed with it.
+      STRATEGIES: pairs (strategy, mesh) that it is partitioned by.
+      RUNS: pairs (runner, training) that are compared with eager execution.
+    """
+
+    PARAMS: ClassVar[Params | None] = None
+    DRAWS: ClassVar[bool] = False
+    PACKS: ClassVar[bool] = True
+    STRATEGIES: ClassVar[tuple[tuple[str, str], ...]] = STRATEGIES
+    RUNS: ClassVar[tuple[tuple[str, bool], ...]] = (
+        ("function", True),
+        ("function", False),
+        ("jit", True),
+        ("jit", False),
+    )
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Skips classes that are not for one layer."""
+        if cls.PARAMS is None:
+            raise unittest.SkipTest("PARAMS names the layer to test")
+        super().setUpClass()
+
+    def call(self, layer: Any, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+        """Returns the layer's output. The default is `fprop` of x, and of the mask if it has one.
+
+        Args:
+          layer: the layer.
+          theta: its weights.
+          inputs: see `LayerTest`.
+        """
+        given = (inputs.x, inputs.target_segments)[: _arguments(layer)]
+        return layer.fprop(theta, *given)
+
+    @functools.cached_property
+    def case(self) -> Case:
+        """The layer, with how it is called."""
+        assert self.PARAMS is not None
+        name = type(self).__name__
+        return Case(name, inherit(self.PARAMS, **_SIZES), self.call, self.DRAWS, self.PACKS)
+
+    @functools.cached_property
+    def theta(self) -> NestedMap:
+        """Random weights."""
+        return passes.make_theta(self.case.build())
+
+    @functools.cached_property
+    def inputs(self) -> NestedMap:
+        """The inputs as tensors."""
+        return passes.make_inputs().transform(tf.constant)
+
+    def run_pass(self, training: bool, runner: str, seed: int = 5) -> NestedMap:
+        """Returns output, losses, metrics and gradients of one pass.
+
+        Args:
+          training: whether the pass trains.
+          runner: "eager", "function" or "jit".
+          seed: of the random numbers.
+        """
+        function = passes.RUNNERS[runner](passes.pass_of(self.case, training))
+        return function(self.theta, self.inputs, tf.constant([seed, 0]))
+
+    def test_compiled_it_computes_what_it_computes_eagerly(self) -> None:
+        """tf.function with and without XLA, in training and in evaluation."""
+        for runner, training in self.RUNS:
+            with self.subTest(runner=runner, training=training):
+                expected, found = (self.run_pass(training, how) for how in ("eager", runner))
+                tf.nest.assert_same_structure(found, expected)
+                pairs = zip(found.flatten_items(), expected.flatten(), strict=True)
+                for (path, one), other in pairs:
+                    self.assertEqual(one.dtype, other.dtype, path)
+                    assert_close(one, other, "order", what=path)
+
+    def test_only_random_draws_depend_on_the_seed(self) -> None:
+        """Evaluation draws nothing, and equal seeds give equal bits."""
+        for training in (True, False):
+            result = self.run_pass(training, "eager")
+            self.assertTrue(_same_bits(result, self.run_pass(training, "eager")))
+            is_same = _same_bits(result, self.run_pass(training, "eager", seed=6))
+            self.assertEqual(is_same, not (training and self.DRAWS), "DRAWS says otherwise")
+
+    def test_evaluation_needs_no_seed(self) -> None:
+        """A pass without a seed computes what one with a seed computes."""
+        with context.scope(training=False):
+            output = self.case.call(self.case.build(), self.theta, self.inputs)
+        np.testing.assert_array_equal(output, self.run_pass(False, "eager").output)
+
+    def test_gradients_match_difference_quotients(self) -> None:
+        """Each weight and each input, along a random direction."""
+        function = passes.RUNNERS["jit"](passes.pass_of(self.case, True))
+        sources = NestedMap(theta=self.theta, x=self.inputs.x, memory=self.inputs.memory)
+        gradients = function(self.theta, self.inputs, tf.constant(_SEED)).gradients.flatten()
+        rng = np.random.default_rng(11)
+
+        def value(index: int, direction: np.ndarray, step: float) -> float:
+            leaves = sources.flatten()
+            leaves[index] = leaves[index] + (step * direction).astype(np.float32)
+            moved = sources.pack(leaves)
+            moved_inputs = NestedMap(self.inputs, x=moved.x, memory=moved.memory)
+            return passes.objective(function(moved.theta, moved_inputs, tf.constant(_SEED)))
+
+        specs = NestedMap(theta=self.case.build().variable_specs())
+        # Their gradients carry the values that were reported to their update rules.
+        by_rules = {path for path, spec in specs.flatten_items() if spec.update_rule}
+        for index, (path, _) in enumerate(sources.flatten_items()):
+            if path not in by_rules:
+                gradient = gradients[index].numpy().astype(np.float64)
+                norm = np.linalg.norm(gradient)
+                drawn = rng.normal(size=gradient.shape)
+                direction = drawn / np.linalg.norm(drawn) + gradient / max(norm, 1e-9)
+                allowed = TOLERANCES["difference"] * max(norm, 0.05)
+                slopes = [
+                    (value(index, direction, h) - value(index, direction, -h)) / (2 * h)
+                    for h in _STEPS
+                ]
+                off = min(abs(slope - (gradient * direction).sum()) for slope in slopes)
+                self.assertLessEqual(off, allowed, f"{path}: slopes {slopes}")
+
+    def test_weights_match_their_specs(self) -> None:
+        """Paths, layouts, shapes, types, and equal weights from equal seeds."""
+        layer = self.case.build()
+        specs, theta, again = layer.variable_specs(), layer.init(3), layer.init(3)
+        other = layer.init(4)
+        rows = (specs.flatten_items(), theta.flatten_items(), again.flatten(), other.flatten())
+        for (path, spec), (theta_path, weight), same, different in zip(*rows, strict=True):
+            self.assertEqual((path, f"layer.{path}"), (theta_path, spec.path))
+            check_layout(spec.layout, len(spec.shape))
+            self.assertEqual((tuple(weight.shape), weight.dtype.name), (spec.shape, spec.dtype))
+            self.assertTrue(np.isfinite(weight).all(), path)
+            np.testing.assert_array_equal(weight, same)
+            self.assertIsInstance(spec.initializer, Initializer)
+            is_constant = spec.initializer.kind == "constant"
+            self.assertEqual(np.array_equal(weight, different), is_constant, path)
+
+    def test_params_round_trip_through_text(self) -> None:
+        """What a run's params.txt holds is read back."""
+        experiment = Experiment.params().set(name=self.case.name, task=self.case.params)
+        read = experiment_from_text(experiment.to_text())
+        self.assertEqual(read.diff(experiment), [])
+        self.assertEqual(read.task, self.case.params)
+
+    def test_padding_has_no_effect(self) -> None:
+        """Other values in padding change no real position, loss or metric."""
+        result = self.run_pass(False, "eager")
+        disturbed = passes.with_other_padding(passes.make_inputs()).transform(tf.constant)
+        other = passes.pass_of(self.case, False)(self.theta, disturbed, tf.constant(_SEED))
+        real: Any = self.inputs.target_segments.numpy() > 0 if result.output.shape.rank else ...
+        np.testing.assert_array_equal(result.output.numpy()[real], other.output.numpy()[real])
+        self.assertTrue(_same_bits(result.losses, other.losses), "a loss depends on padding")
+        self.assertTrue(_same_bits(result.metrics, other.metrics), "a metric depends on padding")
+
+    def test_packing_does_not_change_a_sentence(self) -> None:
+        """A sentence has the same output alone in its row."""
+        if not self.PACKS:
+            self.skipTest("PACKS is False")
+        output, inputs = self.run_pass(False, "eager").output.numpy(), passes.make_inputs()
+        packed = passes.sentences(inputs.target_segments)
+        alone = passes.unpacked(inputs, packed).transform(tf.constant)
+        with context.scope(training=False):
+            found = self.case.call(self.case.build(), self.theta, alone).numpy()
+        for row, (packed_row, segment) in enumerate(packed):
+            expected = output[packed_row, inputs.target_segments[packed_row] == segment]
+            assert_close(found[row, : len(expected)], expected, "order")
+
+    def test_partitioned_it_computes_what_one_device_computes(self) -> None:
+        """Output, losses and gradients under each of STRATEGIES, in float64."""
+        arguments = self.theta.transform(np.asarray), passes.make_inputs(), _SEED
+        for strategy, mesh in self.STRATEGIES:
+            with self.subTest(strategy=strategy, mesh=mesh):
+                function = passes.partitioned_pass_of(self.case, training=True)
+                found = verify_function(function, arguments, mesh=mesh, strategy=strategy)
+                wrong = [row for row in found.compared if not row.is_equal]
+                self.assertFalse(wrong, f"first: {found.first}")
+
+    def test_a_checkpoint_restores_it(self) -> None:
+        """Weights are read back to the bit."""
+        specs = self.case.build().variable_specs()
+        if not specs.flatten():
+            self.skipTest("the layer has no weights")
+        theta = self.theta.transform(lambda weight: weight.numpy())
+        with tempfile.TemporaryDirectory() as folder:
+            store = CheckpointStore(folder, say=self.fail)
+            store.save(1, NestedMap(theta=theta), None, "")
+            store.finish()
+            checkpoint = store.restore()
+            store.close()
+        assert checkpoint is not None
+        read = unflatten(specs, checkpoint.arrays.get("theta", {}), "weights")
+        for (path, one), other in zip(theta.flatten_items(), read.flatten(), strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=path)
+
+    def test_in_a_stack_it_decodes_what_the_whole_model_computes(self) -> None:
+        """As the feed-forward layer of a language model: greedy decoding and a full pass agree."""
+        if "mask_BL" not in inspect.signature(self.case.build().fprop).parameters:
+            self.skipTest("only a layer with fprop(theta, x_BLM, mask_BL) fits in a stack")
+        if not self.case.packs:
+            self.skipTest("a token's output depends on other tokens")
+        try:
+            texts = list(decoding.greedy_texts(self.case.params))
+        except UserError as error:
+            self.skipTest(f"refused: {error}")
+        for what, tokens, expected in texts:
+            self.assertEqual(tokens, expected, what)
+
+
+class RouterTest(LayerTest):
+    """Holds a router to what all routers are held to, in a mixture of experts.
+
+    Class attributes:
+      PARAMS: Params of the router.
+    """
+
+    @functools.cached_property
+    def case(self) -> Case:
+        """A mixture of experts with the router, whose experts have room for all tokens."""
+        assert self.PARAMS is not None
+        router = self.PARAMS.copy()
+        if "evaluation_capacity_factor" in router and not router.evaluation_capacity_factor:
+            router.evaluation_capacity_factor = float(E)
+        params = MixtureOfExperts.params().set(
+            model_dim=M, hidden_dim=H, num_experts=E, group_size=5, router=router
+        )
+        return Case(type(self).__name__, params, self.call, self.DRAWS, self.PACKS)
+
+    def test_a_causal_layer_takes_it_or_says_why_not(self) -> None:
+        """The choice of a token depends on later tokens only if the router says so."""
+        params = self.case.params.copy().set(is_causal=True)
+        try:
+            layer = params.instantiate(path="layer")
+        except ValueError as error:
+            self.assertIn("is_causal", str(error))
+            return
+        inputs = passes.make_inputs()
+        last = inputs.x.copy()
+        last[1, 3] += 1.0
+        with context.scope(training=False):
+            one = layer.fprop(self.theta, tf.constant(inputs.x), inputs.target_segments).numpy()
+            other = layer.fprop(self.theta, tf.constant(last), inputs.target_segments).numpy()
+        assert_close(other[:, :3], one[:, :3], "order", what="a later token changes an earlier one")
+
+
+def _arguments(layer: Any) -> int:
+    """Returns the number of inputs that `fprop` needs besides the weights."""
+    parameters = list(inspect.signature(layer.fprop).parameters.values())[1:]
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def _same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
+    pairs = zip(mine.flatten(), theirs.flatten(), strict=True)
+    return all(one.numpy().tobytes() == other.numpy().tobytes() for one, other in pairs)
