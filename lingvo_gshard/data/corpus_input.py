@@ -189,7 +189,7 @@ class CorpusInput(Input):
 
     def _forget_tokens(self) -> None:
         """Drops tokenized text, after a change of vocabularies."""
-        self.__dict__.pop("_examples", None)
+        vars(self).pop("_examples", None)
         self._held_out.clear()
 
     def _check_held_out(self, split: str) -> None:

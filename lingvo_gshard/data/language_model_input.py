@@ -123,7 +123,9 @@ class LanguageModelInput(CorpusInput):
 
     def count_tokens(self, split: str) -> int:
         """Returns the number of tokens of a split, including an EOS per document."""
-        return int(self._held_out_examples(split).packer.labels.lengths.sum())
+        windows = self._held_out_examples(split).packer
+        assert isinstance(windows, Windows)
+        return int(windows.labels.lengths.sum())
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
         del split

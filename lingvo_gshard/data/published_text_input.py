@@ -30,7 +30,7 @@ class PublishedTextInput(LanguageModelInput):
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the tokenizer by one that was saved."""
-        self.__dict__["_published"] = PublishedVocabulary(pathlib.Path(directory))
+        vars(self)["_published"] = PublishedVocabulary(pathlib.Path(directory))
         self._forget_tokens()
 
     @property

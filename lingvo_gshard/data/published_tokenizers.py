@@ -249,7 +249,8 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
       UserError: a file is missing or damaged.
     """
     if (directory / TOKENIZER_JSON).is_file():
-        return JsonTokenizer(directory / TOKENIZER_JSON)
+        found: Any = JsonTokenizer(directory / TOKENIZER_JSON)
+        return found
     settings = read_json(directory / SETTINGS)
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
@@ -378,7 +379,8 @@ def _without_first_space(
     # Imports protobuf, which only these models need.
     from sentencepiece import sentencepiece_model_pb2
 
-    description = sentencepiece_model_pb2.ModelProto.FromString(model.serialized_model_proto())
+    messages: Any = sentencepiece_model_pb2
+    description = messages.ModelProto.FromString(model.serialized_model_proto())
     description.normalizer_spec.add_dummy_prefix = False
     keeps_spaces = not description.normalizer_spec.remove_extra_whitespaces
     found = sentencepiece.SentencePieceProcessor(model_proto=description.SerializeToString())

@@ -182,7 +182,7 @@ class PublishedTranslationInput(TranslationInput):
 
     def _set_sides(self, directory: pathlib.Path, languages: dict[str, str]) -> None:
         source, target = (PublishedSide(directory, side, languages) for side in _SIDES)
-        self.__dict__["_published"] = source, target
+        vars(self)["_published"] = source, target
         self._forget_tokens()
 
     @property

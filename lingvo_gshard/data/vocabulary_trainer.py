@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -183,9 +184,7 @@ class VocabularyTrainer(Configurable):
             )
         return vocabulary
 
-    def _train(
-        self, path: str, sentences: Sequence[str], options: Mapping[str, object]
-    ) -> Vocabulary:
+    def _train(self, path: str, sentences: Sequence[str], options: Mapping[str, Any]) -> Vocabulary:
         size = options["vocab_size"]
         characters = sum(map(len, sentences))
         self.observer.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")

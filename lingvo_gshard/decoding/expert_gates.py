@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import NO_TOKEN
-from lingvo_gshard.decoding.models import DecodableModel
+from lingvo_gshard.decoding.models import DecodableModel, TranslationModel
 from lingvo_gshard.layers.attention.cached import row_view
 from lingvo_gshard.layers.moe.layer import TOKEN_GATES
 
@@ -39,7 +41,8 @@ def expert_gates(
             found.append((layer, value))
 
     with context.scope(training=False, on_output=observe):
-        memory = None if source_BK is None else model.encode_memory(weights, source_BK)
+        translates = cast(TranslationModel, model)
+        memory = None if source_BK is None else translates.encode_memory(weights, source_BK)
         is_token_BL = tf.not_equal(ids_BL, NO_TOKEN)
         view, mask_BL = row_view(is_token_BL, is_causal=True), tf.cast(is_token_BL, tf.int32)
         model.extend(weights, tf.maximum(ids_BL, 0), mask_BL, view, None, memory)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind
-from lingvo_gshard.decoding.models import DecodableModel
+from lingvo_gshard.decoding.models import DecodableModel, TranslationModel
 from lingvo_gshard.decoding.state import IMPOSSIBLE, ages, slot_count
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.mask import MASKED
@@ -92,7 +93,8 @@ class Admission:
             position_B=zeros_a,
         )
         if "source_aK" in new:
-            memory = self.model.encode_memory(weights, new.source_aK)
+            translates = cast(TranslationModel, self.model)
+            memory = translates.encode_memory(weights, new.source_aK)
             rows.memory = _fitted(memory, state.memory)
         if beam > 1:
             first_W = tf.equal(tf.range(beam), 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.decoding.greedy import log_normalizer, only_allowed
 from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE
@@ -99,7 +100,7 @@ def take(
     logits_BV = given_BV / tf.where(is_drawn_B, temperature_B, 1.0)[:, None]
     most_B1 = tf.reduce_max(logits_BV, 1, keepdims=True)
     is_kept_BV = ~(logits_BV < most_B1 + tf.math.log(min_p_B)[:, None])
-    size = logits_BV.shape[1]
+    size = known_sizes(logits_BV.shape)[1]
     count_B = tf.cast(tf.where(top_k_B > 0, tf.minimum(top_k_B, size), size), tf.float32)
     is_kept_BV &= _fewest(given_BV, tf.ones_like(logits_BV), count_B, count_B < size)
     mass_BV = tf.exp(logits_BV - most_B1)
@@ -125,7 +126,7 @@ def _fewest(
       wanted_B: the sum of weights to reach.
       is_limited_B: whether the row is limited; else all of its tokens are taken.
     """
-    rows, size = logits_BV.shape
+    rows, size = known_sizes(logits_BV.shape)
     # The bits of -0.0 differ from those of 0.0, which is no larger.
     ordered_BV = _flip_negative(tf.bitcast(tf.where(logits_BV == 0, 0.0, logits_BV), tf.int32))
 

@@ -10,6 +10,9 @@ are in blocks, of which a step reads as many as it needs (`cached`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
@@ -19,7 +22,7 @@ from lingvo_gshard.layers.attention.cached import CacheView, block_count
 LOCAL_LETTERS = {"w": "the two words of a random key, or the slots of a position"}
 
 # (rows, slots) -> the shapes of each layer's arrays by name.
-Shapes = "Callable[[int, int], list[dict[str, tuple[int, ...]]]]"
+Shapes: TypeAlias = "Callable[[int, int], list[dict[str, tuple[int, ...]]]]"
 
 # Larger than any score of a hypothesis that does not exist.
 IMPOSSIBLE = -1e9
@@ -35,7 +38,7 @@ def state_specs(
     """Returns the tree of tf.TensorSpec of a state."""
     rows, beam = shape.rows, kind.beam
 
-    def spec(*sizes: int, of: tf.DType = tf.int32) -> tf.TensorSpec:
+    def spec(*sizes: int, of: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
 
     def slots(shapes: Shapes, positions: int, width: int = 1) -> list[NestedMap]:

@@ -13,6 +13,7 @@ from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.decoding.precision import TRAINED, stored_weights
@@ -69,12 +70,13 @@ class DecodeFunction:
             sentence and the end of text; to continue a text, the id before all texts and those of
             the text. A row of padding has no answer, and the score 0.
         """
-        most = self.most_new(ids_BK.shape[1])
+        rows, length = known_sizes(ids_BK.shape)
+        most = self.most_new(length)
         kind = self.options.kind
         state = self._admit(weights, ids_BK, self._shape(ids_BK.shape))
         state.is_active_B *= tf.cast(tf.not_equal(ids_BK[:, 0], self.facts.pad_id), tf.int32)
         steps = Steps(self.task, kind, self.facts.end_ids, most)
-        nobody = ids_BK.shape[0] + 1
+        nobody = rows + 1
         state, records = steps.run(weights, state, tf.constant(most), tf.constant(nobody))
         if kind.beam > 1:
             return _best_hypothesis(records, state.generated_B, self.facts.pad_id)
@@ -82,7 +84,7 @@ class DecodeFunction:
 
     def _shape(self, sizes: tf.TensorShape) -> StateShape:
         """Returns the sizes of the state of a batch of ids."""
-        rows, length = sizes
+        rows, length = known_sizes(sizes)
         if self.facts.has_source:
             positions = self.most_new(length) + len(self.facts.forced_ids)
             return StateShape(rows, positions, length)
@@ -145,7 +147,7 @@ def decoding_weights(task: TokenTask, theta: NestedMap, precision: str = TRAINED
 
 def _given(ids_BK: tf.Tensor, count_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the last id of each text, and those before it aligned to the right."""
-    length = ids_BK.shape[1]
+    length = known_sizes(ids_BK.shape)[1]
     last = tf.maximum(count_B - 1, 0)
     given = {"last_a": tf.gather(ids_BK, last, batch_dims=1)}
     if length > 1:
@@ -162,8 +164,8 @@ def _only_hypothesis(
     token_BL = tf.transpose(records.token_BW[..., 0])
     gain_BL = tf.transpose(records.log_probability_BW[..., 0])
     is_generated_BL = tf.range(token_BL.shape[1]) < generated_B[:, None]
-    is_end_BL = tf.reduce_any(tf.equal(token_BL[..., None], facts.end_ids), -1)
-    is_kept_BL = is_generated_BL & ~is_end_BL
+    is_end_BL = tf.reduce_any(tf.equal(tf.expand_dims(token_BL, -1), facts.end_ids), -1)
+    is_kept_BL = is_generated_BL & tf.logical_not(is_end_BL)
     score_B = tf.reduce_sum(tf.where(is_generated_BL, gain_BL, 0.0), 1)
     return tf.where(is_kept_BL, token_BL, facts.pad_id), score_B
 

@@ -15,6 +15,7 @@ from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.tasks.token_task import TokenTask
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
 
@@ -124,7 +125,7 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
       UserError: the model cannot search so, or takes no text as long as `settings.lengths`.
     """
     task, facts = model.task, facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
-    assert task.DECODING is not None
+    assert isinstance(task, TokenTask) and task.DECODING is not None
     options = settings.options or DecodingOptions(beam_size=task.DECODING.beam_size)
     most_beam = facts.vocabulary_size - len(facts.end_ids)
     if options.beam_size > most_beam:

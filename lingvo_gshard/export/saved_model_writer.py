@@ -13,12 +13,13 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lingvo_gshard.core.config import params_json
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.export.decoder import TRANSLATION, PortableDecoder
@@ -76,7 +77,7 @@ def write(
             f"{decoder.model.params.name} has a tokenizer of others, which is not computed in a "
             "graph of TensorFlow; `format=stablehlo` writes programs from ids to ids"
         )
-    module = tf.Module()
+    module: Any = tf.Module()
     module.weights = [
         tf.Variable(weight, trainable=False, name=scope_name(path))
         for path, weight in decoder.weights.flatten_items()
@@ -96,7 +97,7 @@ def write(
     (directory / "params.json").write_text(params_json.to_json(decoder.model.params), "utf-8")
 
 
-def _save(module: tf.Module, directory: pathlib.Path) -> None:
+def _save(module: Any, directory: pathlib.Path) -> None:
     try:
         tf.saved_model.save(module, str(directory), signatures=module.serve)
     except tf.errors.ResourceExhaustedError:
@@ -121,6 +122,11 @@ def _search(
     return made
 
 
+def _ragged() -> Any:
+    """Returns tf.RaggedTensor, whose makers have no types."""
+    return tf.RaggedTensor
+
+
 class _Server:
     """The function from strings to strings."""
 
@@ -131,6 +137,7 @@ class _Server:
         self._facts = decoder.function.facts
         self._most_new = decoder.function.most_new(decoder.lengths[-1])
         self._normal = NormalizerInGraph()
+        assert decoder.source is not None and decoder.target is not None
         self._source = VocabularyInGraph(decoder.source)
         self._end = decoder.source.eos_id
         self._target = self._source
@@ -138,7 +145,7 @@ class _Server:
             self._target = VocabularyInGraph(decoder.target)
 
     @property
-    def tokenizers(self) -> list[tf.Module]:
+    def tokenizers(self) -> list[Any]:
         """The tokenizers, which must be tracked by what is saved."""
         return [self._source.tokenizer, self._target.tokenizer]
 
@@ -157,12 +164,12 @@ class _Server:
         kept = ids[:, : self._lengths[-1] - 1]
         has_ids = tf.cast(kept.row_lengths() > 0, tf.int64)
         ends = tf.fill([tf.reduce_sum(has_ids)], self._end)
-        return tf.concat([kept, tf.RaggedTensor.from_row_lengths(ends, has_ids)], 1)
+        return tf.concat([kept, _ragged().from_row_lengths(ends, has_ids)], 1)
 
     def _with_beginning(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns texts with the id before all texts; of too long ones only the end."""
         before = tf.fill([ids.nrows(), 1], self._facts.bos_id)
-        given = tf.concat([tf.RaggedTensor.from_tensor(before), ids], 1)
+        given = tf.concat([_ragged().from_tensor(before), ids], 1)
         return given[:, -self._lengths[-1] :]
 
     def _search_all(self, ids: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
@@ -185,7 +192,7 @@ class _Server:
         place_t = tf.argsort(order_t)
         new = tf.gather(found_ids.concat(), place_t)
         # Ids are 0 after the end only, but for padding that the model itself has chosen.
-        return tf.RaggedTensor.from_tensor(new), tf.gather(found_scores.concat(), place_t)
+        return _ragged().from_tensor(new), tf.gather(found_scores.concat(), place_t)
 
     def _search_some(self, ids: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the new ids [r,L] and the scores [r] of texts that fit one call."""
@@ -200,7 +207,7 @@ class _Server:
                 ids_BK = tf.pad(ids_rK, [[0, rows - count], [0, 0]])
                 new_BL, score_B = search(tf.ensure_shape(ids_BK, [rows, length]))
                 new_rL = new_BL[:count]
-                padding = self._most_new - new_BL.shape[1]
+                padding = self._most_new - known_sizes(new_BL.shape)[1]
                 return tf.pad(new_rL, [[0, 0], [0, padding]]), score_B[:count]
 
             return run

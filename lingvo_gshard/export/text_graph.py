@@ -6,6 +6,7 @@ import functools
 import operator
 import sys
 import unicodedata
+from typing import Any
 
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.data.cleaning.normalization import Normalizer
@@ -37,7 +38,8 @@ class NormalizerInGraph:
         single = tf.strings.regex_replace(visible, f"{self._space}+", " ")
         stripped = tf.strings.regex_replace(single, "^ | $", "")
         # Taking a character out may bring a letter and its accent together.
-        return tf_text.normalize_utf8(stripped, "NFC")
+        found: Any = tf_text.normalize_utf8(stripped, "NFC")
+        return found
 
 
 class VocabularyInGraph:
@@ -48,7 +50,8 @@ class VocabularyInGraph:
     """
 
     def __init__(self, vocabulary: Vocabulary):
-        self.tokenizer = tf_text.SentencepieceTokenizer(vocabulary.model, out_type=tf.int32)
+        int32: Any = tf.int32
+        self.tokenizer: Any = tf_text.SentencepieceTokenizer(vocabulary.model, out_type=int32)
         self._special = sorted({vocabulary.pad_id, vocabulary.bos_id})
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:

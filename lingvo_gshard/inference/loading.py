@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def facts_of(
     if not isinstance(task, TokenTask) or task.DECODING is None:
         raise UserError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
-        length = task.token_shape(input_params.cls.batch_specs(input_params)).length
+        input_class: Any = input_params.cls
+        length = task.token_shape(input_class.batch_specs(input_params)).length
     ids = text_ids or TextIds()
     facts = task.model_facts(length, ids.before[0], ids.ends)
     # A tokenizer may have more ids than the model predicts.

@@ -152,7 +152,7 @@ def add_adapter(
     """Returns the product y of x with a weight, plus what its adapter adds, if it has one."""
     if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
         return y
-    return y + layer.children[CHILD].fprop(theta[CHILD], name, equation, x)
+    return y + getattr(layer, CHILD).fprop(theta[CHILD], name, equation, x)
 
 
 def adapt(model: Layer, params: Params, where: str) -> None:
@@ -192,7 +192,7 @@ def adapt(model: Layer, params: Params, where: str) -> None:
         if weights:
             layer.create_child(CHILD, options)
             for name, spec in weights.items():
-                layer.children[CHILD].add(name, spec)
+                getattr(layer, CHILD).add(name, spec)
 
 
 def is_factor(path: str) -> bool:
@@ -235,9 +235,9 @@ def merged(specs: Any, theta: Any, merge: Merge) -> Any:
     result = NestedMap({n: merged(s, theta[n], merge) for n, s in specs.items() if n != CHILD})
     for name in _adapted(specs):
         pair = [specs[CHILD][f"{name}_{factor}"].layout for factor in "ab"]
-        factors = [theta[CHILD][f"{name}_{factor}"] for factor in "ab"]
+        a, b = (theta[CHILD][f"{name}_{factor}"] for factor in "ab")
         equation = f"{pair[0]},{pair[1]}->{specs[name].layout}"
-        result[name] = merge(specs[name], equation, *factors, theta[name])
+        result[name] = merge(specs[name], equation, a, b, theta[name])
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -55,9 +56,10 @@ def why_none_fits(task: Params) -> str:
     Args:
       task: Params of the task, with the sizes of vocabularies filled in.
     """
-    if not issubclass(task.cls, (LanguageModelTask, TranslationTask)):
+    cls: Any = task.cls
+    if not issubclass(cls, (LanguageModelTask, TranslationTask)):
         return (
-            f"its task is {task.cls.__name__}, and the families ({', '.join(FAMILIES)}) are "
+            f"its task is {cls.__name__}, and the families ({', '.join(FAMILIES)}) are "
             "language models and translation models"
         )
     found = [(_differences_to(task, family), family) for family in FAMILIES.values()]

@@ -153,7 +153,7 @@ class _Values:
                 yield pending.popleft()[1].result()
 
     def _value(self, tensor: Tensor) -> np.ndarray:
-        pieces = self._placement.pieces[tensor.name]
+        pieces = list(self._placement.pieces[tensor.name])
         dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
         published = np.empty(tensor.shape, dtype)
         if len(pieces) > 1 or pieces[0].published_shape != tensor.shape:

@@ -62,7 +62,7 @@ def write_file(tensors: Sequence[Published], values: Iterator[np.ndarray]) -> No
         for tensor, value in zip(tensors, values, strict=True):
             array = np.ascontiguousarray(value, dtype_of(tensor.dtype))
             assert array.shape == tensor.shape, (tensor, array.shape)
-            file.write(array.reshape(-1).view(np.uint8))
+            file.write(array.reshape(-1).view(np.uint8).data)
 
 
 def write_index(files: Sequence[Sequence[Published]], directory: pathlib.Path) -> None:

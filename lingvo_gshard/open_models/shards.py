@@ -96,7 +96,7 @@ class Published(Tensor):
         run = [box[inner], *((0, size) for size in self.shape[inner + 1 :])] if box else []
         array = np.empty([*outer, *(b - a for a, b in run)], dtype_of(self.dtype))
         # Read, not mapped: a page that is mapped costs more than to copy it.
-        target = memoryview(array.reshape(-1).view(np.uint8))
+        target = memoryview(array.reshape(-1).view(np.uint8).data)
         length = array.nbytes // max(math.prod(outer), 1)
         steps = [self._run_bytes(d, (0, 1)) for d in range(len(self.shape))]
         starts = [start for start, _ in box[:inner]]

@@ -99,7 +99,7 @@ class PublishedStart:
         """Returns a weight of which this process has read the parts of its devices."""
         parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             # Several devices may hold the same part.
             box = _box(index, struct.shape)
             if box not in parts:

@@ -84,8 +84,11 @@ class Task(Protocol):
       rows: expected number of rows, or of other units; the share of the stage's work.
     """
 
-    name: str
-    rows: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rows(self) -> int: ...
 
     def run(self, job: Job, progress: Progress) -> Any:
         """Does the work and returns its record."""

@@ -150,7 +150,9 @@ class _Worker:
 
 
 def _ready(workers: Iterable[_Worker]) -> list[_Worker]:
-    return multiprocessing.connection.wait(list(workers))
+    ready: Any = list(workers)
+    found: Any = multiprocessing.connection.wait(ready)
+    return found
 
 
 def _death(code: int | None, task: Task) -> str:

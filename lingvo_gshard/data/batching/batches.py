@@ -51,6 +51,7 @@ class PackedBatches:
         while self._batch >= self._batches_in_block:
             self._move_to(self._block + 1, 0, self._left_over)
             self._pack_block()
+        assert self._rows is not None
         begin = self._batch * self._packer.batch_rows
         chosen = (self._rows >= begin) & (self._rows < begin + self._packer.batch_rows)
         self._batch += 1

@@ -29,11 +29,11 @@ def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.n
     """
     if not temperature >= 1:
         raise UserError(f"temperature must be at least 1, not {temperature}")
-    counts = np.asarray(counts, np.float64)
-    if counts.size == 0 or counts.min() < 1:
+    amounts = np.asarray(counts, np.float64)
+    if amounts.size == 0 or amounts.min() < 1:
         raise UserError("Every language needs at least one sentence to be sampled from")
     # Computed through logarithms so that small exponents cannot overflow.
-    weights = np.exp(np.log(counts / counts.max()) / temperature)
+    weights = np.exp(np.log(amounts / amounts.max()) / temperature)
     return weights / weights.sum()
 
 

@@ -111,16 +111,20 @@ class Packer(Protocol):
       batch_rows: rows of a batch.
     """
 
-    batch_rows: int
+    @property
+    def batch_rows(self) -> int: ...
 
-    def first_fit(self, examples: np.ndarray) -> np.ndarray:
+    def first_fit(self, examples: np.ndarray, /) -> np.ndarray:
         """Returns the row of each example; rows are numbered in the order they were opened."""
+        ...
 
-    def pack(self, rows: np.ndarray, examples: np.ndarray) -> Batch:
+    def pack(self, rows: np.ndarray, examples: np.ndarray, /) -> Batch:
         """Returns one batch with each example in its row, 0 to `batch_rows` - 1."""
+        ...
 
     def tables(self) -> Iterator[np.ndarray]:
         """Yields arrays that determine all examples, for a digest of the data."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

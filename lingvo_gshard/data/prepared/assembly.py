@@ -129,7 +129,7 @@ class Assembly:
     def _digest(self, planned: PlannedBatch) -> int:
         digest = zlib.crc32(f"{self.identity} {planned.bucket}".encode())
         for part in (planned.rows, planned.pieces.rows, planned.pieces.begins):
-            digest = zlib.crc32(np.ascontiguousarray(part), digest)
+            digest = zlib.crc32(np.ascontiguousarray(part).data, digest)
         return digest
 
 

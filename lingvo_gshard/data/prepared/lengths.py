@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,8 @@ class Lengths:
         Raises:
           UserError: the file was cut off since it was mapped.
         """
-        table, mapping = self._tables[shard], _mapping(self._tables[shard])
+        table: Any = self._tables[shard]
+        mapping = _mapping(table)
         if mapping is not None and mapping.size() < table.offset + table.nbytes:
             raise UserError(
                 f"{self._root / self._shards[shard].lengths} was cut off to {mapping.size():,} "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import record

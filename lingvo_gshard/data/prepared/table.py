@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError

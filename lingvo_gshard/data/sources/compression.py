@@ -5,7 +5,7 @@ import gzip
 import io
 import lzma
 import zlib
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import zstandard
 
@@ -27,7 +27,8 @@ def decompressed(path: str, file: BinaryIO) -> contextlib.AbstractContextManager
       file: the file as it is stored.
     """
     if path.endswith(".gz"):
-        return gzip.open(file, "rb")
+        plain: Any = gzip.open(file, "rb")
+        return plain
     if path.endswith(".xz"):
         return lzma.open(file, "rb")
     if path.endswith(".zst"):

@@ -130,7 +130,7 @@ def _parse_po(path: str, content: bytes) -> tuple[dict[str, str], list[_Entry]]:
     catalog = polib.pofile(path, encoding=charset)
     entries = [
         _Entry(
-            entry.linenum,
+            entry.linenum or 0,
             entry.msgid,
             entry.msgid_plural,
             [entry.msgstr_plural[index] for index in sorted(entry.msgstr_plural)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import IO, cast
 
 _BLOCK = 1 << 20
 
 
-def bounded_lines(
-    file: io.BufferedIOBase, count: int | None, longest: int
-) -> Iterator[bytes | None]:
+def bounded_lines(file: IO[bytes], count: int | None, longest: int) -> Iterator[bytes | None]:
     """Yields the lines of a file from its position, without line ends; None for a long one.
 
     Args:
@@ -20,17 +19,19 @@ def bounded_lines(
     """
     rest, is_long = b"", False
     # `read` would lose what comes before the place where a compressed file is damaged.
-    while block := file.read1(_BLOCK if count is None else min(_BLOCK, count)):
+    while block := cast(io.BufferedIOBase, file).read1(
+        _BLOCK if count is None else min(_BLOCK, count)
+    ):
         if count is not None:
             count -= len(block)
-        lines = block.split(b"\n")
+        lines: list[bytes | None] = [*block.split(b"\n")]
         if is_long and len(lines) == 1:
             continue
         if is_long:
             # The end of a line whose beginning was too long.
             lines[0], is_long = None, False
         else:
-            lines[0] = rest + lines[0]
+            lines[0] = (rest or b"") + (lines[0] or b"")
         rest = lines.pop()
         yield from _without_long(lines, longest)
         if rest is None or len(rest) > longest:

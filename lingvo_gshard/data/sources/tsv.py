@@ -36,7 +36,8 @@ class _TsvLines(readers.Reader):
                     )
                     continue
                 codes.add(language)
-            yield Row(*columns, path, number)
+            language, source, target = columns
+            yield Row(language, source, target, path, number)
 
 
 def _columns(line: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +136,8 @@ class Lane:
     def _rewind(self) -> None:
         """Begins the ring anew in a state without texts: steps read its first positions only."""
         (index,) = (i for i, array in enumerate(self._arrays) if array.path == "state.time")
-        self._state[index] = np.zeros((), np.int32)
+        zero: Any = np.zeros((), np.int32)
+        self._state[index] = zero
 
     def step(self, most_steps: int, enough: int) -> list[Row]:
         """Decodes until `most_steps` tokens more, or until `enough` texts have ended.

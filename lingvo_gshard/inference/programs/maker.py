@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.decoding.expert_gates import expert_gates
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts
@@ -103,11 +104,11 @@ class ProgramMaker:
         return program, trees[0]
 
     def _steps(self, key: ProgramKey) -> Program:
-        kind = key.kind
+        kind, shape = _search_of(key)
         steps = Steps(self._task, kind, self._facts.end_ids, self._facts.most_steps)
-        weights, state = self._prepared[1], self._state(kind, key.shape)
+        weights, state = self._prepared[1], self._state(kind, shape)
         extra = [
-            Array("new.is_alive_B", (key.shape.rows,), "int32", ((),)),
+            Array("new.is_alive_B", (shape.rows,), "int32", ((),)),
             *(Array(f"new.{name}", (), "int32", ()) for name in ("most_steps", "enough")),
         ]
 
@@ -123,17 +124,20 @@ class ProgramMaker:
         return self._lower_on_state(key, run, state, extra)
 
     def _admit(self, key: ProgramKey) -> Program:
-        admission = Admission(self._task, key.kind)
-        weights, state = self._prepared[1], self._state(key.kind, key.shape)
+        kind, shape = _search_of(key)
+        admission = Admission(self._task, kind)
+        weights, state = self._prepared[1], self._state(kind, shape)
         new = self._new_specs(key, state)
 
         def run(*tensors: tf.Tensor) -> Outputs:
             theta, before, (text_of_row_B, *rest) = _packed(tensors, weights, state)
             return self._described(admission.run(theta, before, new.pack(rest), text_of_row_B))
 
-        extra = [Array("new.text_of_row_B", (key.shape.rows,), "int32", ((),))]
+        extra = [Array("new.text_of_row_B", (shape.rows,), "int32", ((),))]
         extra += [
-            Array(f"new.{path}", tuple(spec.shape.as_list()), spec.dtype.name, _whole(spec.shape))
+            Array(
+                f"new.{path}", tuple(known_sizes(spec.shape)), spec.dtype.name, _whole(spec.shape)
+            )
             for path, spec in new.flatten_items()
         ]
         return self._lower_on_state(key, run, state, extra)
@@ -158,6 +162,7 @@ class ProgramMaker:
         return new
 
     def _gates(self, key: ProgramKey) -> Program:
+        assert key.shape is not None
         shape, (program, weights) = key.shape, self._prepared
         sizes = {"ids_BL": shape.length, "source_BK": shape.memory_length}
         texts = [
@@ -228,17 +233,23 @@ class ProgramMaker:
     def _weight_split(self, weight: tf.Tensor) -> Split:
         """Returns the split of a decoding weight: that of its annotation."""
         split = xla.annotated_split(weight, self._partitioning.mesh) or _whole(weight.shape)
-        return self._partitioning.storage_split(weight.shape.as_list(), split)
+        return self._partitioning.storage_split(known_sizes(weight.shape), split)
 
     def _split(self, path: str, array: tf.Tensor | tf.TensorSpec) -> Split:
         """Returns the split of an array of the state: by rows, keys and values by heads, too."""
-        shape = array.shape.as_list()
+        shape = known_sizes(array.shape)
         if not shape:
             return ()
         has_heads = path.startswith(("caches", "memory.layers"))
         split = self._partitioning.split("BN" if has_heads else "B")
         whole = ((),) * (len(shape) - len(split))
         return self._partitioning.storage_split(shape, (*split, *whole))
+
+
+def _search_of(key: ProgramKey) -> tuple[SearchKind, StateShape]:
+    """Returns the kind and the sizes of a program that works on a state."""
+    assert key.kind is not None and key.shape is not None
+    return key.kind, key.shape
 
 
 def _whole(shape: tf.TensorShape) -> Split:

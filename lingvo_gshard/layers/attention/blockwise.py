@@ -62,10 +62,18 @@ class BlockwiseKernel(AttentionKernel):
             key_segments_BK: tf.Tensor,
             *sinks: tf.Tensor,
         ):
-            padded = [tf.pad(x, [[0, 0], *padding, [0, 0]]) for x in (keys_BNKD, values_BNKD)]
+            padded = (tf.pad(x, [[0, 0], *padding, [0, 0]]) for x in (keys_BNKD, values_BNKD))
             segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
             blocks = _Blocks(
-                mask, logit_cap, size, count, query_BNLD, *padded, segments_BL, segments_BK
+                mask,
+                logit_cap,
+                size,
+                count,
+                query_BNLD,
+                next(padded),
+                next(padded),
+                segments_BL,
+                segments_BK,
             )
             sums = blocks.forward(*sinks)
             mixed_BNLD = sums.result(query_BNLD.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
 # Added to the logit of a key that a query must not attend to.
@@ -53,14 +54,17 @@ class AttentionMask:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the segments [B,L] of queries and [B,K] of keys; ones if there are none."""
         if self.segments_BL is not None:
-            return self.segments_BL, self.key_segments()
+            keys = self.key_segments_BK
+            return self.segments_BL, self.segments_BL if keys is None else keys
         batch, _, queries, _ = query_BNLD.shape
         keys = keys_BNKD.shape[2]
         return tf.ones([batch, queries], tf.int32), tf.ones([batch, keys], tf.int32)
 
     def with_bias(self) -> AttentionMask:
         """Returns this mask with its bias materialized. The mask must have segments."""
-        queries, keys = self.segments_BL.shape[1], self.key_segments().shape[1]
+        keys_BK = self.key_segments()
+        assert self.segments_BL is not None and keys_BK is not None
+        queries, keys = (known_sizes(x.shape)[1] for x in (self.segments_BL, keys_BK))
         return dataclasses.replace(self, bias_B1LK=self.bias(queries, keys))
 
     def bias(self, queries: int, keys: int) -> tf.Tensor:

@@ -132,7 +132,7 @@ class MultiHeadAttention(Attention):
         """Normalizes queries or keys. Dehghani et al. 2023, arXiv 2302.05442, section 2."""
         if not self.p.qk_norm:
             return x_BLND
-        return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x_BLND)
+        return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], x_BLND)
 
     @layer_method
     def _attend_to_slots(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.layers.attention.running_softmax import RunningSums, SoftmaxStatistics
@@ -65,7 +66,7 @@ class RingPass:
     @property
     def parts(self) -> int:
         """Number of parts."""
-        return self.query.shape[PARTS]
+        return known_sizes(self.query.shape)[PARTS]
 
     def padded_block(self, keys: tf.Tensor, values: tf.Tensor, segments: tf.Tensor) -> KeyBlock:
         """Returns all keys, each part padded to a multiple of the block size."""
@@ -110,8 +111,10 @@ class RingPass:
         zeros = [tf.zeros(x.shape, tf.float32) for x in (self.query, block.keys, block.values)]
         zeros = (annotate(zeros[0], "BNLsD"), *map(self._annotate_keys, zeros[1:]))
         last = self._loop(step, (tf.constant(0), block, zeros))
-        d_query, *d_keys_values = self._add_gradients(*last, d_mixed, statistics)
-        return d_query, *self._rotate(d_keys_values)
+        index, block, sums = last
+        d_query, *d_keys_values = self._add_gradients(index, block, sums, d_mixed, statistics)
+        d_keys, d_values = self._rotate(d_keys_values)
+        return d_query, d_keys, d_values
 
     def _loop(self, step: Callable, start: tuple) -> tuple:
         """Runs all steps except the last one, after which keys are not passed on."""

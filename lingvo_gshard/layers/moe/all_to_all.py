@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -137,7 +138,7 @@ def _swap(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
 
 def _merge(x: tf.Tensor, first: int, second: int, sizes: Sequence[int]) -> tf.Tensor:
     """Reverses `_split_by_axis`: merges the leading dimensions into two of these sizes."""
-    shape, both = x.shape.as_list(), first + second
+    shape, both = known_sizes(x.shape), first + second
     padded = [math.prod(shape[:first]), math.prod(shape[first:both])]
     x = tf.reshape(x, [*padded, *shape[both:]])
     return x if padded == list(sizes) else x[: sizes[0], : sizes[1]]

@@ -8,7 +8,8 @@ each expert computes its rows in blocks, as many as it needs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.lazy import tf
@@ -27,7 +28,7 @@ _COMPARED_ROWS = 1024
 _BLOCKS = (8, 16, 32, 64)
 
 # Maps one expert's weights and rows [C,M] to outputs [C,M].
-Network = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
+Network: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
 
 
 def run_experts(

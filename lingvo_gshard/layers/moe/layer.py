@@ -14,6 +14,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import uneven
@@ -185,7 +186,8 @@ class MixtureOfExperts(Layer):
           x_BLM: the tokens.
           mask_BL: 0 at padding.
         """
-        groups = Groups.for_batch(*x_BLM.shape[:2], self.p.group_size)
+        batch, length, _ = known_sizes(x_BLM.shape)
+        groups = Groups.for_batch(batch, length, self.p.group_size)
         uneven.warn_of_groups(groups, self.path)
         uneven.warn_of_experts(self.p.num_experts, self.path)
         return self._run_groups(theta, x_BLM, mask_BL, groups)
@@ -247,7 +249,7 @@ class MixtureOfExperts(Layer):
           mask_BL: 0 at padding.
         """
         with context.override(keeps_all_tokens=True):
-            batch, length, model_dim = x_BLM.shape.as_list()
+            batch, length, model_dim = known_sizes(x_BLM.shape)
             if not self._runs_exactly():
                 size = self._inference_group_size(batch * length)
                 groups = Groups.for_batch(batch, length, size)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 
 LOCAL_LETTERS = {"c": "labels of tokens"}
 
@@ -226,7 +227,7 @@ class ExpertChoiceRouting(Routing):
 
     def choices_by_group(self) -> tf.Tensor:
         """Returns the number of tokens that each expert chose in each group, float32 [G,E]."""
-        is_filled = tf.less(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
+        is_filled = tf.less(self.token_of_slot_GEC, known_sizes(self.is_taken_GS.shape)[1])
         return tf.reduce_sum(tf.cast(is_filled, tf.float32), 2)
 
     def gate_sums(self) -> tf.Tensor:

@@ -223,7 +223,7 @@ class Loop:
 
         def step(count: tf.Tensor, dx: tf.Tensor, sums: list, stacks: list) -> tuple:
             r = self.repetition.times - 1 - count
-            gradients = iteration_gradients(r, dx)
+            gradients: list[Any] = iteration_gradients(r, dx)
             sums = [s + tf.cast(gradients[i], s.dtype) for s, i in zip(sums, summed, strict=True)]
             stacks = [s.write(r, gradients[i]) for s, i in zip(stacks, stacked, strict=True)]
             return count + 1, gradients[0], sums, stacks

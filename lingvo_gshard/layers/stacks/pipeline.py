@@ -174,7 +174,7 @@ class Pipeline(Execution):
         partitioning = current_partitioning()
         axes = partitioning.split(STAGES)[0] if partitioning else ()
         parts = partitioning.parts(axes) if partitioning else 1
-        if stages % parts:
+        if partitioning is not None and stages % parts:
             raise UserError(
                 f"{path}.stages={stages} does not divide over the {parts} devices along "
                 f"{', '.join(axes)} of `mesh={partitioning.mesh}`"

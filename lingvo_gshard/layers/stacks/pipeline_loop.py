@@ -149,7 +149,8 @@ class PipelineLoop:
         partitioning = current_partitioning()
         with use_partitioning(partitioning and partitioning.within_stack(STAGES)):
             with_gradient = _present_results(run_once, *map(spec_of, slices))
-        return _TracedBody(*traced[-1], with_gradient)
+        reports, values, results, layouts = traced[-1]
+        return _TracedBody(reports, values, results, layouts, with_gradient)
 
 
 class _Passes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
@@ -147,7 +148,7 @@ class TransformerStack(Layer):
         p = self.p
         obstacle = ""
         if "relative_buckets" not in attention or attention.relative_buckets:
-            obstacle = f"{attention.cls.__name__}, which has none or its own"
+            obstacle = f"{attention.cls and attention.cls.__name__}, which has none or its own"
         elif not attention.kernel.cls.supports_relative_bias:
             obstacle = f"{attention.kernel.cls.__name__}; choose DenseKernel"
         elif p.execution.cls.splits_shared:
@@ -199,9 +200,8 @@ class TransformerStack(Layer):
         layer.self_attention.is_causal = self.is_causal
         feed_forward = p.moe if is_expert_layer(p, index) else layer.feed_forward
         feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
-        layer.feed_forward = feed_forward.cls.for_stack(
-            feed_forward, self.is_causal, p.has_token_ids
-        )
+        made: Any = feed_forward.cls
+        layer.feed_forward = made.for_stack(feed_forward, self.is_causal, p.has_token_ids)
         layer.has_cross_attention = p.is_decoder
         return layer
 
@@ -223,6 +223,7 @@ class TransformerStack(Layer):
         """
         shared = [self._masks(theta, segments_BL)]
         if self.p.is_decoder:
+            assert memory is not None, f"{self.path} is a decoder, which attends to a memory"
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]

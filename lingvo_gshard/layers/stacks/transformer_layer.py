@@ -184,7 +184,7 @@ class TransformerLayer(Layer):
         weights = NestedMap(theta)
         for name in ("self_attention", "cross_attention", "feed_forward"):
             if name in self.children:
-                weights[name] = self.children[name].decoding_weights(theta[name])
+                weights[name] = getattr(self, name).decoding_weights(theta[name])
         return weights
 
     @layer_method
@@ -212,11 +212,12 @@ class TransformerLayer(Layer):
         h_BLM = self._enter("self_attention", theta, x_BLM)
         bias_BLK, used, learned_NLK = slots.visible[self.self_attention.p.window]
         learned = {} if learned_NLK is None else {"learned_bias_NLK": learned_NLK}
-        h_BLM, cache = self.self_attention.extend(
+        h_BLM, extended = self.self_attention.extend(
             theta.self_attention, h_BLM, slots.view, bias_BLK, cache, used, **learned
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
+            assert slots.memory is not None
             h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
                 theta.cross_attention, h_BLM, memory, slots.memory.bias_BLK, slots.memory.used
@@ -225,7 +226,7 @@ class TransformerLayer(Layer):
         h_BLM = self._enter("feed_forward", theta, x_BLM)
         h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, slots.mask_BL)
         x_BLM = self._add("feed_forward", theta, x_BLM, h_BLM)
-        return self.observe(x_BLM), cache, weights_BNLK
+        return self.observe(x_BLM), extended, weights_BNLK
 
     @layer_method
     def _feed_forward(
@@ -246,11 +247,11 @@ class TransformerLayer(Layer):
         position = self.p.norm_position
         if position in (BOTH, OUTPUT):
             h = self._normalize(f"{name}_output_norm", theta, h)
-        x += self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)
+        x += getattr(self, f"{name}_dropout").fprop(theta[f"{name}_dropout"], h)
         return self._normalize(f"{name}_norm", theta, x) if position == SUM else x
 
     def _normalize(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        h = self.children[name].fprop(theta[name], x)
+        h = getattr(self, name).fprop(theta[name], x)
         # Under tensor parallelism the gradient of h is a sum of partial ones. Annotated, h has the
         # sharding of x; otherwise XLA would replicate that sum.
         return annotate(h, "BLM")

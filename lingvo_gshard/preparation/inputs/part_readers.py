@@ -151,11 +151,12 @@ def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]
         language = fields.get(of.language_field)
         language = of.language if language is None else language
         texts = [fields.get(name) for name in names]
-        if not isinstance(language, str) or not all(isinstance(text, str) for text in texts):
+        found = [text for text in texts if isinstance(text, str)]
+        if not isinstance(language, str) or len(found) < len(texts):
             return _missing(fields, names)
-        if any("\0" in text for text in texts):
+        if any("\0" in text for text in found):
             return "it has NUL bytes; no text has any"
-        return Row(language, "" if is_text else texts[0], texts[-1], path, number)
+        return Row(language, "" if is_text else found[0], found[-1], path, number)
 
     return make
 

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -155,9 +156,9 @@ def _weights(name: str, pairs: object) -> Mapping[str, float]:
     return found
 
 
-def _pairs(name: str, pairs: object) -> list[tuple[object, float]]:
+def _pairs(name: str, pairs: Any) -> list[tuple[Any, float]]:
     """Returns the value of a hyperparameter as a list of pairs; ValueError if it is none."""
     try:
-        return [(key, float(value)) for key, value in pairs]  # pyright: ignore
+        return [(key, float(value)) for key, value in pairs]
     except (TypeError, ValueError):
         raise UserError(f"{name} is {pairs!r}; a tuple of pairs was expected") from None

@@ -94,6 +94,7 @@ class DynamicNTKScaling(RotaryScaling):
                 f"{self.path}: DynamicNTKScaling with {rotated} rotated dimensions; 4 or more were "
                 "expected"
             )
+        assert length_BL is not None
         longer_BL = tf.cast(tf.maximum(length_BL, p.original_length), tf.float32)
         growth_BL = p.factor * longer_BL / p.original_length - (p.factor - 1.0)
         bases_BL = base * tf.pow(growth_BL, rotated / (rotated - 2))

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core import context, dynamic_slice, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -308,12 +308,14 @@ class ExpertBlocks:
         ):
             tape.watch([block, *weights])
             output = self.network(self._packed(weights), block)
-        return tape.gradient(
+        upstream: Any = d_output
+        found: list[Any] = tape.gradient(
             output,
             [block, *weights],
-            output_gradients=d_output,
+            output_gradients=upstream,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
+        return found
 
     @contextlib.contextmanager
     def _block_at(self, start: tf.Tensor) -> Iterator[None]:

@@ -88,7 +88,8 @@ class SortedExchange:
             tokens = math.prod(x_GSM.shape[:2])
             x_TM = tf.reshape(x_GSM, [tokens, x_GSM.shape[-1]])
             by_choice = [expert_kGS.shape[0], tokens]
-            routed = [tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS)]
+            expert_kT, gate_kT = (tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS))
+            theta_E = tf.nest.pack_sequence_as(theta, weights)
             device_context = dataclasses.replace(
                 outer.part(),
                 seed=self._device_seed(seed),
@@ -98,7 +99,7 @@ class SortedExchange:
             )
             with context.use(device_context):
                 y_TM, over_bound = self._run_on_device(
-                    x_TM, *routed, tf.nest.pack_sequence_as(theta, weights), padded_experts
+                    x_TM, expert_kT, gate_kT, theta_E, padded_experts
                 )
             return tf.reshape(y_TM, x_GSM.shape), over_bound[tf.newaxis]
 
@@ -210,6 +211,7 @@ def _experts_of_rows(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
 
 def _count_devices(axes: Axes) -> int:
     mesh = mesh_in_use()
+    assert mesh is not None
     return mesh.parts(axes)
 
 

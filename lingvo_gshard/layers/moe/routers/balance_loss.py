@@ -41,7 +41,7 @@ def auxiliary_loss(
     tokens = (1,) if level == GROUP else (0, 1)
     real = tf.maximum(tf.reduce_sum(mask_GS, tokens), 1.0)[..., None]
     load = tf.stop_gradient(tf.reduce_sum(counted_GSE, tokens))
-    share = recent.fprop(theta, load) if level == GLOBAL else load / real
+    share = load / real if recent is None else recent.fprop(theta, load)
     real_gates_GSE = tf.where(mask_GS[..., None] > 0, gates_GSE, 0.0)
     mean_gate = tf.reduce_sum(real_gates_GSE, tokens) / real
     losses = tf.reduce_sum(share * mean_gate, -1)

@@ -24,7 +24,7 @@ from lingvo_gshard.open_models.table import Row, Table
 _POSITIONS = 512
 _GATED = {"gelu_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu", "relu": "reglu"}
 # The shared table's other names.
-T5_COPIES = dict.fromkeys(
+T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
     ("shared.weight",),
 )
