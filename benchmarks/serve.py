@@ -207,7 +207,7 @@ class _Offline:
 
 @dataclasses.dataclass
 class _Result:
-    """What clients have seen."""
+    """The answers that clients have seen."""
 
     latencies: list[float] = dataclasses.field(default_factory=list)
     tokens: int = 0

@@ -222,7 +222,7 @@ def best_threads(engine, case):
 
 def main():
     """Reads the setup, then answers requests until standard input ends."""
-    # What libraries print must not mix with the answers.
+    # Lines that libraries print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     with open(sys.argv[1], encoding="utf-8") as file:
         setup = json.load(file)

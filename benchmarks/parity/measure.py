@@ -30,13 +30,13 @@ from lingvo_gshard.tasks.translation import TranslationTask
 
 # Share of a model's largest gradient below which a tensor's gradients count as zero.
 _NEGLIGIBLE = 1e-3
-# What transformers computed, by name.
+# Results of transformers, by name.
 Outputs = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """How a model here differs from transformers.
+    """The difference between a model here and in transformers.
 
     Attributes:
       family: the `model_type`.

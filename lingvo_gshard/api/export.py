@@ -21,7 +21,7 @@ from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What an export wrote.
+    """The files that an export wrote.
 
     Attributes:
       directory: where.

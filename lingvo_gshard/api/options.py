@@ -10,7 +10,7 @@ from lingvo_gshard.runtime.cluster.place import ClusterOptions
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeOptions:
-    """Where and how an experiment's steps run.
+    """Options that decide where and how an experiment's steps run.
 
     Attributes:
       runtime: "local" (one device), "spmd" (all devices of the mesh, through XLA's SPMD

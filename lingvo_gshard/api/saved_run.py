@@ -62,7 +62,7 @@ class SavedRun:
       checkpoint: which checkpoint is read: "best", "newest" or a step.
       compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
         that it takes out of this one. It needs the cache of programs, and a CPU.
-      compiler_seconds: after which that process is stuck with a program, and is started anew.
+      compiler_seconds: seconds after which that process counts as stuck, and is started again.
     """
 
     observer: Observer = SilentObserver()

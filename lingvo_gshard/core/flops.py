@@ -1,4 +1,4 @@
-"""How layers count the useful floating-point operations (FLOPs) of a step.
+"""Rules for the useful floating-point operations (FLOPs) that layers count in a step.
 
 - A multiply-add counts as two operations.
 - Only matrix products count. Embeddings, norms, activations, dropout, losses and the optimizer do

@@ -23,7 +23,7 @@ Method = TypeVar("Method", bound=Callable)
 
 _IS_LAYER_METHOD = "_is_layer_method"
 
-# What a weight is to its layer: its role.
+# The roles that a weight can have in its layer.
 MATRIX, TABLE, BIAS, SCALE = "matrix", "table", "bias", "scale"
 ROLES = {
     MATRIX: "Activations are multiplied with it and summed over.",

@@ -116,7 +116,7 @@ class Input(Configurable, abc.ABC):
 
     @property
     def report(self) -> CleaningReport | None:
-        """What cleaning did to the training rows; None for data that is not cleaned."""
+        """The report on cleaning the training rows; None for data that is not cleaned."""
         return None
 
     @property

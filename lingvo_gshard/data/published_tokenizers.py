@@ -47,7 +47,7 @@ _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
 
 class Tokenizer(Protocol):
-    """What a vocabulary asks of a tokenizer.
+    """The interface of tokenizers that a vocabulary needs.
 
     Attributes:
       before: ids that the tokenizer puts before a text.

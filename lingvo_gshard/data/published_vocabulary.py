@@ -23,9 +23,9 @@ from lingvo_gshard.data.published_tokenizers import (
 )
 from lingvo_gshard.data.vocabulary import Vocabulary
 
-# What an import notes of the published tensors.
+# File with an import's notes on the published tensors.
 RECORD_FILE = "published.json"
-# What is kept of a published model besides its weights.
+# Files of a published model that are kept besides its weights.
 KEPT_FILES = (
     RECORD_FILE,
     "config.json",

@@ -1,4 +1,4 @@
-"""Which experts each token of a text visits, by one pass over the complete text."""
+"""The experts that each token of a text visits, by one pass over the complete text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoding program is made for: how it chooses tokens, and the sizes of its state."""
+"""The kind of a decoding program: how it chooses tokens, and the sizes of its state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 # Stands where a text has no given token. Every id from 0 on may be a token.
 NO_TOKEN = -1
 
-# What the host reads of each step: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a value for
+# Outputs of each step that the host reads: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a value for
 # each id that ends a text. A call returns them with a dimension of steps before.
 TOKEN_RECORD = ("token_BW", "log_probability_BW")
 END_RECORD = ("end_BWe", "end_log_probability_BWe")
@@ -16,7 +16,7 @@ BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", *END_RECORD, "last_BW")
 
 @dataclasses.dataclass(frozen=True)
 class SearchKind:
-    """What a program computes to choose tokens. Options of a request are data, these are not.
+    """The choice of tokens that a program is compiled for. Options of a request are data.
 
     Attributes:
       beam: W, the hypotheses of a row; 1 for greedy decoding and sampling.

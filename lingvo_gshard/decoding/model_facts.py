@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """What the host knows of a model; plain data, so that it can be stored with programs.
+    """The host's knowledge of a model; plain data, so that it can be stored with programs.
 
     Attributes:
       vocabulary_size: number of ids of the generated tokens.

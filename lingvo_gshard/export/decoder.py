@@ -26,7 +26,7 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 
 @dataclasses.dataclass(frozen=True)
 class DecoderSettings:
-    """How an exported model decodes.
+    """Settings of decoding with an exported model.
 
     Attributes:
       options: greedy decoding or beam search; None: a beam of 4 to translate, else greedily.
@@ -94,7 +94,7 @@ class PortableDecoder:
 
     @property
     def kind(self) -> str:
-        """What the model does: TRANSLATION or LANGUAGE_MODEL."""
+        """The kind of the model: TRANSLATION or LANGUAGE_MODEL."""
         return TRANSLATION if self.function.facts.has_source else LANGUAGE_MODEL
 
     @property

@@ -12,7 +12,7 @@ from lingvo_gshard.decoding.kinds import SearchKind
 
 @dataclasses.dataclass(frozen=True)
 class DecodingOptions(Options):
-    """How the tokens of a text are chosen.
+    """Options for the choice of a text's tokens.
 
     With a temperature tokens are drawn, else the best ones are searched for. Log-probabilities are
     always the model's own: before temperature, penalties and restrictions.
@@ -140,7 +140,7 @@ class DecodingOptions(Options):
 
     @property
     def kind(self) -> SearchKind:
-        """What a program computes to choose the tokens."""
+        """The kind of program that chooses the tokens."""
         return SearchKind(
             beam=self.beam_size,
             draws=self.draws,
@@ -150,5 +150,5 @@ class DecodingOptions(Options):
         )
 
 
-# How a language model continues texts unless told otherwise.
+# Default options of a language model that continues texts.
 DRAWING = DecodingOptions(beam_size=1, temperature=1.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.options import DecodingOptions
 
-# What the decoder shows for a character whose bytes are not all there yet.
+# Stands for a character whose bytes are not all there yet.
 _INCOMPLETE = "\ufffd"
 # Given tokens that are decoded with each text.
 _CONTEXT = 16

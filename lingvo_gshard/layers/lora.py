@@ -36,7 +36,7 @@ RANK = "z"
 
 
 class LoRA(Configurable):
-    """Which weights have adapters, and of which size. All other weights are frozen.
+    """The weights with adapters, and the adapters' size. All other weights are frozen.
 
     `step.optimizer.learning_rate_factors` trains more weights, such as {"*norm": 1.0}.
     """

@@ -3,7 +3,7 @@
 A weight stored as int8 is a NestedMap of its values and their `scale`, one for each output channel.
 The weight is about values x scale. The name of the values says how they are multiplied:
 
-  int8          int8 products with int32 sums. The activations are rounded to int8 as well, anew at
+  int8          int8 products with int32 sums. The activations are rounded to int8 as well, at
                 every product, with one scale for each row (Dettmers et al. 2022, arXiv 2208.07339,
                 section 2.1: vector-wise quantization).
   int8_weights  products in the type of the activations.

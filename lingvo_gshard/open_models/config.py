@@ -71,7 +71,7 @@ _KINDS = {
     list: "a list",
     dict: "an object",
 }
-# How the published tensors are packed; it does not change what the model computes.
+# Says how the published tensors are packed; this does not change what the model computes.
 _PACKING = "quantization_config"
 
 

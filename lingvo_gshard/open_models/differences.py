@@ -1,4 +1,4 @@
-"""How a model differs from what the families of published models can describe."""
+"""Differences between a model and the families of published models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _differences(task: Params, described: Params) -> list[Row]:
         if row[0].rpartition(".")[2] not in _FREE
         and _FREE_NODES.isdisjoint(row[0].split("."))
         and not row[0].startswith(unused)
-        # What a class has of its own is no further difference.
+        # A class's own parts are no further difference.
         and (row[0].endswith(".cls") or not row[0].startswith(classes))
     ]
 

@@ -31,7 +31,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     family = family_of(config)
     task = family.task_of(config)
     positions, may_exceed = family.positions_of(config)
-    # What is left out does not change what the model computes.
+    # The omitted keys do not change what the model computes.
     family.left_out(config)
     config.check_all_read()
     if length > positions and not may_exceed:

@@ -109,7 +109,7 @@ class ExportSource:
 
     @functools.cached_property
     def placement(self) -> Placement:
-        """Where the published tensors are."""
+        """The places of the published tensors."""
         return Placement.of(self.family.table, without_factors(self.specs))
 
     def _tensors(self) -> list[Tensor]:

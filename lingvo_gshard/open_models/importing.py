@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """What an import wrote.
+    """The run that an import wrote.
 
     Attributes:
       logdir: the directory of the run.

@@ -41,7 +41,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the published tensors of a model go.
+    """The weights that the published tensors of a model become.
 
     Attributes:
       pieces: published name -> the parts of weights that the tensor holds, mostly one.

@@ -38,7 +38,7 @@ class Row:
 
     @property
     def rearrangement(self) -> Rearrangement:
-        """How dimensions become those of the weight, if nothing is joined."""
+        """The change of dimensions to the weight's, if nothing is joined."""
         return Rearrangement(self.arrangement, self.choose)
 
 

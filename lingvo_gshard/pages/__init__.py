@@ -1,1 +1,1 @@
-"""What self-contained HTML pages share: the page itself, tables, bars, tensors on a mesh."""
+"""The common part of self-contained HTML pages: the page, tables, bars, tensors on a mesh."""

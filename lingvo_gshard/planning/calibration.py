@@ -40,7 +40,7 @@ class KindRatio(Record, frozen=True, kw_only=True):
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """How long kinds of work take on a chip, relative to the planner's estimates.
+    """Times of kinds of work on a chip, relative to the planner's estimates.
 
     Attributes:
       format: version of the file format.

@@ -55,7 +55,7 @@ class Depths:
 
     @property
     def steps(self) -> float:
-        """How many times the difference of the two depths all layers are beyond the first."""
+        """The number of layers beyond the first depth, in differences of the two depths."""
         return (self.layers - self.shallow) / (self.deeper - self.shallow)
 
     def extrapolated(self, first: Plan, second: Plan) -> Plan:

@@ -21,7 +21,7 @@ from lingvo_gshard.training import experiments
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """How an experiment's training step is partitioned and compiled.
+    """Options for the partitioning and compilation of an experiment's training step.
 
     Attributes:
       mesh: axes and sizes, such as "data=4,model=2". None takes the experiment's mesh, or

@@ -43,7 +43,7 @@ _MILLION = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class GenerationOptions:
-    """What is generated.
+    """Options for the texts to generate.
 
     Attributes:
       batch: texts that are decoded together, on all devices.

@@ -32,7 +32,7 @@ class Progress(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker of a preparation knows.
+    """The job that every worker of a preparation knows.
 
     Attributes:
       params: Params of the `Preparation`.

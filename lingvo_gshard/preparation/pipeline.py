@@ -51,7 +51,7 @@ WORK = ".work"
 
 @dataclasses.dataclass(frozen=True)
 class PrepareOptions:
-    """How data is prepared. No option but `params` changes the result.
+    """Options for the preparation of data. No option but `params` changes the result.
 
     Attributes:
       params: Params of the `Preparation`; None: the defaults.

@@ -118,7 +118,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 
 
 class DeviceTime(Record, frozen=True, kw_only=True):
-    """How one device spent a step.
+    """The time of one device in a step, by kind of work.
 
     Attributes:
       device: the device's number.
@@ -142,7 +142,7 @@ class Rate(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """Where the time of training steps went.
+    """The time of training steps, by layer, kind and operation.
 
     Attributes:
       format: version of the file format.

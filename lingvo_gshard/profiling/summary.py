@@ -41,7 +41,7 @@ _BACKGROUND = "Async XLA Ops"
 
 @dataclasses.dataclass(frozen=True)
 class StepFacts:
-    """What a trace does not tell about the profiled steps.
+    """Facts on the profiled steps that a trace does not tell.
 
     Attributes:
       name: the experiment.
@@ -77,7 +77,7 @@ class StepFacts:
 
 
 class Summary:
-    """Where the time of a training step goes: means over the devices and steps of a trace.
+    """Sums up the time of a training step: means over the devices and steps of a trace.
 
     Attributes:
       program: the compiled training step.

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 
 class Role(enum.IntEnum):
-    """What a device does in an interval: it computes, moves data, or executes other intervals."""
+    """The work of a device in an interval: it computes, moves data, or executes other intervals."""
 
     COMPUTE = 0
     TRANSFER = 1
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 @dataclasses.dataclass
 class Division:
-    """How a device's time is divided. All times are in the unit of the intervals.
+    """The division of a device's time. All times are in the unit of the intervals.
 
     Attributes:
       shares: the time of each key. With `pauses` and `idle` they add up to the window.

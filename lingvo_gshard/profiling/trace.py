@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass
 class Trace:
-    """What happened while a trace was recorded.
+    """The events of a recorded trace.
 
     Attributes:
       devices: the executed operations of each device, by its number, in the order of their starts.

@@ -1,4 +1,4 @@
-"""What happened in a run besides its steps: compilations, and steps that were not as others."""
+"""Events of a run besides its steps: compilations, and steps that were not as others."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LayerBytes(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is known of some runs.
+    """A report on some runs.
 
     Attributes:
       runs: the runs, in the order in which they were named.

@@ -29,7 +29,7 @@ class ExpertShares(msgspec.Struct, frozen=True):
 
 
 class RouterPicture(msgspec.Struct, frozen=True):
-    """How the router of one layer sent tokens to experts, over the watched steps.
+    """The picture of one layer's router over the watched steps.
 
     Attributes:
       layer: path of the layer.

@@ -42,7 +42,7 @@ class Mesh(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """What a report says about one run.
+    """The part of a report on one run.
 
     Attributes:
       logdir: the run's directory, as it was given.

@@ -41,7 +41,7 @@ def describe_unsplit(tensors: Sequence[Replicated], least: int = LEAST_BYTES) ->
 
     Args:
       tensors: the tensors, largest first.
-      least: the size in bytes from which on a tensor is reported.
+      least: the smallest size of a tensor that is reported, in bytes.
     """
     large = [tensor for tensor in tensors if tensor.bytes >= least]
     lines = [f"Not split: {describe(tensor)}" for tensor in large[:_SHOWN]]

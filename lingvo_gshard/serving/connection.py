@@ -24,7 +24,7 @@ _LINGER_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """What a connection may do.
+    """The limits of a connection.
 
     Attributes:
       url_bytes: bytes of a URL.

@@ -32,7 +32,7 @@ _RETRY_AFTER = 1
 
 @dataclasses.dataclass(frozen=True)
 class _Failed:
-    """What the event loop gets in place of an event when there will be no further ones."""
+    """Stands for the end of the events."""
 
     error: BaseException
 

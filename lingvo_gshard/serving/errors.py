@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 UNPROCESSABLE = 422
-# What nginx answers when there is nobody to answer any more; only logs and metrics show it.
+# nginx's status for a client that is gone; only logs and metrics show it.
 CLIENT_GONE = 499
 
 

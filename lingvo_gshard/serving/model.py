@@ -68,5 +68,5 @@ class ServedModel:
 
     @property
     def task(self) -> str:
-        """What the model does, in a word for programs."""
+        """The kind of the model, in a word for programs."""
         return "translation" if self.translator else "language_model"

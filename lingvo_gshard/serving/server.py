@@ -49,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """How a server takes connections.
+    """Options for a server's connections.
 
     Attributes:
       drain_seconds: how long requests under way may take after a signal to stop.

@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the server takes.
+    """Limits of the requests that the server takes.
 
     Attributes:
       queue_size: texts that wait or are decoded, of all requests.

@@ -1,4 +1,4 @@
-"""Which dimension of a tensor gets which mesh axis, where several letters may have it."""
+"""Gives mesh axes to the dimensions of a tensor, where several letters may have one."""
 
 from __future__ import annotations
 

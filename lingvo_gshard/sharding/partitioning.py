@@ -189,7 +189,7 @@ def matches_path(pattern: str, path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """How the tensors of the function being traced are split.
+    """The sharding of the function that is being traced.
 
     Attributes:
       partitioning: The partitioning that annotations follow, or None if they have no effect.

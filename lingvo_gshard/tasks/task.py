@@ -32,7 +32,7 @@ BatchSpecs: TypeAlias = "Mapping[str, tf.TensorSpec]"
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What commands, exports and the server need to know of a task that decodes.
+    """Facts on a task that decodes, for commands, exports and the server.
 
     Attributes:
       has_source: whether a text is decoded from another one, as gshard-translate does. Otherwise it

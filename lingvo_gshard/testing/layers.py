@@ -201,7 +201,7 @@ class LayerTest(TestCase):
             self.assertEqual(np.array_equal(weight, different), is_constant, path)
 
     def test_params_round_trip_through_text(self) -> None:
-        """What a run's params.txt holds is read back."""
+        """Params that were written as a run's params.txt are read back."""
         experiment = Experiment.params().set(name=self.case.name, task=self.case.params)
         read = experiment_from_text(experiment.to_text())
         self.assertEqual(read.diff(experiment), [])

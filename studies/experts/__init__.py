@@ -1,1 +1,1 @@
-"""What experts are worth at equal FLOPs per token."""
+"""The worth of experts at equal FLOPs per token."""

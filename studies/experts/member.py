@@ -80,7 +80,7 @@ class Member:
 
     @property
     def launch(self) -> Launch:
-        """How the run was started last."""
+        """The last start of the run."""
         return launch.read(self.logdir)[-1]
 
     def params(self) -> Params:

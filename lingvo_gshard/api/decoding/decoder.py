@@ -1,4 +1,4 @@
-"""What a run translates or generates with, from the start-up cache where it can."""
+"""The decoder of a run, from the start-up cache where it can."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ class LoadedRun(SavedRun):
 
     @functools.cached_property
     def published_settings(self) -> PublishedSettings:
-        """How an imported model was published to be decoded; nothing for other runs."""
+        """Settings of generation that an imported model was published with; none for other runs."""
         return published_settings(self.logdir, self.params)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """What translators and writers of this run share.
+        """The part that translators and writers of this run share.
 
         Raises:
           UserError: the run's task decodes nothing.

@@ -22,7 +22,7 @@ _TURNS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """How a model decodes with one precision.
+    """Quality and speed of decoding with one precision.
 
     Attributes:
       precision: one of decoding/precision.py.

@@ -1,4 +1,4 @@
-"""How an imported run was published to be decoded."""
+"""Settings of generation that an imported run was published with."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What calls of the Python API leave in a run's directory, and what is read from it."""
+"""Files that calls of the Python API write into a run's directory, and read from it."""

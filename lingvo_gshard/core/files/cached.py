@@ -1,4 +1,4 @@
-"""What caches on disk share: a digest that shows damage, and the time of the last use."""
+"""The common part of caches on disk: a digest that shows damage, and the time of the last use."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from lingvo_gshard.core.files import copies, objects
 from lingvo_gshard.core.files.atomic import NEW
 from lingvo_gshard.core.files.paths import GivenPath
 
-# How often files that changed are copied.
+# Interval in which files that changed are copied.
 _PERIOD_SECONDS = 30.0
 # Copying a large file that grows takes at most this share of the time.
 _SHARE = 0.02

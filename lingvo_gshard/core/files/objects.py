@@ -21,7 +21,7 @@ from lingvo_gshard.core.files.stores import file_system
 
 _Result = TypeVar("_Result")
 
-# What reading ahead in a bucket loads at a time.
+# Bytes that reading ahead in a bucket loads at a time.
 _BLOCK_BYTES = 2**22
 
 

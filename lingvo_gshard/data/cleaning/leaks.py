@@ -48,7 +48,7 @@ class Wanted:
 
 
 class SeenInTrain:
-    """Which of the wanted hashes training has.
+    """The wanted hashes that training has.
 
     Attributes:
       wanted: the hashes.

@@ -38,7 +38,7 @@ _USUAL_FILL = 0.98
 class PreparedInput(Input):
     """Mixes and packs the rows of a directory of prepared data, and holds no text in memory."""
 
-    # What a manifest must hold. Batches have a source if it is pairs.
+    # The content that a manifest must have. Batches have a source if it is pairs.
     content = manifests.PAIRS
 
     @classmethod
@@ -113,7 +113,7 @@ class PreparedInput(Input):
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """What the directory holds.
+        """The manifest of the directory.
 
         Raises:
           UserError: there is no directory, or it cannot be read, or is for other inputs.
@@ -137,7 +137,7 @@ class PreparedInput(Input):
 
     @functools.cached_property
     def report(self) -> CleaningReport:
-        """What became of the rows that were prepared."""
+        """Counts of the rows that were prepared, by their fate."""
         return reports.cleaning_report(self.manifest, self.p.directory)
 
     @functools.cached_property

@@ -99,7 +99,7 @@ class Rejection(msgspec.Struct, kw_only=True):
 
 
 class LanguageCounts(msgspec.Struct, kw_only=True):
-    """What became of the rows of a language.
+    """Counts of the rows of a language, by their fate.
 
     Attributes:
       read: rows read.
@@ -133,7 +133,7 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What a directory of prepared data holds.
+    """The content of a directory of prepared data.
 
     Attributes:
       format: FORMAT of the program that wrote it.

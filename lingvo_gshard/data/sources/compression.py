@@ -10,7 +10,7 @@ from typing import IO, Any, BinaryIO
 import zstandard
 
 SUFFIXES = (".gz", ".xz", ".zst")
-# What reading a damaged or truncated file raises.
+# Errors that reading a damaged or truncated file raises.
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 _BLOCK = 1 << 17

@@ -20,7 +20,7 @@ _PART = "\ufffd"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How well a vocabulary writes some text.
+    """Measures of a vocabulary on some text.
 
     Attributes:
       characters: number of characters, without white space.

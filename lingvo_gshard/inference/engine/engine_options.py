@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class EngineOptions:
-    """How an engine uses its machine.
+    """Options for the use that an engine makes of its machine.
 
     Attributes:
       workers: threads that decode side by side; 0: one for each core of a CPU, else one.

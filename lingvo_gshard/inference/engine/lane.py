@@ -134,7 +134,7 @@ class Lane:
         return canceled
 
     def _rewind(self) -> None:
-        """Begins the ring anew in a state without texts: steps read its first positions only."""
+        """Restarts the ring of a state without texts: steps read its first positions only."""
         (index,) = (i for i, array in enumerate(self._arrays) if array.path == "state.time")
         zero: Any = np.zeros((), np.int32)
         self._state[index] = zero

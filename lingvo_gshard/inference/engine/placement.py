@@ -18,7 +18,7 @@ from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKe
 
 # With this many waiting texts a smaller shape pays for compiling its programs.
 _MANY = 4096
-# How often other texts may get a place that a text waits for.
+# Number of times that other texts may get a place that a text waits for.
 _MOST_PASSES = 16
 
 _IsUsable = Callable[[ProgramKey], bool]

@@ -1,4 +1,4 @@
-"""How decoding is split over a mesh: weights as in training, rows over all that splits tokens."""
+"""The split of decoding over a mesh: weights as in training, rows over all that splits tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a second start of a decoder needs, kept on disk: weights and compiled programs."""
+"""Weights and compiled programs on disk, for the second start of a decoder."""

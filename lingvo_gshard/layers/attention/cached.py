@@ -35,7 +35,7 @@ _LEAST_SLOTS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class CacheView:
-    """Where new tokens stand, and which slots of a cache they see.
+    """Positions of new tokens, and the slots of a cache that they see.
 
     Attributes:
       positions_BL: int32, the position of each new token in its own text.

@@ -38,7 +38,7 @@ class SelfAttention(MultiHeadAttention):
         p.define(
             "relative_max_distance",
             128,
-            "Distance from which on all share the last bucket.",
+            "The smallest distance in the last bucket.",
             minimum=1,
         )
         return p

@@ -12,7 +12,7 @@ from lingvo_gshard.sharding import annotate
 
 # Tokens that get the slots of a full expert: earlier ones, or those with a larger first gate.
 PRIORITIES = ("position", "gate")
-# Which choices get slots first: all first choices before all second ones, as in Algorithm 1 of
+# The order of choices that get slots: all first choices before all second ones, as in Algorithm 1 of
 # arXiv 2006.16668, or all choices of a token before those of the tokens after it.
 CHOICE, TOKEN = ORDERS = ("choice", "token")
 
@@ -87,7 +87,7 @@ def assign(
         order_GS = tf.argsort(real_gate_GS, direction="DESCENDING", stable=True)
     chosen = [annotate(tf.one_hot(c.expert_GS, num_experts), "GSE") for c in choices]
     counted = [one * c.counted_GS[..., None] for one, c in zip(chosen, choices, strict=True)]
-    # What the choices that came before have taken.
+    # The slots that earlier choices have taken.
     taken = _count_before(tf.add_n(counted), order_GS) if order == TOKEN else 0.0
     assignments = []
     for choice, chosen_GSE, counted_GSE in zip(choices, chosen, counted, strict=True):

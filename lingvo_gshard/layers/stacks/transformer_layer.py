@@ -63,7 +63,7 @@ class VisibleSlots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SlotInputs:
-    """What all layers of a stack share when they compute new tokens for inference.
+    """Inputs that all layers of a stack share when they compute new tokens for inference.
 
     Attributes:
       view: positions of the new tokens, and the slots that they write to and see.
@@ -78,7 +78,7 @@ class SlotInputs:
     memory: VisibleSlots | None = None
 
 
-# Where the norms of a sublayer f are:
+# Places of the norms of a sublayer f:
 #   before   x + f(norm(x)), the order of Wang et al. 2019, arXiv 1906.01787
 #   both     x + norm(f(norm(x))), Gemma 2, arXiv 2408.00118
 #   output   x + norm(f(x)), OLMo 2, arXiv 2501.00656

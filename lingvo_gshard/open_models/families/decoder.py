@@ -1,4 +1,4 @@
-"""What the families of decoder-only language models have in common."""
+"""The common part of the families of decoder-only language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the families with mixtures of experts have in common."""
+"""The common part of the families with mixtures of experts."""
 
 from __future__ import annotations
 

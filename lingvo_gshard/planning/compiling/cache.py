@@ -149,7 +149,7 @@ class CompiledProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How the planner compiles.
+    """Settings of the planner's compilations.
 
     Attributes:
       cache: keeps compiled programs for later plans; None compiles every program.

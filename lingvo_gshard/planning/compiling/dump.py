@@ -1,4 +1,4 @@
-"""What libtpu writes while it compiles: the optimized program with its buffers, before any code.
+"""Reads the dump of libtpu: the optimized program with its buffers, before any code.
 
 libtpu writes a file after each stage. The optimized and scheduled program comes with XLA's buffer
 assignment, from which libtpu decides whether the program fits. A file for the stage after that

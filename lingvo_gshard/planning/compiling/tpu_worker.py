@@ -18,7 +18,7 @@ from lingvo_gshard.runtime.program.program import Program, using_partitioner
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to compile.
+    """A program to compile.
 
     Attributes:
       program: a pickled Program.
@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How the compilation ended.
+    """The end of the compilation.
 
     Attributes:
       error: the compiler's message if it refused the program; else empty.

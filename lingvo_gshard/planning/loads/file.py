@@ -34,7 +34,7 @@ class _Layer(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What `gshard-experts report --json` writes, as far as plans read it."""
+    """The part of the output of `gshard-experts report --json` that plans read."""
 
     step: int
     layers: list[_Layer]

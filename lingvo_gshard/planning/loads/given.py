@@ -83,7 +83,7 @@ def _count(number: int, noun: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LoadsOptions:
-    """Which loads a plan takes. Without a file it takes even loads only.
+    """Options for a plan's loads. Without a file it takes even loads only.
 
     Attributes:
       path: file with the loads of routers, as `file.load` reads it.

@@ -105,7 +105,7 @@ def _bodies(layer: Layer) -> list[tuple[MixtureOfExperts, list[str]]]:
 
 @dataclasses.dataclass
 class _Observed:
-    """What a layer computes in one micro-batch: B rows of L tokens, in so many capacity slots."""
+    """A layer's work in one micro-batch: B rows of L tokens, in so many capacity slots."""
 
     rows: int = 0
     length: int = 0

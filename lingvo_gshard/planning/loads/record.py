@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
-    """How a number is spread over the steps. Every quantile is the number of one of the steps.
+    """The spread of a number over the steps. Every quantile is the number of one of the steps.
 
     Attributes:
       mean: the mean.
@@ -88,7 +88,7 @@ class LayerLoads:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouterLoads:
-    """What a step takes under the loads that routers had, where a plan takes even loads.
+    """A step under the loads that routers had, where a plan takes even loads.
 
     Attributes:
       path: the file of the loads.

@@ -1,4 +1,4 @@
-"""Which of XLA's compilers compiles for a kind of chip, and what that means for a plan."""
+"""The compiler of XLA for a kind of chip, and what it means for a plan."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ KIB, MIB = 2**10, 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What GPUs of one compute capability share.
+    """The common figures of GPUs of one compute capability.
 
     Attributes:
       capability: the compute capability.

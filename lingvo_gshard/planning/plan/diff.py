@@ -207,7 +207,7 @@ def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[Ch
 def temporaries(before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]) -> Iterator[Change]:
     """Yields changed temporaries, paired by shape and layer.
 
-    Their names do not pair them: the compiler numbers instructions anew in every program.
+    Their names do not pair them: the compiler numbers the instructions of every program by itself.
     """
     for what, old, new in paired(
         before, after, lambda row: f"{_shape_text(row)} in {row.layer or 'no layer'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.planning.plan.plan import Plan, Record
 from lingvo_gshard.planning.roofline import Budget
 
-# What can bound a program, by the field of a layer's row that has its seconds.
+# The limits of a program, by the field of a layer's row that has the seconds.
 _BOUNDS = {
     "memory_seconds": "memory bandwidth",
     "compute_seconds": "arithmetic",
@@ -14,7 +14,7 @@ _BOUNDS = {
 
 
 class GenerationPlan(Record, frozen=True, kw_only=True):
-    """What generation needs, does and costs on a machine.
+    """The plan of generation on a machine: memory, time and cost.
 
     Attributes:
       batch: texts that are decoded together.

@@ -86,7 +86,7 @@ class Checked:
 def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
     """Returns the limits that a text such as "peak>+2%,all-gather>0" lists.
 
-    Each is a quantity, ">" or "<", and the change from which on it is exceeded: a number, with a
+    Each is a quantity, ">" or "<", and the change that exceeds the limit: a number, with a
     unit of bytes or with "%" for a share of the value before.
 
     Args:

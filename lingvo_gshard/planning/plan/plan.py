@@ -71,7 +71,7 @@ class FlopCounts(Record, frozen=True, kw_only=True):
 
 
 class TensorRow(Record, frozen=True, kw_only=True):
-    """How one weight or one optimizer moment is stored.
+    """The storage of one weight or one optimizer moment.
 
     Attributes:
       path: the tensor's path in the training state.
@@ -208,7 +208,7 @@ class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What a compiled step needs, does and costs on a machine.
+    """The plan of a compiled step on a machine: memory, time and cost.
 
     Attributes:
       format: version of the file format.

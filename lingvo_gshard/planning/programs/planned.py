@@ -36,7 +36,7 @@ _PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 
 @dataclasses.dataclass(frozen=True)
 class ProgramFacts:
-    """What a program of others does not say about itself.
+    """Facts that a program of others does not state.
 
     Attributes:
       mesh: its mesh, such as "data=4,model=2", which must be the exported one. For a program that

@@ -17,7 +17,7 @@ from lingvo_gshard.sharding.strategies import KINDS, Strategy, Table
 
 @dataclasses.dataclass(frozen=True)
 class AxisRole:
-    """What one mesh axis shards.
+    """The letters that one mesh axis shards.
 
     Attributes:
       activations: letters of activations.
@@ -45,7 +45,7 @@ AXIS_ROLES = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardingOption:
-    """How a group of layers is sharded.
+    """The sharding of a group of layers.
 
     Attributes:
       roles: the role of each mesh axis, in the mesh's order.

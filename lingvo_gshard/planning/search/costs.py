@@ -18,7 +18,7 @@ from lingvo_gshard.planning.search.graph import Tensor
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
-# How a tensor is sharded: mesh axis -> the letter that it shards. Unused axes are left out.
+# The sharding of a tensor: mesh axis -> the letter that it shards. Unused axes are left out.
 Sharding = Mapping[str, str]
 
 # A reshape turns rows (B) into groups (G), and query positions (L) into key positions (K). Neither

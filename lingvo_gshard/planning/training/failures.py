@@ -1,4 +1,4 @@
-"""How often chips interrupt a training: published rates, each with its source."""
+"""Published rates of chips that interrupt a training, each with its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 
 @dataclasses.dataclass(frozen=True)
 class FailureRate:
-    """How often trainings were interrupted, as the mean time of one chip.
+    """A rate of interruptions, as the mean time of one chip.
 
     Attributes:
       name: a short name, such as "llama3".

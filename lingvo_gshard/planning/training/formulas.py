@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Interruptions:
-    """What failures and checkpoints cost a training.
+    """The cost of failures and checkpoints in a training.
 
     Attributes:
       between_failures: mean time between two failures of the whole machine.

@@ -93,7 +93,7 @@ def simulate(
 
 @dataclasses.dataclass(frozen=True)
 class _Attempts:
-    """What a block of attempts adds to each run: arrays of [S], as in `SimulatedRuns`.
+    """The share of a block of attempts in each run: arrays of [S], as in `SimulatedRuns`.
 
     Attributes:
       kept: intervals of work that are kept, those of earlier blocks included.

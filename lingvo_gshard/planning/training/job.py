@@ -41,7 +41,7 @@ _DAY = 24 * _HOUR
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What a plan does not know about a training. None takes the default.
+    """Options of a training that a plan does not know. None takes the default.
 
     Attributes:
       tokens: tokens to train on.
@@ -99,7 +99,7 @@ class Job:
 
     @property
     def costs(self) -> Interruptions:
-        """What failures and checkpoints cost."""
+        """The cost of failures and checkpoints."""
         transfer = self.state_bytes / (self.host_rate * self.topology.hosts)
         return Interruptions(
             between_failures=self.failure_rate.chip_hours * _HOUR / self.topology.chips,

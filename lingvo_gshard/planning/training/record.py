@@ -36,7 +36,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What the training takes if one assumption is another, by the closed formula.
+    """The training's time if one assumption is another, by the closed formula.
 
     Attributes:
       change: the assumption and its new value.
@@ -57,7 +57,7 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
-    """What a training takes with its failures, checkpoints and restarts.
+    """The time of a training with its failures, checkpoints and restarts.
 
     Times are in seconds unless their name says otherwise.
 

@@ -20,7 +20,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read as one piece of work. Parts are numbered in the order of the sources.
+    """A piece of work for one reader. Parts are numbered in the order of the sources.
 
     Attributes:
       number: number of the part, from 0.

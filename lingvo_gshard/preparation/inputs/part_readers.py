@@ -25,7 +25,7 @@ NO_FIELD = "a field is missing or no text"
 
 @dataclasses.dataclass(frozen=True)
 class PartOptions:
-    """How parts are read.
+    """Options for the reading of parts.
 
     Attributes:
       on_bad_row: "refuse" or "skip".

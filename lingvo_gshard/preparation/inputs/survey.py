@@ -17,7 +17,7 @@ from lingvo_gshard.data.sources import compression
 PART_LINES = 1 << 16
 _BLOCK = 1 << 22
 
-# Where a file may be cut: after any line, between paragraphs, or nowhere.
+# The places that a file may be cut at: after any line, between paragraphs, or nowhere.
 LINES, PARAGRAPHS, NOWHERE = "lines", "paragraphs", "nowhere"
 
 
@@ -34,7 +34,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file before its rows are read.
+    """Facts on a file before its rows are read.
 
     Attributes:
       path: the file.

@@ -1,4 +1,4 @@
-"""What tasks over the rows of one bucket have in common."""
+"""The common part of tasks over the rows of one bucket."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _DIGEST_BYTES = 16
 
 
 class PartRecord(msgspec.Struct):
-    """What became of a part.
+    """Counts of the rows of a part, by their fate.
 
     Attributes:
       tally: its rows.

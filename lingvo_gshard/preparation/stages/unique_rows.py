@@ -81,7 +81,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class BucketRecord(msgspec.Struct):
-    """What became of a bucket.
+    """Counts of the rows of a bucket, by their fate.
 
     Attributes:
       tally: the duplicates.

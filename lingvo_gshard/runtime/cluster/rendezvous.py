@@ -34,7 +34,7 @@ _PROTOCOL = "lingvo_gshard 3"
 _LONGEST_LINE = 2**16
 _LONGEST_SHOWN = 200
 _POLL_SECONDS = 0.2
-# How long process 0 waits for what a new connection has to say.
+# Seconds that process 0 waits for the first message of a new connection.
 _HELLO_SECONDS = 5.0
 # Connections that process 0 listens to at once; more wait until one of them has spoken.
 _MOST_LISTENERS = 256

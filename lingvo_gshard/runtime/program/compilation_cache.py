@@ -43,7 +43,7 @@ def keep_in(directory: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def without_cache() -> Iterator[None]:
-    """Has programs compiled anew inside a `with` block, those of other threads, too."""
+    """Has programs compiled again inside a `with` block, those of other threads, too."""
     with _lock:
         _set_aside.append(jax.config.values["jax_compilation_cache_dir"])
         if len(_set_aside) == 1:

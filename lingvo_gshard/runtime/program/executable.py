@@ -126,7 +126,7 @@ def _compile(
         with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):
             compiled = lowered.compile(dict(options) if options else None)
     finally:
-        # Where no level was set before, jax would keep the level of its libraries in C++.
+        # If no level was set before, jax would keep the level of its libraries in C++.
         level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))
         jax.config.update("jax_logging_level", _LEVELS[min(level, len(_LEVELS) - 1)])
         jax.config.update("jax_logging_level", logged)

@@ -28,7 +28,7 @@ from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord
 from lingvo_gshard.sharding.mesh import Mesh
 
 ALL = ("cpu", "cuda", "rocm", "tpu")
-# What TensorFlow is asked to lower for. Calls of libraries are this platform's.
+# The platform that TensorFlow lowers for. Calls of libraries are this platform's.
 _LOWERED_FOR = "cpu"
 
 _CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")

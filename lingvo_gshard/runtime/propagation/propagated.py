@@ -61,7 +61,7 @@ WHOLE = "whole"
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """How a tensor is divided.
+    """The division of a tensor.
 
     Attributes:
       tiles: number of parts of each dimension.

@@ -144,7 +144,7 @@ class _Causes:
         if reader.opcode == "transpose":
             before = _in_order(before, reader.proto.dimensions)
         elif reader.opcode == "reshape":
-            # How the parts of merged dimensions correspond depends on their order.
+            # The correspondence of the parts of merged dimensions depends on the order.
             return _Change(before, after, reader) if before.parts != after.parts else None
         elif source.shape.dimensions != reader.shape.dimensions:
             return None

@@ -69,7 +69,7 @@ _GRADIENT = "gradient_tape/"
 
 
 class Annotation(msgspec.Struct, frozen=True):
-    """Where the split of a tensor is decided.
+    """The place where the split of a tensor is decided.
 
     Attributes:
       kind: "annotation", or the start or end of a manual region.

@@ -19,7 +19,7 @@ _ROUNDING = 2.0**-51
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How a partitioned tensor differs from the whole one.
+    """The difference between a partitioned tensor and the whole one.
 
     Attributes:
       relative: largest difference of two elements, relative to the scale of the whole tensor.

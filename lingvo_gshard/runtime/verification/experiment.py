@@ -125,7 +125,7 @@ Differences: TypeAlias = "Iterator[tuple[str, str, Difference]]"
 
 @dataclasses.dataclass(frozen=True)
 class VerifyOptions:
-    """How an experiment is verified.
+    """Options for the verification of an experiment.
 
     Attributes:
       mesh: axes and sizes, such as "data=4,model=2". None takes the experiment's mesh.

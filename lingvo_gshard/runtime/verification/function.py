@@ -31,7 +31,7 @@ TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class _Ran:
-    """What a function computed.
+    """The results of a function.
 
     Attributes:
       executable: the compiled function.

@@ -17,7 +17,7 @@ REPLICATED = "replicated"
 
 @dataclasses.dataclass(frozen=True)
 class WeightRow:
-    """How one weight or optimizer moment is sharded.
+    """The sharding of one weight or optimizer moment.
 
     Attributes:
       path: Path of the weight.

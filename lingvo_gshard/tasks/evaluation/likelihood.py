@@ -1,4 +1,4 @@
-"""How well a translation model predicts references: cross-entropy, perplexity and accuracy."""
+"""Likelihood of references under a translation model: cross-entropy, perplexity and accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """How well a model predicts the references, given their sources.
+    """Likelihood of the references, given their sources.
 
     Attributes:
       cross_entropy: nats per target token, EOS counted, without label smoothing. NaN if there are

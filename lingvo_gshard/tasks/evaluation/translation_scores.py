@@ -66,7 +66,7 @@ class TranslationScores(Evaluation):
 
     @property
     def likelihood(self) -> Likelihood:
-        """How well the model predicts the references of all languages."""
+        """Likelihood of the references of all languages."""
         return combined(self.likelihoods.values())
 
     @property

@@ -1,1 +1,1 @@
-"""What the commands share: start, flags, progress, tables, files, units."""
+"""The common part of the commands: start, flags, progress, tables, files, units."""

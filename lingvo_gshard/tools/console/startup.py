@@ -139,7 +139,7 @@ def show_bug(name: str, error: Exception) -> int:
       name: the command's name.
       error: the exception, which is being handled.
     """
-    # What libraries said before may explain it.
+    # Earlier messages of libraries may explain it.
     for message in standard_error.hidden:
         print(message, file=sys.stderr)
     traceback.print_exc()

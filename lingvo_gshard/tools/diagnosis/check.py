@@ -7,7 +7,7 @@ import enum
 
 
 class State(enum.StrEnum):
-    """How a check ended.
+    """The results that a check can have.
 
     Attributes:
       OK: nothing needs to be done.
@@ -22,7 +22,7 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What was found out about one thing.
+    """A finding on one thing.
 
     Attributes:
       name: what was checked.

@@ -1,4 +1,4 @@
-"""How much the languages of a family share experts, compared with languages of other families."""
+"""Overlap of experts between the languages of a family, and between those of different families."""
 
 from __future__ import annotations
 

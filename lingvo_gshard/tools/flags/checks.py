@@ -13,7 +13,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.runtime import runtime_options
 from lingvo_gshard.training.run import processes
 
-# What changes a run, and so cannot be given with --replay_step.
+# Flags that change a run, and so cannot be given with --replay_step.
 _CHANGES = (
     *("experiment", "gin_param", "gin_file", "init_from", "steps", "seed"),
     "check_determinism_every",

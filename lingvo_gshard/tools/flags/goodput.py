@@ -42,7 +42,7 @@ _ONLY_HERE = (
 # These apply to --budget as well.
 SHARED = ("failures", "checkpoint_rate", "restart")
 _NOT_HERE = ("generate", "search")
-# What a plan from a file already says.
+# Flags that a plan from a file already answers.
 _NOT_WITH_A_FILE = (
     *("experiment", "config", "gin_param", "gin_file", "topology", "mesh", "strategy"),
     *("device_order", "partitioner", "calibration", "remedies"),

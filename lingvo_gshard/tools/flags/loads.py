@@ -7,7 +7,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads.given import LoadsOptions
 
-# What is planned without a training step of an experiment.
+# Flags of plans without a training step of an experiment.
 _NOT_HERE = ("generate", "search", "budget", "plan")
 
 

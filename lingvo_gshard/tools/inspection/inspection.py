@@ -37,7 +37,7 @@ NO_SINGLE_LAYER = "no single layer"
 
 @dataclasses.dataclass(frozen=True)
 class StateSharding:
-    """How a trainer's weights and optimizer moments are stored on the devices.
+    """The storage of a trainer's weights and optimizer moments on the devices.
 
     Attributes:
       weights: a row for each weight.

@@ -22,7 +22,7 @@ _MOST_BYTES = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How a weight differs from the same weight of another checkpoint.
+    """The difference between a weight and the same weight of another checkpoint.
 
     Attributes:
       relative: root of the sum of squared differences, as a share of that of the other weight.
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class WeightStatistics:
-    """What a weight's elements are like. Elements that are not finite count in `not_finite` alone.
+    """Statistics of a weight's elements. Elements that are not finite count in `not_finite` alone.
 
     Attributes:
       path: path of the weight.

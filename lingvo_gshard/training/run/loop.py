@@ -69,7 +69,7 @@ def resident_bytes() -> int:
 
 @dataclasses.dataclass
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
       step: number of steps taken, those of earlier runs included.
@@ -299,7 +299,7 @@ class TrainingLoop:
         """Waits for the next step's batch."""
         step = self.step + 1
         if self._observers.needs_idle(step):
-            # What the observers do now is no part of the run's speed.
+            # The observers' work from here is no part of the run's speed.
             self._log.pause()
             self._finish_step()
             self._observers.before_other_work("waits for its observers")

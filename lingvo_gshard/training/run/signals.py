@@ -34,7 +34,7 @@ class StoppedError(KeyboardInterrupt):
 
 
 class State:
-    """What the whole process knows about requests to stop.
+    """The process's knowledge of requests to stop.
 
     Attributes:
       is_watched: whether a thread prints signals as they arrive and ends the process in time.

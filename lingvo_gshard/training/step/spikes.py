@@ -41,7 +41,7 @@ _COUNTS = ("accepted", "in_a_row", "found", "skipped")
 
 
 class Verdict(NamedTuple):
-    """What is known of a step.
+    """Facts on a step.
 
     Attributes:
       is_skipped: a bool scalar, whether the step must change neither weights nor moments.

@@ -18,7 +18,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 from lingvo_gshard.training.step.trainer import Trainer
 
-# find(name, layout, shape) returns the array to use, or None to initialize the weight anew.
+# find(name, layout, shape) returns the array to use, or None to draw the weight.
 Find = Callable[[str, str, tuple[int, ...]], np.ndarray | None]
 
 

@@ -133,7 +133,7 @@ def upcycled_state(
       dense: the trainer of the dense model.
       sparse: the trainer of the sparse model.
       theta: the weights of the dense model by path.
-      moments: its optimizer moments by path; None to initialize all moments anew. Moments of
+      moments: its optimizer moments by path; None to start all moments at 0. Moments of
         weights that the dense model does not have are always new.
 
     Raises:

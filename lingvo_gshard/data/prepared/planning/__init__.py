@@ -1,1 +1,1 @@
-"""Which rows are trained on, in which order and in which batch, planned without reading them."""
+"""Plans of rows, their order and their batches, made without reading the rows."""

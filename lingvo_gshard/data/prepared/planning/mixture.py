@@ -34,7 +34,7 @@ class Use:
 
     @property
     def epochs(self) -> float:
-        """How often each row was read on average."""
+        """The number of times that each row was read, on average."""
         return self.read / self.rows
 
 

@@ -1,1 +1,1 @@
-"""How attention knows positions: rotations of queries and keys, and learned biases."""
+"""Positions in attention: rotations of queries and keys, and learned biases."""

@@ -42,7 +42,7 @@ def check_buckets(
 
     Args:
       buckets: number of buckets.
-      max_distance: distance from which on all share the last bucket.
+      max_distance: the smallest distance in the last bucket, which all larger ones share.
       is_causal: whether queries attend only to earlier keys.
       buckets_name: path of the number of buckets, for error messages.
       distance_name: path of the distance.

@@ -15,12 +15,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
 from lingvo_gshard.sharding import annotate
 
-# Which dimensions are a pair: i and r/2 + i, or 2i and 2i + 1.
+# The dimensions that are a pair: i and r/2 + i, or 2i and 2i + 1.
 HALVES, NEIGHBORS = "halves", "neighbors"
 
 
 class TextPositions(NamedTuple):
-    """Where tokens stand in their texts.
+    """Places of tokens in their texts.
 
     Attributes:
       index_BL: int32 position of each token, [B,L] or [1,L].

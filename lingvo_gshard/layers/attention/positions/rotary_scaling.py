@@ -162,7 +162,7 @@ class YarnScaling(RotaryScaling):
         p = super().params()
         p.define("factor", 1.0, "Divisor of the low frequencies.", minimum=1)
         _define_original_length(p)
-        p.define("beta_fast", 32.0, "Turns from which on a frequency is kept.", above=0)
+        p.define("beta_fast", 32.0, "The fewest turns of a frequency that is kept.", above=0)
         p.define("beta_slow", 1.0, "Turns up to which a frequency is divided.", above=0)
         p.define(
             "magnitude",

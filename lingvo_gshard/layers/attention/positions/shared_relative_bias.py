@@ -19,9 +19,7 @@ class SharedRelativeBias(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("buckets", 0, "Number of distance buckets; 0: no bias.", minimum=0)
-        p.define(
-            "max_distance", 128, "Distance from which on all share the last bucket.", minimum=1
-        )
+        p.define("max_distance", 128, "The smallest distance in the last bucket.", minimum=1)
         p.define("num_heads", 0, "Size of N; set by the stack.", minimum=1)
         p.define("is_causal", False, "Whether all keys are earlier; set by the stack.")
         return p

@@ -1,4 +1,4 @@
-"""What the families of encoder-decoders have in common."""
+"""The common part of the families of encoder-decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Marian, M2M-100 and NLLB-MoE have in common: fairseq's layers with biases everywhere."""
+"""The common part of Marian, M2M-100 and NLLB-MoE: fairseq's layers with biases everywhere."""
 
 from __future__ import annotations
 

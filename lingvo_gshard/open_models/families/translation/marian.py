@@ -23,7 +23,7 @@ _TABLES = (
     Row("lm_head.weight", "softmax.w", "VM->MV"),
     Row("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
 )
-# What the converter of Marian's own files wrote, with the only values that transformers computes.
+# Keys that the converter of Marian's own files wrote, with the values that transformers computes.
 _FIXED = {
     "add_bias_logits": False,
     "add_final_layer_norm": False,

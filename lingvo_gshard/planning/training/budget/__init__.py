@@ -1,1 +1,1 @@
-"""What to train for a sum of money: model size, experts, tokens and machine by scaling laws."""
+"""Plans a training for a sum of money: model size, experts, tokens and machine by scaling laws."""

@@ -29,7 +29,7 @@ _MOST_LAYERS = 512
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """How sparse a model is.
+    """The sparsity of a model.
 
     Attributes:
       expansion: weights of all experts, as a multiple of those that a token uses; 1 is dense.

@@ -30,7 +30,7 @@ DAYS = 90.0
 
 @dataclasses.dataclass(frozen=True)
 class BudgetOptions:
-    """What a budget is searched with.
+    """Options of the search for the best training of a budget.
 
     Attributes:
       budget: money, in the currency of list prices.

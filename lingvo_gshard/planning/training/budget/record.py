@@ -1,4 +1,4 @@
-"""What to train for a budget, as data for every report."""
+"""The training for a budget, as data for every report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Sensitivity:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetPlan:
-    """What to train for a budget.
+    """The training for a budget.
 
     Attributes:
       budget: the money.

@@ -20,7 +20,7 @@ _MFUS = ("dense_mfu", "sparse_mfu")
 _INVERSE = {"half": "twice", "twice": "half"}
 # A size that changes by less is the same choice.
 _SAME_SIZE = 1.25
-# The share of the longest time from which on it is said to limit the choice.
+# The smallest share of the longest time that is said to limit the choice.
 _NEAR_LIMIT = 0.99
 
 

@@ -16,7 +16,7 @@ STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
 
 
 class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How the step of a folder was chosen.
+    """The choice of a folder's step.
 
     Attributes:
       experiment: the experiment.

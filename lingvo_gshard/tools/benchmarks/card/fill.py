@@ -28,7 +28,7 @@ _COMPILATIONS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What fills which card.
+    """Describes the fill of a card.
 
     Attributes:
       experiment: name of the experiment.

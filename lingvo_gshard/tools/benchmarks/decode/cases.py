@@ -1,4 +1,4 @@
-"""What `gshard-bench decode` decodes: texts, and the number of tokens generated for each."""
+"""The texts of `gshard-bench decode`, and the number of tokens generated for each."""
 
 from __future__ import annotations
 

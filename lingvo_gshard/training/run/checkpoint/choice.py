@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is read: the best, the newest, or that of a step."""
+"""The choice of the checkpoint to read: the best, the newest, or the one of a step."""
 
 from __future__ import annotations
 

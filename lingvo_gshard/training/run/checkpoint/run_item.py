@@ -1,4 +1,4 @@
-"""What a checkpoint has besides arrays: its Params, vocabularies, and the best evaluation."""
+"""The part of a checkpoint besides arrays: Params, vocabularies, and the best evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory are complete.
+"""Finds the complete checkpoints of a directory.
 
 On a disk, a checkpoint that is being written has a longer name and is renamed in the end. A bucket
 cannot rename: there, a checkpoint is complete if it has a commit marker, which is written last.

@@ -44,7 +44,7 @@ _FIRST = ("loss", "gradient_norm")
 
 @dataclasses.dataclass
 class Replayed:
-    """What a replay found.
+    """The result of a replay.
 
     Attributes:
       step: the step that was asked for.

@@ -1,1 +1,1 @@
-"""What a run shows and records while it trains: metrics, progress, compilations, diagnosis."""
+"""Metrics, progress, compilations and diagnosis of a run while it trains."""

@@ -57,7 +57,7 @@ _METRICS = ("dropped_share", "router_entropy")
 
 @dataclasses.dataclass
 class ExpertUse:
-    """How one layer used its experts, summed over batches.
+    """The use of one layer's experts, summed over batches.
 
     Attributes:
       load: [E], tokens that each expert kept.

@@ -186,7 +186,7 @@ class WandbWriter:
             id=known,
             resume="allow",
             config=params,
-            # What the run prints stays as it is.
+            # The lines that the run prints stay as they are.
             settings=wandb.Settings(console="off", silent=True, login_timeout=_LOGIN_SECONDS),
         )
         self.run_id: str = self._run.id

@@ -35,7 +35,7 @@ _PREFETCH, _IDLE = "prefetch", "concurrent/futures/thread.py"
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
-    """What a process was doing at one moment.
+    """The place of a process in its work at one moment.
 
     Attributes:
       process: number of the process.

@@ -1,4 +1,4 @@
-"""What a run records whenever it starts or resumes: its command, versions and devices."""
+"""Records command, versions and devices whenever a run starts or resumes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _SETTINGS = (
     "TF_GPU_ALLOCATOR",
     "TF_XLA_FLAGS",
 )
-# What this process was started with: libraries change their settings when they are imported.
+# The settings of this process at its start: libraries change them when they are imported.
 _AT_START = pathlib.Path("/proc/self/environ")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run was started, or resumed.
+    """One start or resumption of a run.
 
     Attributes:
       time: seconds since 1970.

@@ -1,4 +1,4 @@
-"""How a run's weights and moments are stored on its devices, as a file in its directory."""
+"""The storage of a run's weights and moments on its devices, as a file in its directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARDING_FILE = "sharding.json"
 
 
 class TensorSharding(msgspec.Struct, frozen=True):
-    """How a weight or a moment is stored.
+    """The storage of a weight or a moment.
 
     Attributes:
       path: path of the weight.
@@ -42,7 +42,7 @@ class TensorSharding(msgspec.Struct, frozen=True):
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """How all weights and moments of a run are stored.
+    """The storage of all weights and moments of a run.
 
     Attributes:
       mesh: axes and sizes, such as "data=4,model=2"; "" for one device.

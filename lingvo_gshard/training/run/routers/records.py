@@ -18,7 +18,7 @@ OTHERS = "others"
 
 
 class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How the router of one layer sent the tokens of one step to the E experts.
+    """A record of one layer's router in one step, with E experts.
 
     A choice is a token's request for an expert. Counts are exact integers over the whole batch, of
     all devices. Entropies are in nats.

@@ -22,7 +22,7 @@ _ADVICE = (
 
 @dataclasses.dataclass
 class _State:
-    """What is known of one layer.
+    """The history of one layer.
 
     Attributes:
       idle_since: experts without a token in the latest watched steps -> the first of these steps.

@@ -91,7 +91,7 @@ _GROWTH = 1.1
 
 
 class Log(Protocol):
-    """Where a watch shows lines, curves and pictures."""
+    """The places that a watch writes lines, curves and pictures to."""
 
     def say(self, text: str) -> None:
         """Shows a line."""

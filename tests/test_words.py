@@ -1,0 +1,49 @@
+"""Wording that readers must read twice becomes rarer: no file has more of it than is listed."""
+
+import json
+
+import pytest
+
+from tests import words
+
+
+def test_no_file_has_more_riddles_than_before():
+    """A file that has become clearer is taken off the list: python -m tests.words --write."""
+    listed, found = json.loads(words.REMAINING.read_text("utf-8")), words.count()
+    wrong = {
+        path: f"{found.get(path, {})}, listed {listed.get(path, {})}"
+        for path in {**listed, **found}
+        if found.get(path, {}) != listed.get(path, {})
+    }
+    assert not wrong, f"python -m tests.words shows the sentences: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("How the compilation ended.", "first word"),
+        ("Its size is that of the weight.", "that of"),
+        ("Those of all parts add up to it, as many as the one has of them.", "pointers"),
+        ("The step from which on a frequency is kept.", "from which on"),
+        ("A model that has not a decoder.", "has not"),
+        ("Adds what jax lacks.", "lacks"),
+        ("Initializes the weights anew.", "anew"),
+        ("The file in which it is stored.", "preposition"),
+    ],
+)
+def test_each_pattern_is_found(tmp_path, text, pattern):
+    path = tmp_path / "module.py"
+    path.write_text(f'"""{text}"""\n')
+    assert pattern in [name for _, name, _ in words.findings(path)]
+
+
+def test_comments_are_read_as_blocks_and_code_is_not(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text('"""A module."""\n\n# The size\n# that of a row has.\nSIZE = "that of"\n')
+    assert [(line, name) for line, name, _ in words.findings(path)] == [(3, "that of")]
+
+
+def test_a_plain_text_has_no_finding(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text('"""Returns the size of a weight.\n\nArgs:\n  name: the weight.\n"""\n')
+    assert not list(words.findings(path))

@@ -1,0 +1,122 @@
+"""Finds wording that readers must read twice, in docstrings and comments.
+
+python -m tests.words            lists the findings
+python -m tests.words --write    writes their counts to tests/words_remaining.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import io
+import json
+import pathlib
+import re
+import tokenize
+from collections.abc import Iterator
+
+# Words that point back; three in a sentence are a riddle.
+_POINTERS = re.compile(
+    r"\b(it|its|that of|those|that one|the one|ones|them|the others|the same|such|as many)\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<=[.;:?!])\s+(?=[A-Z`(])")
+ROOT = pathlib.Path(__file__).parents[1]
+REMAINING = ROOT / "tests" / "words_remaining.json"
+FOLDERS = ("lingvo_gshard", "benchmarks", "studies")
+PATTERNS = {
+    "pointers": None,
+    "first word": re.compile(r"^(What|How|Which|Where)\b"),
+    "that of": re.compile(r"\b(that|those) of\b"),
+    "from which on": re.compile(r"\bfrom (which|where) on\b"),
+    "has not": re.compile(r"\b(has|have|had) not (a|an|the|any|enough|all)\b"),
+    "lacks": re.compile(r"\bwhat \w+ lacks?\b|\bof what \w+ (has|have) not\b"),
+    "anew": re.compile(r"\banew\b"),
+    "preposition": re.compile(
+        r"\b(of|in|by|from|with|for|to|at|on|over|under|into|after|before|behind) (which|whom)\b"
+    ),
+}
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of the docstrings and comments of a file; comments as blocks."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+    block: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if block and token.start[0] != last + 1:
+                yield first, " ".join(block)
+                block = []
+            if not block:
+                first = token.start[0]
+            block.append(token.string.lstrip("# "))
+            last = token.start[0]
+    if block:
+        yield first, " ".join(block)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yields the sentences of a text, each on one line."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*\w+: )|\n\s*- ", text):
+        yield from _SENTENCE.split(" ".join(paragraph.split()))
+
+
+def findings(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
+    """Yields (line, name of the pattern, sentence) of each finding in a file."""
+    for line, text in texts(path.read_text("utf-8")):
+        for name, pattern in PATTERNS.items():
+            if name == "first word":
+                first = text.partition("\n")[0]
+                if pattern.search(first):
+                    yield line, name, first
+                continue
+            for sentence in sentences(text):
+                found = (
+                    len(_POINTERS.findall(sentence)) >= 3
+                    if pattern is None
+                    else pattern.search(sentence)
+                )
+                if found:
+                    yield line, name, sentence
+
+
+def count() -> dict[str, dict[str, int]]:
+    """Returns the number of findings by file and pattern, of files that have any."""
+    counts: dict[str, dict[str, int]] = {}
+    for path in sources():
+        found = collections.Counter(name for _, name, _ in findings(path))
+        if found:
+            counts[str(path.relative_to(ROOT))] = dict(sorted(found.items()))
+    return counts
+
+
+def sources() -> list[pathlib.Path]:
+    """Returns the files whose wording is held."""
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def main() -> None:
+    """Lists the findings, or writes their counts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.words",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--write", action="store_true", help="write the counts")
+    if parser.parse_args().write:
+        REMAINING.write_text(json.dumps(count(), indent=1) + "\n", "utf-8")
+        return
+    for path in sources():
+        for line, name, sentence in findings(path):
+            print(f"{path.relative_to(ROOT)}:{line}: {name}: {sentence}")
+
+
+if __name__ == "__main__":
+    main()
