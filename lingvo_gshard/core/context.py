@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
@@ -26,35 +24,6 @@ Metric: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 OutputObserver: TypeAlias = "Callable[[str, tf.Tensor], None]"
 # Called with the layer's path, the name of its method, and what the method returned.
 ResultObserver: TypeAlias = "Callable[[str, str, Any], None]"
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchedKinds:
-    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class.
-
-    Attributes:
-      languages: Number of languages.
-      classes: Number of classes of tokens.
-    """
-
-    languages: int
-    classes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupOrder:
-    """The order in which MoE token groups are stored.
-
-    Attributes:
-      numbers: int [G], the number of each stored group.
-      dimension: The dimension of G in the tensors that are computed.
-      computed: int32 [G], the numbers as the program computes them, so that it holds no constant of
-        their size.
-    """
-
-    numbers: np.ndarray
-    dimension: int = 0
-    computed: tf.Tensor | None = None
 
 
 @dataclasses.dataclass
@@ -74,13 +43,7 @@ class Context:
       sums: Tensors by name that are summed over the parts of a batch; see `add_sum`.
       layer_path: Path of the layer that is computing, empty at the root.
       iteration: Position in a compiled loop over layers, or None outside of such loops.
-      token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
-      token_kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
-      watched: The kinds of tokens that routers count, or None if routers are not watched.
-      group_order: The order of MoE token groups, if they are not stored by their numbers.
-      keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
-      weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
-        or empty to leave them as they are.
+      extensions: What layers above the core have in the context, by class; see `extension`.
       frozen: Paths of the weights that are not trained and need no gradient.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
@@ -96,12 +59,7 @@ class Context:
     sums: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     layer_path: str = ""
     iteration: Iteration | None = None
-    token_ids: tf.Tensor | None = None
-    token_kinds: tf.Tensor | None = None
-    watched: WatchedKinds | None = None
-    group_order: GroupOrder | None = None
-    keeps_all_tokens: bool = False
-    weight_precision: str = ""
+    extensions: Mapping[type, Any] = dataclasses.field(default_factory=dict)
     frozen: Collection[str] = ()
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
@@ -182,6 +140,7 @@ class Context:
         )
 
 
+Extension = TypeVar("Extension")
 _scope: Scope[Context | None] = Scope("context", None)
 
 
@@ -230,16 +189,26 @@ def override(**fields: Any) -> contextlib.AbstractContextManager[Context]:
     return use(dataclasses.replace(current(), **fields))
 
 
-def tokens(
-    ids_BL: tf.Tensor, kinds_BL: tf.Tensor | None = None
-) -> contextlib.AbstractContextManager[Context]:
-    """Sets the int32 ids of the tokens that layers compute inside a `with` block.
+def extension(kind: type[Extension]) -> Extension:
+    """Returns what layers of some kind have in the current context.
 
     Args:
-      ids_BL: The ids.
-      kinds_BL: Their kinds, which watched routers count; see `WatchedKinds`.
+      kind: A dataclass whose fields have defaults, such as `TokenContext` of mixtures of experts.
     """
-    return override(token_ids=ids_BL, token_kinds=kinds_BL)
+    return current().extensions.get(kind) or kind()
+
+
+def override_extension(
+    kind: type[Extension], **fields: Any
+) -> contextlib.AbstractContextManager[Context]:
+    """Changes fields of an extension inside a `with` block.
+
+    Args:
+      kind: The class of the extension.
+      **fields: The fields that change.
+    """
+    changed: Any = dataclasses.replace(cast(Any, extension(kind)), **fields)
+    return override(extensions={**current().extensions, kind: changed})
 
 
 def _unused(path: str, taken: dict) -> str:

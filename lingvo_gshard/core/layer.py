@@ -292,7 +292,7 @@ class Layer(Configurable):
         Args:
           params: Params of this class.
           is_causal: Whether a position of the stack must not depend on later ones.
-          has_token_ids: Whether callers of the stack set `context.tokens`.
+          has_token_ids: Whether callers of the stack set `token_context.tokens`.
         """
         del is_causal, has_token_ids
         return params

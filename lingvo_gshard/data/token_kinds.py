@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
 from lingvo_gshard.data.vocabulary import Vocabulary
 

@@ -7,8 +7,8 @@ import dataclasses
 # Stands where a text has no given token. Every id from 0 on may be a token.
 NO_TOKEN = -1
 
-# Outputs of each step that the host reads: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a value for
-# each id that ends a text. A call returns them with a dimension of steps before.
+# Outputs of each step that the host reads: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a
+# value for each id that ends a text. A call returns them with a dimension of steps before.
 TOKEN_RECORD = ("token_BW", "log_probability_BW")
 END_RECORD = ("end_BWe", "end_log_probability_BWe")
 BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", *END_RECORD, "last_BW")

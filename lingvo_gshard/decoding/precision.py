@@ -7,7 +7,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import DecodableModel
-from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS
+from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS, ProductContext
 
 # As in training; INT8 and INT8_WEIGHTS are those of layers/products.py.
 TRAINED = "trained"
@@ -33,5 +33,8 @@ def stored_weights(model: DecodableModel, theta: NestedMap, precision: str) -> N
       precision: one of PRECISIONS.
     """
     stored = "" if precision == TRAINED else precision
-    with context.scope(training=False), context.override(weight_precision=stored):
+    with (
+        context.scope(training=False),
+        context.override_extension(ProductContext, precision=stored),
+    ):
         return model.decoding_weights(theta)

@@ -7,6 +7,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
 
 
 class Dropout(Layer):
@@ -40,7 +41,7 @@ class Dropout(Layer):
         shape = x.shape.as_list()
         if self.p.whole_vectors:
             shape[-1] = 1
-        order = context.current().group_order
+        order = token_context.current().group_order
         by_group = (order.computed, order.dimension) if order else ()
         words = random_numbers.hashed_words(shape, self.random_seed("mask"), *by_group)
         kept = words >= tf.constant(round(self.p.rate * 2**32), tf.uint32)

@@ -13,6 +13,7 @@ Scales are largest magnitudes / 127, and there is no zero point.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -32,6 +33,17 @@ _LARGEST = 127
 SMALL = 2**18
 
 
+@dataclasses.dataclass(frozen=True)
+class ProductContext:
+    """The extension of the context for the weights of products.
+
+    Attributes:
+      precision: How `decoding_weights` stores them, or empty to leave them as they are.
+    """
+
+    precision: str = ""
+
+
 def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:
     """Returns a weight as `multiply` reads it, with the precision of the context.
 
@@ -40,7 +52,7 @@ def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | Nested
       layout: its letters. Experts, E, have a product each.
       contracted: the letters that products sum over. They are the first or the last of a product's.
     """
-    precision = context.current().weight_precision
+    precision = context.extension(ProductContext).precision
     if not precision:
         return weight
     sizes = dict(zip(layout, known_sizes(weight.shape), strict=True))

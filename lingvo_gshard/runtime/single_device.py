@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
-from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.step_metrics import StepMetrics

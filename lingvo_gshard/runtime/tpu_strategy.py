@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.core.bound_function import WeightsFunction
-from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime

@@ -16,6 +16,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
@@ -138,7 +139,7 @@ class LanguageModelTask(TokenTask):
         """Returns the decoder's output [B,L,M]."""
         ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
         x_BLM = self._embed("embedding", theta, ids_BL, batch["target_positions"])
-        with context.tokens(ids_BL, batch.get(f"target{KINDS}")):
+        with token_context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             return self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
 
     @layer_method
@@ -163,7 +164,7 @@ class LanguageModelTask(TokenTask):
             ids_BL, positions_BL = ahead["target_inputs"], ahead["target_positions"]
             token_BLM = self._embed("embedding", theta, ids_BL, positions_BL)
             ahead_kinds_BL = None if kinds_BL is None else _shifted(kinds_BL, index + 1)
-            with context.tokens(ids_BL, ahead_kinds_BL):
+            with token_context.tokens(ids_BL, ahead_kinds_BL):
                 state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
             sums = cross_entropy(
                 self._logits(theta, output_BLM),

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.layers.bias import add_bias
@@ -150,7 +151,7 @@ class TokenTask(Task):
     ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
         """Computes new tokens of each row; see `decoding.models`."""
         x_BLM = self._embed(self.EMBEDDING, theta, ids_BL, view.positions_BL)
-        with context.tokens(ids_BL):
+        with token_context.tokens(ids_BL):
             return self.decoder.extend(theta.decoder, x_BLM, mask_BL, view, caches, memory)
 
     @layer_method

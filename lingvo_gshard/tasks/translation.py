@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
@@ -17,6 +16,7 @@ from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.decoding.kinds import NO_TOKEN
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
@@ -136,7 +136,7 @@ class TranslationTask(TokenTask):
         )
         ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
         x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
-        with context.tokens(ids_BL, batch.get(f"target{KINDS}")):
+        with token_context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._logits(theta, x_BLM)
 
@@ -156,11 +156,11 @@ class TranslationTask(TokenTask):
           ids_BK: the tokens of the sources.
           segments_BK: the sentence of each token; 0 in padding.
           positions_BK: the position of each token in its sentence.
-          kinds_BK: what watched routers count the tokens by; see `context.tokens`.
+          kinds_BK: what watched routers count the tokens by; see `token_context.tokens`.
         """
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, positions_BK)
-        with context.tokens(ids_BK, kinds_BK):
+        with token_context.tokens(ids_BK, kinds_BK):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
@@ -177,7 +177,7 @@ class TranslationTask(TokenTask):
         segments_BK = tf.cast(is_token_BK, tf.int32)
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, view.positions_BL)
-        with context.tokens(ids_BK):
+        with token_context.tokens(ids_BK):
             output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
         return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.embedding import (
@@ -54,7 +54,7 @@ def _on_x_and_mask(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tens
 
 
 def _on_x_mask_and_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    with context.tokens(inputs.target_inputs):
+    with token_context.tokens(inputs.target_inputs):
         return layer.fprop(theta, inputs.x, inputs.target_segments)
 
 

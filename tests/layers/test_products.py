@@ -24,7 +24,7 @@ def no_weight_is_small(monkeypatch):
 
 
 def stored(weight, layout, contracted, precision):
-    with context.scope(), context.override(weight_precision=precision):
+    with context.scope(), context.override_extension(products.ProductContext, precision=precision):
         return products.store(tf.constant(weight), layout, contracted)
 
 

@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 
 from lingvo_gshard.core import context
 from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.layer import TOKEN_GATES
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
@@ -72,7 +73,7 @@ def test_routing_is_that_of_a_forward_pass_of_training(client, translating, tran
         batch[f"{side}_segments"] = np.ones_like(array)
         batch[f"{side}_positions"] = np.arange(array.shape[1], dtype=np.int32)[None]
     with context.scope(training=False, on_output=observe):
-        with context.override(keeps_all_tokens=True):
+        with token_context.override(keeps_all=True):
             task.logits(theta, batch)
     for layer in routing["layers"]:
         tokens = routing["source"] if layer["stack"] == "encoder" else routing["tokens"]

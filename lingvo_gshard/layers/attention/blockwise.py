@@ -62,19 +62,11 @@ class BlockwiseKernel(AttentionKernel):
             key_segments_BK: tf.Tensor,
             *sinks: tf.Tensor,
         ):
-            padded = (tf.pad(x, [[0, 0], *padding, [0, 0]]) for x in (keys_BNKD, values_BNKD))
+            by_key = [[0, 0], *padding, [0, 0]]
+            keys_BNKD, values_BNKD = (tf.pad(x, by_key) for x in (keys_BNKD, values_BNKD))
             segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
-            blocks = _Blocks(
-                mask,
-                logit_cap,
-                size,
-                count,
-                query_BNLD,
-                next(padded),
-                next(padded),
-                segments_BL,
-                segments_BK,
-            )
+            tensors = query_BNLD, keys_BNKD, values_BNKD, segments_BL, segments_BK
+            blocks = _Blocks(mask, logit_cap, size, count, *tensors)
             sums = blocks.forward(*sinks)
             mixed_BNLD = sums.result(query_BNLD.dtype)
 

@@ -12,8 +12,8 @@ from lingvo_gshard.sharding import annotate
 
 # Tokens that get the slots of a full expert: earlier ones, or those with a larger first gate.
 PRIORITIES = ("position", "gate")
-# The order of choices that get slots: all first choices before all second ones, as in Algorithm 1 of
-# arXiv 2006.16668, or all choices of a token before those of the tokens after it.
+# The order of choices that get slots: all first choices before all second ones, as in Algorithm 1
+# of arXiv 2006.16668, or all choices of a token before those of the tokens after it.
 CHOICE, TOKEN = ORDERS = ("choice", "token")
 
 

@@ -12,8 +12,9 @@ import dataclasses
 
 import numpy as np
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 
@@ -98,9 +99,9 @@ class Groups:
         Random numbers then do not depend on the order, and gshard-verify compares equal groups.
         """
         if self.pieces == 1:
-            return context.override(group_order=None)
-        order = context.GroupOrder(self._numbers(), computed=self._computed_numbers())
-        return context.override(group_order=order)
+            return token_context.override(group_order=None)
+        order = token_context.GroupOrder(self._numbers(), computed=self._computed_numbers())
+        return token_context.override(group_order=order)
 
     def in_order(self, by_group_G: tf.Tensor) -> tf.Tensor:
         """Returns a tensor [G,...] in the order of the groups with a single piece per row."""
@@ -126,9 +127,9 @@ def ordered_along(dimension: int) -> contextlib.AbstractContextManager:
     Args:
       dimension: the dimension of G.
     """
-    order = context.current().group_order
+    order = token_context.current().group_order
     order = dataclasses.replace(order, dimension=dimension) if order else None
-    return context.override(group_order=order)
+    return token_context.override(group_order=order)
 
 
 def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
@@ -140,7 +141,7 @@ def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
       shape: the shape.
       key: int32 [2].
     """
-    order = context.current().group_order
+    order = token_context.current().group_order
     return random_numbers.hashed_uniform(shape, key, order.computed if order else None)
 
 

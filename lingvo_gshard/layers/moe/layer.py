@@ -15,7 +15,7 @@ from lingvo_gshard.core.layer import MATRIX, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import activations
+from lingvo_gshard.layers import activations, token_context
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import uneven
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
@@ -77,7 +77,9 @@ class MixtureOfExperts(Layer):
         )
         p.define("shared_combination", "sum", "How its output is combined: 'sum' or 'learned'.")
         p.define("is_causal", False, "Whether a token's routing must not depend on later tokens.")
-        p.define("has_token_ids", False, "Whether callers provide token ids by context.tokens.")
+        p.define(
+            "has_token_ids", False, "Whether callers provide token ids by token_context.tokens."
+        )
         return p
 
     @classmethod
@@ -156,7 +158,7 @@ class MixtureOfExperts(Layer):
         if self.router.needs_token_ids and not self.p.has_token_ids:
             raise UserError(
                 f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "
-                f"{self.path}.has_token_ids is False; provide the ids by context.tokens and set it"
+                f"{self.path}.has_token_ids is False; set it, and the ids by token_context.tokens"
             )
 
     def _create_shared(self) -> None:
@@ -248,7 +250,7 @@ class MixtureOfExperts(Layer):
           x_BLM: the tokens.
           mask_BL: 0 at padding.
         """
-        with context.override(keeps_all_tokens=True):
+        with token_context.override(keeps_all=True):
             batch, length, model_dim = known_sizes(x_BLM.shape)
             if not self._runs_exactly():
                 size = self._inference_group_size(batch * length)
@@ -324,11 +326,12 @@ class MixtureOfExperts(Layer):
         """Returns the ids of the groups' tokens, int32 [G,S]; None if the router needs none."""
         if not self.router.needs_token_ids:
             return None
-        ids_BL = context.current().token_ids
+        ids_BL = token_context.current().ids
         if ids_BL is None or ids_BL.shape != shape_BLM[:2]:
             given = "none" if ids_BL is None else f"those of {ids_BL.shape}"
             raise UserError(
-                f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
+                f"{self.path}: token_context.tokens gives {given}; ids of {shape_BLM[:2]} were "
+                "expected"
             )
         return groups.split(ids_BL)
 
@@ -346,10 +349,10 @@ class MixtureOfExperts(Layer):
 
     def _report_watched(self, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -> None:
         """Reports the sums of a watched router, if routers are watched."""
-        now = context.current()
+        now = token_context.current()
         if now.watched is None:
             return
-        kinds_BL = now.token_kinds
+        kinds_BL = now.kinds
         kinds_GS = None if kinds_BL is None else groups.split(kinds_BL)
         for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched, groups).items():
-            now.add_sum(f"{self.path}/{name}", value)
+            context.current().add_sum(f"{self.path}/{name}", value)

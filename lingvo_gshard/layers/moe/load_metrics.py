@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core.context import Metric, WatchedKinds
+from lingvo_gshard.core.context import Metric
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
 

@@ -16,6 +16,7 @@ from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_fro
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
@@ -148,8 +149,8 @@ class Pipeline(Execution):
         micro-batches is padded with zeros.
         """
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
-        now = context.current()
-        given = {"token_ids": now.token_ids, "token_kinds": now.token_kinds}
+        now = token_context.current()
+        given = {"ids": now.ids, "kinds": now.kinds}
         tokens = {name: value for name, value in given.items() if value is not None}
         inputs = _MicroBatchInputs(shared, tokens)
         tensors = [x_BLM, *tf.nest.flatten(inputs)]
@@ -292,8 +293,7 @@ def _run_layers(
     if now.seed is not None:
         seed = random_numbers.hashed_fold_in_word(now.seed, micro_batch)
         now = dataclasses.replace(now, seed=seed)
-    now = dataclasses.replace(now, **inputs.tokens)
-    with context.use(now):
+    with context.use(now), token_context.override(**inputs.tokens):
         x_BLM = annotate(x_BLM, "BLM")
         for layer, theta in layers:
             x_BLM = layer.fprop(theta, x_BLM, *inputs.shared)

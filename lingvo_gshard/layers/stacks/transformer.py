@@ -96,7 +96,7 @@ class TransformerStack(Layer):
         )
         p.define("has_final_norm", True, "Whether the output is normalized.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
-        p.define("has_token_ids", False, "Whether callers set `context.tokens`.")
+        p.define("has_token_ids", False, "Whether callers set `token_context.tokens`.")
         p.define(
             "execution",
             Sequential.params(),

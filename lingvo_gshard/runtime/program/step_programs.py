@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array

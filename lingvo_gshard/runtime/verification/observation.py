@@ -12,6 +12,7 @@ import numpy as np
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.repetition import Iteration
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding.partitioning import current_sharding
 
 # Methods whose results are weights, or are compared as loss and metrics.
@@ -37,7 +38,7 @@ class Observed:
     layer: str
     order: tuple[int, int, int]
     tensor: tf.Tensor
-    groups: context.GroupOrder | None = None
+    groups: token_context.GroupOrder | None = None
 
     def like(self, other: Observed, value: np.ndarray | jax.Array) -> np.ndarray:
         """Returns the value of another computation's result with groups in this one's order.
@@ -175,15 +176,15 @@ def uncompared_outputs(
     return tuple(notes)
 
 
-def _group_order(tensor: tf.Tensor) -> context.GroupOrder | None:
+def _group_order(tensor: tf.Tensor) -> token_context.GroupOrder | None:
     """Returns the order of the groups of a tensor that was just computed; None without groups."""
-    order = context.current().group_order
+    order = token_context.current().group_order
     if order is None or tensor.shape.rank < 2:
         return None
     return order if tensor.shape[order.dimension] == len(order.numbers) else None
 
 
-def _digest(tensor: tf.Tensor, groups: context.GroupOrder | None) -> list[tf.Tensor]:
+def _digest(tensor: tf.Tensor, groups: token_context.GroupOrder | None) -> list[tf.Tensor]:
     """Returns random projections of a tensor and its mean square, float32 scalars.
 
     The difference of two projections has the expected square of the difference of the tensors.

@@ -17,7 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import activations
+from lingvo_gshard.layers import activations, token_context
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
@@ -205,7 +205,7 @@ def _difference(
     probes = (gates, one_BLM), (drops, np.repeat(one_BLM, size, 1)), (drops, x_BLM)
     for reason, probe in probes:
         mask_BL = tf.ones(probe.shape[:2], tf.int32)
-        with context.scope(training=False), context.tokens(mask_BL):
+        with context.scope(training=False), token_context.tokens(mask_BL):
             x = tf.constant(probe)
             expected = dense.fprop(_tensors(dense_theta), x, mask_BL).numpy()
             given = sparse.fprop(_tensors(sparse_theta), x, mask_BL).numpy()

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     ForcedBalanceRouter,

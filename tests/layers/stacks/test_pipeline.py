@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -53,7 +54,7 @@ def one_pass(layer: TransformerStack, batch: dict, theta, seed=SEED, share=1.0) 
         if layer.p.is_decoder:
             ones = tf.ones(batch["memory"].shape[:2], tf.int32)
             memory = Memory(batch["memory"], ones)
-        with context.tokens(batch["ids"]):
+        with token_context.tokens(batch["ids"]):
             output = layer.fprop(theta, batch["x"], batch["segments"], memory)
         total = tf.add_n([tf.zeros([]), *scope.losses.values()]) * share
         total += tf.reduce_sum(output * batch["cotangent"])

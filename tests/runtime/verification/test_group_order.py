@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.core import context
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.runtime.verification.observation import Observed, _digest
@@ -78,7 +78,7 @@ def test_groups_in_an_order_that_is_not_declared_are_a_difference(monkeypatch):
 def test_values_and_digests_follow_the_numbers_of_groups():
     rng = np.random.default_rng(0)
     whole = rng.normal(size=(3, 4, 2)).astype(np.float32)
-    order = context.GroupOrder(np.array([2, 0, 3, 1]), dimension=1)
+    order = token_context.GroupOrder(np.array([2, 0, 3, 1]), dimension=1)
     stored = whole[:, order.numbers]
     mine, its = (Observed("x", "x", (0, 0, 0), None, groups) for groups in (order, None))
     np.testing.assert_array_equal(mine.like(its, whole), stored)

@@ -15,6 +15,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.sorted_exchange import SortedExchange
 from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
@@ -80,7 +81,7 @@ class DroplessDispatch(Dispatch):
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0), rows)
-            if context.current().watched:
+            if token_context.current().watched:
                 context.current().add_sum(f"{context.layer_path()}/over_bound", over_bound)
         return y_GSM
 

@@ -13,6 +13,7 @@ from lingvo_gshard.core import context, random_numbers, rounding
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.dispatches.permutation import Permutation
 from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
@@ -94,10 +95,9 @@ class SortedExchange:
                 outer.part(),
                 seed=self._device_seed(seed),
                 on_output=None,
-                token_ids=None,
-                group_order=None,
             )
-            with context.use(device_context):
+            without_tokens = {"ids": None, "group_order": None}
+            with context.use(device_context), token_context.override(**without_tokens):
                 y_TM, over_bound = self._run_on_device(
                     x_TM, expert_kT, gate_kT, theta_E, padded_experts
                 )

@@ -9,6 +9,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.capacity import (
     CHOICE,
@@ -132,7 +133,7 @@ class TokenChoiceRouter(Router):
           multiple: C is rounded up to a multiple of this number.
         """
         p = self.p
-        if not self._has_capacity or context.current().keeps_all_tokens:
+        if not self._has_capacity or token_context.current().keeps_all:
             return tokens
         factor = p.capacity_factor or _DEFAULT_CAPACITY_FACTOR
         if not context.current().training and p.evaluation_capacity_factor:

@@ -13,11 +13,12 @@ from typing import TypeAlias
 import numpy as np
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.training.step.micro_batches import TensorBatch, sum_over_parts
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -61,7 +62,10 @@ def routing_sums(
     key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])
 
     def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
-        with context.use(context.Context(True, key, watched=kinds)) as passing:
+        with (
+            context.use(context.Context(True, key)) as passing,
+            token_context.override(watched=kinds),
+        ):
             trainer.task.loss(theta, part)
         return passing.sums
 

@@ -1,0 +1,69 @@
+"""TokenContext: facts on the tokens of a pass that mixtures of experts need."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.token_kinds import WatchedKinds
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOrder:
+    """The order in which MoE token groups are stored.
+
+    Attributes:
+      numbers: int [G], the number of each stored group.
+      dimension: The dimension of G in the tensors that are computed.
+      computed: int32 [G], the numbers as the program computes them, so that it holds no constant of
+        their size.
+    """
+
+    numbers: np.ndarray
+    dimension: int = 0
+    computed: tf.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenContext:
+    """The extension of the context for mixtures of experts.
+
+    Attributes:
+      ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
+      kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
+      watched: The kinds of tokens that routers count, or None if routers are not watched.
+      group_order: The order of token groups, if they are not stored by their numbers.
+      keeps_all: Whether experts compute every token sent to them, whatever their capacity.
+    """
+
+    ids: tf.Tensor | None = None
+    kinds: tf.Tensor | None = None
+    watched: WatchedKinds | None = None
+    group_order: GroupOrder | None = None
+    keeps_all: bool = False
+
+
+def current() -> TokenContext:
+    """Returns the extension of the current context."""
+    return context.extension(TokenContext)
+
+
+def override(**fields: object) -> contextlib.AbstractContextManager[context.Context]:
+    """Changes fields of the extension inside a `with` block."""
+    return context.override_extension(TokenContext, **fields)
+
+
+def tokens(
+    ids_BL: tf.Tensor, kinds_BL: tf.Tensor | None = None
+) -> contextlib.AbstractContextManager[context.Context]:
+    """Sets the int32 ids of the tokens that layers compute inside a `with` block.
+
+    Args:
+      ids_BL: The ids.
+      kinds_BL: Their kinds, which watched routers count; see `WatchedKinds`.
+    """
+    return override(ids=ids_BL, kinds=kinds_BL)
