@@ -86,9 +86,9 @@ def test_gin_selects_the_router():
 
 def test_default_methods_of_the_base_class_suffice():
     """Dropless dispatch, causal decoders and FLOP counts use methods of the base class."""
-    router = mixture().router.set(model_dim=2, num_experts=2).instantiate(path="router")
-    router.check_causal()
+    params = mixture().router.set(model_dim=2, num_experts=2)
+    router = params.set(is_causal=True).instantiate(path="router")
     with pytest.raises(ValueError, match="router.evaluation_capacity_factor=4 .* dropless"):
-        router.disable_capacity()
+        params.copy().set(is_dropless=True).instantiate(path="router")
     assert router.flops(TokenShape(rows=3, length=5)) == 0
     assert mixture().instantiate(path="moe").active_parameters() == 2 * M * H

@@ -101,9 +101,9 @@ class MixtureOfExperts(Layer):
         self._dispatch = self._params_of("dispatch").instantiate(path=f"{path}.dispatch")
         self._dispatch.check_exchange(p.exchange, f"{path}.exchange")
         self._exchange = p.exchange.instantiate(path=f"{path}.exchange")
-        self.create_child("router", self._with_sizes("router", ("model_dim", "num_experts")))
-        if self._dispatch.is_dropless:
-            self.router.disable_capacity()
+        router = self._with_sizes("router", ("model_dim", "num_experts"))
+        router.set(is_causal=p.is_causal, is_dropless=self._dispatch.is_dropless)
+        self.create_child("router", router)
         self._check_router()
         self.create_child(
             "experts", self._with_sizes("experts", ("model_dim", "hidden_dim", "num_experts"))
@@ -153,8 +153,6 @@ class MixtureOfExperts(Layer):
         return child
 
     def _check_router(self) -> None:
-        if self.p.is_causal:
-            self.router.check_causal()
         if self.router.needs_token_ids and not self.p.has_token_ids:
             raise UserError(
                 f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "

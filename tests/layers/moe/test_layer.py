@@ -198,6 +198,8 @@ TESTED_ELSEWHERE = {
     "is_causal",
     "router_allow_causal",
     "has_token_ids",
+    "router_is_causal",
+    "router_is_dropless",
     "router_second_expert_threshold",
     "experts_gate_alpha",
     "experts_gate_limit",

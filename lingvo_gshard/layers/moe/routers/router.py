@@ -24,7 +24,7 @@ class Router(Layer):
     and it overrides the following if the default does not apply:
 
       flops                 if it has matrix products
-      disable_capacity      if it can route every token, as dropless dispatch asks
+      check_dropless        if it can route every token, as dropless dispatch asks
       check_causal          if only some of its options use later tokens
       balance_floor         if it has a load-balancing loss
 
@@ -55,6 +55,8 @@ class Router(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M; 0 for a router without weights.", minimum=0)
         p.define("num_experts", 0, "Size of E.", minimum=1)
+        p.define("is_causal", False, "Whether the layer's tokens must not depend on later ones.")
+        p.define("is_dropless", False, "Whether the layer's dispatch computes all tokens.")
         if cls.sees_later_tokens:
             cls.define_allow_causal(p)
         return p
@@ -77,6 +79,10 @@ class Router(Layer):
                 f"{path}{'.' if option else ''}{option}: {used:g} experts per token, but "
                 f"{path}.num_experts={self.p.num_experts}"
             )
+        if self.p.is_dropless:
+            self.check_dropless()
+        if self.p.is_causal:
+            self.check_causal()
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
@@ -112,19 +118,15 @@ class Router(Layer):
         """The value of the loss `auxiliary_loss` under even loads; None without such a loss."""
         return None
 
-    def disable_capacity(self) -> None:
-        """Disables capacity, so that no token is dropped. Dropless dispatches call it.
-
-        Raises:
-          UserError: the router, or one of its options, limits the load of experts.
-        """
+    def check_dropless(self) -> None:
+        """Raises UserError if the router, or one of its options, limits the load of experts."""
         raise UserError(
             f"{self.path}: {type(self).__name__} limits how many tokens an expert computes, and a "
             "dropless dispatch does not; choose another router or another dispatch"
         )
 
     def check_causal(self) -> None:
-        """Raises ValueError if a causal decoder must not use this router."""
+        """Raises UserError if a causal decoder must not use this router."""
         if self.sees_later_tokens and not self.p.allow_causal:
             raise UserError(
                 f"{self.path}: {type(self).__name__} routes a token by the tokens after it, but "

@@ -86,15 +86,14 @@ class TokenChoiceRouter(Router):
         super().__init__(params, path)
         self.check_choice("priority", PRIORITIES)
         self.check_choice("order", ("", *ORDERS))
-        self._order = self.p.order or CHOICE
-        self._has_capacity = True
 
-    def disable_capacity(self) -> None:
-        """Disables capacity, so that no token is dropped. Dropless dispatches call it.
+    @property
+    def order(self) -> str:
+        """The choices that get slots first: by default token by token in a causal layer."""
+        return self.p.order or (TOKEN if self.p.is_causal else CHOICE)
 
-        Raises:
-          UserError: a capacity factor is set.
-        """
+    def check_dropless(self) -> None:
+        """Raises UserError if a capacity factor is set."""
         for name in ("capacity_factor", "evaluation_capacity_factor"):
             if self.p.get(name):
                 raise UserError(
@@ -102,23 +101,18 @@ class TokenChoiceRouter(Router):
                     "computes, and a dropless dispatch does not; set it to 0 or choose another "
                     "dispatch"
                 )
-        self._has_capacity = False
 
     def check_causal(self) -> None:
-        """Raises ValueError if a causal decoder must not use this router with these options.
-
-        By default the slots of a causal layer are assigned token by token.
-        """
+        """Raises UserError if a causal decoder must not use this router with these options."""
         super().check_causal()
-        self._order = self.p.order or TOKEN
-        if self.p.allow_causal or not self._has_capacity:
+        if self.p.allow_causal or self.p.is_dropless:
             return
         if self.p.priority == "gate":
             raise UserError(
                 f"{self.path}.priority='gate' lets later tokens displace earlier ones, but the "
                 f"layer has is_causal=True; set {self.path}.priority='position'"
             )
-        if self._order == CHOICE and self.experts_per_token(self.p) > 1:
+        if self.order == CHOICE and self.experts_per_token(self.p) > 1:
             raise UserError(
                 f"{self.path}.order='choice' lets first choices of later tokens displace second "
                 f"choices of earlier ones, but the layer has is_causal=True; set "
@@ -133,7 +127,7 @@ class TokenChoiceRouter(Router):
           multiple: C is rounded up to a multiple of this number.
         """
         p = self.p
-        if not self._has_capacity or token_context.current().keeps_all:
+        if self.p.is_dropless or token_context.current().keeps_all:
             return tokens
         factor = p.capacity_factor or _DEFAULT_CAPACITY_FACTOR
         if not context.current().training and p.evaluation_capacity_factor:
@@ -158,7 +152,7 @@ class TokenChoiceRouter(Router):
         """
         p = self.p
         assignments = assign(
-            self._mask_outputs(choices), p.num_experts, capacity, p.priority, self._order
+            self._mask_outputs(choices), p.num_experts, capacity, p.priority, self.order
         )
         return TokenChoiceRouting(assignments, p.num_experts, capacity, losses or {}, metrics or {})
 

@@ -56,10 +56,8 @@ def test_balanced_loads_give_a_loss_of_1():
 
 
 def test_dropless_dispatch_rejects_a_capacity_factor():
-    layer, _ = loops.make(SwitchRouter, 4)
     with pytest.raises(ValueError, match="router.capacity_factor=1.25 .* dropless"):
-        layer.disable_capacity()
-    layer, theta = loops.make(SwitchRouter, 4, capacity_factor=0.0)
-    layer.disable_capacity()
+        loops.make(SwitchRouter, 4, is_dropless=True)
+    layer, theta = loops.make(SwitchRouter, 4, capacity_factor=0.0, is_dropless=True)
     routing = loops.route(layer, theta, np.tile(np.eye(4, dtype="f4")[:1], (1, 9, 1)))
     assert bool(tf.reduce_all(routing.assignments[0].kept_GS))

@@ -44,7 +44,7 @@ def test_unlimited_capacity_drops_no_tokens():
     layer, theta = loops.make(TopKRouter, 4, k=2)
     one_sided = np.tile(LOGITS[:1, :1], (1, 16, 1))
     assert not tf.reduce_all(loops.route(layer, theta, one_sided).assignments[0].kept_GS)
-    layer.disable_capacity()
+    layer, theta = loops.make(TopKRouter, 4, k=2, is_dropless=True)
     routing = loops.route(layer, theta, one_sided)
     assert routing.capacity == 16
     assert all(tf.reduce_all(choice.kept_GS) for choice in routing.assignments)
@@ -52,9 +52,8 @@ def test_unlimited_capacity_drops_no_tokens():
 
 @pytest.mark.parametrize("name", ["capacity_factor", "evaluation_capacity_factor"])
 def test_unlimited_capacity_rejects_a_capacity_factor(name):
-    layer, _ = loops.make(TopKRouter, 4, **{name: 2.0})
     with pytest.raises(ValueError, match=f"router.{name}=2 limits .* dropless"):
-        layer.disable_capacity()
+        loops.make(TopKRouter, 4, **{name: 2.0}, is_dropless=True)
 
 
 def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
