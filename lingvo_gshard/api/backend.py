@@ -6,24 +6,20 @@ import functools
 import types
 from typing import Any
 
-from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
 from lingvo_gshard.core import user_cache
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.local_updates import AXIS
 from lingvo_gshard.training.step.trainer import Trainer
-
-RUNTIMES = ("local", "spmd", "tpu_strategy")
-PARTITIONERS = ("gspmd", "shardy")
 
 # The runtimes that read an option; options that are not here suit every runtime.
 _READ_BY = {
@@ -167,24 +163,11 @@ class Backend:
         self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
 
 
-def check_choices(partitioner: str, device_order: str) -> None:
-    """Raises ValueError with the nearest name if one of these options is unknown."""
-    for name, value, valid in (
-        ("partitioner", partitioner, PARTITIONERS),
-        ("device_order", device_order, DEVICE_ORDERS),
-    ):
-        if value not in valid:
-            raise UserError(f"`{name}={value}` is unknown. {names.nearest(value, valid)}")
-
-
 def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str:
     """Returns the runtime to use; ValueError if an option is only for other runtimes."""
     given = options.given()
     has_mesh = "mesh" in given or "coordinator" in given or params.sharding.mesh
     kind = options.runtime or ("spmd" if has_mesh else "local")
-    if kind not in RUNTIMES:
-        raise UserError(f"`runtime={kind}` is unknown. {names.nearest(kind, RUNTIMES)}")
-    check_choices(options.partitioner, options.device_order)
     if decodes:
         # Decoding programs are cached under every runtime.
         given.pop("compilation_cache", None)

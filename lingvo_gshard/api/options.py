@@ -5,39 +5,45 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lingvo_gshard.core.options import option
 from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.sharding.options import PartitioningOptions
+
+RUNTIMES = ("local", "spmd", "tpu_strategy")
 
 
-@dataclasses.dataclass(frozen=True)
-class RuntimeOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeOptions(PartitioningOptions):
     """Options that decide where and how an experiment's steps run.
 
     Attributes:
-      runtime: "local" (one device), "spmd" (all devices of the mesh, through XLA's SPMD
-        partitioner) or "tpu_strategy" (all cores of `tpu`, through TensorFlow's TPU build). None:
-        "spmd" if a mesh or a coordinator is given, else "local".
-      mesh: axes and sizes, such as "data=4,model=2". None: the experiment's `sharding.mesh`, else
-        data=N for all N devices.
-      strategy: name or table of a strategy. None: the experiment's `sharding.strategy`, else
-        "expert".
-      device_order: "contiguous", or "topology" for rings of a TPU's interconnect.
-      partitioner: XLA's partitioner, "gspmd" or "shardy".
-      tpu: the TPU of "tpu_strategy": "local" on a TPU VM, a Cloud TPU's name or its address.
-      compilation_cache: directory of compiled programs. None: in the user's cache; "": no cache.
-      max_replicated_mb: refuses to run if each device would hold more MiB replicated although the
-        strategy splits them. None: no limit.
       cluster: the processes that run together; `ClusterOptions()` detects them. None: this process
         alone.
     """
 
-    runtime: str | None = None
-    mesh: str | None = None
-    strategy: str | None = None
-    device_order: str = "contiguous"
-    partitioner: str = "gspmd"
-    tpu: str | None = None
-    compilation_cache: str | None = None
-    max_replicated_mb: float | None = None
+    runtime: str | None = option(
+        None,
+        "Where steps run: local (one device), spmd (all devices of `mesh`, through XLA's SPMD "
+        "partitioner) or tpu_strategy (all cores of `tpu`, through TensorFlow's TPU build). "
+        "Default: spmd if `mesh`, a coordinator or sharding.mesh is given, else local.",
+        choices=RUNTIMES,
+    )
+    tpu: str | None = option(
+        None,
+        "TPU of `runtime=tpu_strategy`: local on a TPU VM, else the name of a Cloud TPU or "
+        "grpc://address:port.",
+    )
+    compilation_cache: str | None = option(
+        None,
+        "Directory that keeps compiled programs for later runs, and the weights that decoding "
+        "reads; '' disables it. Default: lingvo_gshard in $XDG_CACHE_HOME or ~/.cache.",
+    )
+    max_replicated_mb: float | None = option(
+        None,
+        "Refuses to run if each device would hold more MiB of replicated tensors although the "
+        "strategy splits them.",
+        minimum=0,
+    )
     cluster: ClusterOptions | None = None
 
     def given(self) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class OptionError(UserError):
       expected: the values that are accepted, as a sentence without a subject.
     """
 
-    def __init__(self, name: str, value: Any, expected: str):
+    def __init__(self, name: str, value: Any, expected: str, message: str = ""):
         """Makes the error of an option, or of one element of a tuple, which is named "stop[1]"."""
-        super().__init__(f"`{name}={value}`: {expected}")
+        super().__init__(message or f"`{name}={value}`: {expected}")
         self.value, self.expected = value, expected
 
 
@@ -87,10 +87,9 @@ class Option:
             expected = str(error).removeprefix("expected ")
             raise OptionError(name, value, f"{expected} was expected") from None
         if self.choices and converted not in self.choices:
-            expected = " or ".join(self.choices)
-            hint = names.nearest(value, self.choices)
-            near = f". {hint}" if hint.startswith("Did") else ""
-            raise OptionError(name, value, f"{expected} was expected{near}")
+            expected = f"{' or '.join(self.choices)} was expected"
+            message = f"`{name}={value}` is unknown. {names.nearest(value, self.choices)}"
+            raise OptionError(name, value, expected, message)
         return converted
 
 

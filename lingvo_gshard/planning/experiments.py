@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.options import option
 from lingvo_gshard.planning import calibration, planner
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.loads.given import GivenLoads, LoadsOptions
@@ -15,31 +16,29 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(PartitioningOptions):
     """Options for the partitioning and compilation of an experiment's training step.
 
     Attributes:
-      mesh: axes and sizes, such as "data=4,model=2". None takes the experiment's mesh, or
-        data=N over all N devices.
-      strategy: name or table of a strategy. None takes the experiment's, or "expert".
-      device_order: "contiguous" or "topology".
-      partitioner: "gspmd" or "shardy".
-      tokens: total tokens to train on; the plan then says what the training costs.
-      calibration: file of a calibration that corrects the estimates; None: published efficiencies.
       loads: the loads of routers to plan with, besides even ones.
     """
 
-    mesh: str | None = None
-    strategy: str | None = None
-    device_order: str = "contiguous"
-    partitioner: str = "gspmd"
-    tokens: float | None = None
-    calibration: str | None = None
+    tokens: float | None = option(
+        None,
+        "Total number of tokens to train on; the plan then says what the training costs.",
+        minimum=0,
+    )
+    calibration: str | None = option(
+        None,
+        "File with measured by predicted times, which corrects the estimates. gshard-train writes "
+        "it from a profile of steps and their plan (docs/profiling.md).",
+    )
     loads: LoadsOptions = LoadsOptions()
 
 

@@ -16,6 +16,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.programs.layout import decoding_partitioning, row_parts
@@ -42,22 +43,26 @@ _MILLION = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(Options):
     """Options for the texts to generate.
 
     Attributes:
-      batch: texts that are decoded together, on all devices.
-      prompt: positions of the prompt of the texts that enter; 0 for half of the positions of a
-        text, which are those of a row of the input.
       has_prefill: whether to plan the prefill, too.
-      every_layer: whether to compile all layers. Else deep models are extrapolated from two shallow
-        ones, in a fraction of the time.
     """
 
-    batch: int = 1
-    prompt: int = 0
+    batch: int = option(1, "Texts decoded together, on all devices.", minimum=1)
+    prompt: int = option(
+        0,
+        "Positions of the prompt of the texts that enter; 0: half of those of a text, which are "
+        "those of a row of the input.",
+        minimum=0,
+    )
     has_prefill: bool = True
-    every_layer: bool = False
+    every_layer: bool = option(
+        False,
+        "Compiles all layers. Else deep models are extrapolated from two shallow ones, in a "
+        "fraction of the time.",
+    )
 
 
 def plan_generation(

@@ -13,7 +13,7 @@ from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Remedy
 from lingvo_gshard.planning.progress import Progress, ignore_progress
-from lingvo_gshard.training.experiments import DEFAULT_STRATEGY
+from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 
 _REMATERIALIZE = "full"
 _SHARD_WEIGHTS = "fsdp"

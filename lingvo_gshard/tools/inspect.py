@@ -64,7 +64,7 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.backend import check_choices
+from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -72,11 +72,12 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
-from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.inspection import activations, inspection, tables, trained
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
@@ -89,7 +90,8 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_experiment_flags(values)
     trained.define_trained_flags(values)
-    runtime.define_partitioning_flags(values)
+    define_option_flags(values, PartitioningOptions())
+    define_option_flags(values, RuntimeOptions(), ("compilation_cache", "max_replicated_mb"))
     flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
     flags.DEFINE_boolean(
         "compile",
@@ -140,7 +142,7 @@ def main(argv: list[str]) -> int:
     """
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    check_choices(values.partitioner, values.device_order)
+    asked = read_options(values, PartitioningOptions)
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise UserError(f"--function={values.function} is unknown. {hint}")
@@ -152,7 +154,7 @@ def main(argv: list[str]) -> int:
         params, trainer, record = trained.inspect(values, console)
     else:
         params, trainer, record = experiment_params(values), None, {}
-    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
+    mesh = experiments.requested_mesh(params, asked.mesh, asked.device_order)
     if mesh is None and not values.logdir:
         raise UserError("--mesh is missing, such as --mesh=data=4,model=2")
     if mesh is not None:

@@ -74,7 +74,6 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.api.open_models.importing import open_model
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -82,6 +81,7 @@ from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import plan_generation
 from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
+from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
@@ -99,9 +99,9 @@ from lingvo_gshard.tools.flags import (
     goodput,
     loads,
     program,
-    runtime,
 )
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.plan_reports import (
     budget_report,
     diff_command,
@@ -133,23 +133,9 @@ def define_flags() -> flags.FlagValues:
     generation.define_generation_flags(values)
     goodput.define_goodput_flags(values)
     budget.define_budget_flags(values)
-    loads.define_loads_flags(values)
-    runtime.define_splitting_flags(values)
+    define_option_flags(values, LoadsOptions())
+    define_option_flags(values, PlanOptions())
     compiling.define_compiling_flags(values)
-    flags.DEFINE_float(
-        "tokens",
-        None,
-        "Total number of tokens to train on; the plan then says what the training costs.",
-        0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "calibration",
-        None,
-        "File with measured by predicted times, which corrects the estimates. gshard-train writes "
-        "it with --profile_steps and --plan (docs/profiling.md).",
-        flag_values=values,
-    )
     flags.DEFINE_integer(
         "remedies",
         3,
@@ -207,7 +193,7 @@ def main(argv: list[str]) -> int:
         output.say(console, topologies.listing())
         output.write_json(values.json, topologies.records())
         return 0
-    check_choices(values.partitioner, values.device_order)
+    read_options(values, PlanOptions)
     generation.check_generation_flags(values)
     program.check_program_flags(values, path)
     goodput.check_goodput_flags(values)
@@ -261,15 +247,7 @@ def planned_params(values: flags.FlagValues) -> Params:
 
 def plan_options(values: flags.FlagValues) -> PlanOptions:
     """Returns the options that the flags give."""
-    return PlanOptions(
-        mesh=values.mesh,
-        strategy=values.strategy,
-        device_order=values.device_order,
-        partitioner=values.partitioner,
-        tokens=values.tokens,
-        calibration=values.calibration,
-        loads=loads.loads_options(values),
-    )
+    return read_options(values, PlanOptions, loads=read_options(values, LoadsOptions))
 
 
 def _plan(

@@ -52,8 +52,8 @@ from lingvo_gshard.api.partitioning import verify
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
-from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. 1 is that of an error.
@@ -66,33 +66,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
-    runtime.define_splitting_flags(values)
-    defaults = VerifyOptions()
-    flags.DEFINE_float(
-        "tolerance",
-        defaults.tolerance,
-        "Largest difference that counts as equal, relative to the largest value of the tensor.",
-        0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "seed",
-        defaults.seed,
-        "Seed of the weights and of all random numbers of the step.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_boolean("shrink", defaults.shrink, "Makes large sizes small.", flag_values=values)
-    flags.DEFINE_boolean(
-        "dropout", defaults.dropout, "--nodropout sets all rates to 0.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "max_devices",
-        defaults.max_devices,
-        "Largest number of devices; a larger mesh is made smaller.",
-        1,
-        flag_values=values,
-    )
+    define_option_flags(values, VerifyOptions())
     output.define_json_flag(values)
     return values
 
@@ -116,19 +90,7 @@ def main(argv: list[str]) -> int:
     params = experiment_params(values)
     console = output.make_console(values.json)
     with stages_on_terminal() as stages:
-        found = verify(
-            params,
-            mesh=values.mesh,
-            strategy=values.strategy,
-            partitioner=values.partitioner,
-            device_order=values.device_order,
-            tolerance=values.tolerance,
-            seed=values.seed,
-            shrink=values.shrink,
-            dropout=values.dropout,
-            max_devices=values.max_devices,
-            say=stages.begin,
-        )
+        found = verify(params, say=stages.begin, **given_options(values, VerifyOptions))
     for line in found.lines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     record = {"equal": found.is_equal, "largest": found.largest.difference.relative}

@@ -8,11 +8,10 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.trainer import Trainer
-
-DEFAULT_STRATEGY = "expert"
 
 
 def make_trainer(experiment: Params, task: Task | Params | None = None) -> Trainer:

@@ -19,12 +19,12 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import compiling
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
 from studies.paper import report as paper_report
 from studies.paper import rows as paper_rows
@@ -44,12 +44,7 @@ def define_flags() -> flags.FlagValues:
         "(weights) or models (moe_512e_12l).",
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "partitioner", "gspmd", "XLA's partitioner: gspmd or shardy.", flag_values=values
-    )
-    flags.DEFINE_string(
-        "device_order", "contiguous", "Order of the devices in the mesh.", flag_values=values
-    )
+    define_option_flags(values, PlanOptions(), ["partitioner", "device_order"])
     compiling.define_compiling_flags(values)
     output.define_json_flag(values, "the comparison and a summary of each plan")
     return values
@@ -61,8 +56,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     Raises:
       UserError: a row is unknown.
     """
-    check_choices(values.partitioner, values.device_order)
-    options = PlanOptions(partitioner=values.partitioner, device_order=values.device_order)
+    options = read_options(values, PlanOptions)
     with compiling.using_flags(values, console):
         report = compare(values.rows, options, console)
     print_report(report, console)

@@ -9,9 +9,9 @@ from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.hlo.full_replications import FullReplication
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.reports.replication import Replicated
 

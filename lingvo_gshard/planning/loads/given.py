@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads import file
 from lingvo_gshard.planning.loads.file import Loads
@@ -82,31 +83,34 @@ def _count(number: int, noun: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadsOptions:
-    """Options for a plan's loads. Without a file it takes even loads only.
+class LoadsOptions(Options):
+    """Options for a plan's loads. Without a file it takes even loads only."""
 
-    Attributes:
-      path: file with the loads of routers, as `file.load` reads it.
-      first_step: leaves out the steps of the file before this one.
-      replicas: further copies of experts that the placement has in each layer.
-    """
+    loads: str | None = option(
+        None,
+        "Loads that the routers of a run had, to plan with: a file of gshard-experts report --json "
+        "or of gshard-experts watched --json, or the run's routers.jsonl. The plan then says which "
+        "device is the slowest, what is dropped, and how to place experts.",
+    )
+    loads_from: int = option(
+        0, "First step of `loads` to take; those before it are left out.", minimum=0
+    )
+    replicas: int = option(
+        0,
+        "Further copies of experts in each layer that the placement for `loads` has.",
+        minimum=0,
+    )
 
-    path: str | None = None
-    first_step: int = 0
-    replicas: int = 0
-
-    def check(self) -> None:
-        """Raises ValueError if an option is negative or applies to a file that is not given."""
-        for flag, value in (("loads_from", self.first_step), ("replicas", self.replicas)):
-            if value < 0:
-                raise UserError(f"`{flag}={value}`: expected 0 or more")
-            if value and self.path is None:
-                raise UserError(f"`{flag}={value}` applies to `loads`, which is not given")
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("loads_from", "replicas"):
+            value = getattr(self, name)
+            if value and self.loads is None:
+                raise UserError(f"`{name}={value}` applies to `loads`, which is not given")
 
     def read(self) -> Loads | None:
-        """Returns the loads in the file; None without a file. ValueError for a wrong one."""
-        self.check()
-        return None if self.path is None else file.load(self.path, self.first_step)
+        """Returns the loads in the file; None without a file. UserError for a wrong one."""
+        return None if self.loads is None else file.load(self.loads, self.loads_from)
 
 
 @dataclasses.dataclass(frozen=True)

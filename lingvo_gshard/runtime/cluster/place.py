@@ -8,29 +8,30 @@ import os
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import clusters
+from lingvo_gshard.core.options import Options, option
 
 DEFAULT_TIMEOUT = 60
 _FIELDS = ("coordinator", "num_processes", "process_id")
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterOptions:
-    """The processes that run a program together. Slurm, Cloud TPU and GKE set the first three.
+class ClusterOptions(Options):
+    """The processes that run a program together. Slurm, Cloud TPU and GKE set the first three."""
 
-    Attributes:
-      coordinator: host:port of process 0, where the processes meet.
-      num_processes: number of processes.
-      process_id: number of this process, from 0 to `num_processes` - 1.
-      coordinator_timeout: seconds to wait for the other processes.
-      coordinator_bind_address: the address at which process 0 listens, such as 0.0.0.0; None: the
-        coordinator's own.
-    """
-
-    coordinator: str | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
-    coordinator_timeout: float = DEFAULT_TIMEOUT
-    coordinator_bind_address: str | None = None
+    coordinator: str | None = option(
+        None,
+        "host:port of process 0, where the processes meet. Detected under Slurm, on Cloud TPU and "
+        "on GKE.",
+    )
+    num_processes: int | None = option(None, "Number of processes.")
+    process_id: int | None = option(None, "Number of this process, from 0 to num_processes - 1.")
+    coordinator_timeout: int = option(
+        DEFAULT_TIMEOUT, "Seconds to wait for the other processes.", minimum=1
+    )
+    coordinator_bind_address: str | None = option(
+        None,
+        "IP address at which process 0 listens; by default the coordinator's. 0.0.0.0 is all.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PARTITIONERS
 
 ALL = ("cpu", "cuda", "rocm", "tpu")
 # The platform that TensorFlow lowers for. Calls of libraries are this platform's.
@@ -59,9 +60,6 @@ def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
             f"({device.device_kind}) here; export it again without operations that only that "
             "platform has"
         )
-
-
-PARTITIONERS = ("gspmd", "shardy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.options import option
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
@@ -34,6 +35,7 @@ from lingvo_gshard.runtime.verification.observation import uncompared_outputs
 from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification
 from lingvo_gshard.runtime.verification.steps import ObservedStep, run_step
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step import precision
@@ -124,30 +126,20 @@ Differences: TypeAlias = "Iterator[tuple[str, str, Difference]]"
 
 
 @dataclasses.dataclass(frozen=True)
-class VerifyOptions:
-    """Options for the verification of an experiment.
+class VerifyOptions(PartitioningOptions):
+    """Options for the verification of an experiment."""
 
-    Attributes:
-      mesh: axes and sizes, such as "data=4,model=2". None takes the experiment's mesh.
-      strategy: name or table of a strategy. None takes the experiment's, or "expert".
-      device_order: "contiguous" or "topology".
-      partitioner: "gspmd" or "shardy".
-      tolerance: the largest relative difference that counts as equal.
-      seed: seed of weights, batch and random numbers.
-      shrink: whether to make sizes smaller.
-      dropout: whether dropout stays on.
-      max_devices: the largest number of devices; a larger mesh is made smaller.
-    """
-
-    mesh: str | None = None
-    strategy: str | None = None
-    device_order: str = "contiguous"
-    partitioner: str = "gspmd"
-    tolerance: float = 1e-9
-    seed: int = 1
-    shrink: bool = True
-    dropout: bool = True
-    max_devices: int = 16
+    tolerance: float = option(
+        1e-9,
+        "Largest difference that counts as equal, relative to the largest value of the tensor.",
+        minimum=0,
+    )
+    seed: int = option(1, "Seed of the weights and of all random numbers of the step.", minimum=0)
+    shrink: bool = option(True, "Makes large sizes small.")
+    dropout: bool = option(True, "Keeps dropout; otherwise all rates are 0.")
+    max_devices: int = option(
+        16, "Largest number of devices; a larger mesh is made smaller.", minimum=1
+    )
 
 
 def verify_experiment(

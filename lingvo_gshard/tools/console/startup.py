@@ -20,7 +20,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.harmless_text import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
-from lingvo_gshard.tools.console.spelling import spell_flags_of
+from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.training.run.monitoring.closed_output import discard
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
@@ -199,7 +199,7 @@ def _help_text(values: flags.FlagValues, about: str | None) -> str:
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"
         lines.append(f"  {form}")
         lines += textwrap.wrap(
-            " ".join(flag.help.split()) + default,
+            with_flags(" ".join(flag.help.split())) + default,
             width=90,
             initial_indent=" " * 6,
             subsequent_indent=" " * 6,

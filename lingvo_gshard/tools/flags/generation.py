@@ -6,6 +6,7 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.generation import GenerationOptions
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
@@ -21,27 +22,13 @@ def define_generation_flags(values: flags.FlagValues) -> None:
         "Plans generation with a language model, not training: a step of decoding, and prefill.",
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "batch", 1, "Texts decoded together, with --generate.", 1, flag_values=values
-    )
+    note = "With --generate."
+    names = ("batch", "prompt", "every_layer")
+    define_option_flags(values, GenerationOptions(), notes=dict.fromkeys(names, note))
     flags.DEFINE_boolean(
         "largest_batch",
         False,
         "With --generate, searches the largest batch that fits in place of --batch.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "prompt",
-        0,
-        "Positions of a prompt, with --generate; 0: half of those of a text.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "every_layer",
-        False,
-        "With --generate, compiles all layers. Else deep models are extrapolated from two shallow "
-        "ones, in a fraction of the time.",
         flag_values=values,
     )
 
@@ -69,6 +56,4 @@ def check_generation_flags(values: flags.FlagValues) -> None:
 
 def generation_options(values: flags.FlagValues) -> GenerationOptions:
     """Returns the options that the flags give."""
-    return GenerationOptions(
-        batch=values.batch, prompt=values.prompt, every_layer=values.every_layer
-    )
+    return read_options(values, GenerationOptions)

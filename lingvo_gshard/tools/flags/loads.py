@@ -6,40 +6,15 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.loads.given import LoadsOptions
+from lingvo_gshard.tools.flags.options import read_options
 
 # Flags of plans without a training step of an experiment.
 _NOT_HERE = ("generate", "search", "budget", "plan")
 
 
-def define_loads_flags(values: flags.FlagValues) -> None:
-    """Defines --loads and the flags that only apply to it."""
-    flags.DEFINE_string(
-        "loads",
-        None,
-        "Loads that the routers of a run had, to plan with: a file of gshard-experts report --json "
-        "or of gshard-experts watched --json, or the run's routers.jsonl. The plan then says which "
-        "device is the slowest, what is dropped, and how to place experts.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "loads_from",
-        0,
-        "First step of --loads to take; those before it are left out.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "replicas",
-        0,
-        "Further copies of experts in each layer that the placement for --loads has.",
-        0,
-        flag_values=values,
-    )
-
-
 def check_loads_flags(values: flags.FlagValues) -> None:
-    """Raises ValueError if --loads is mixed with plans of anything but a training step."""
-    loads_options(values).check()
+    """Raises UserError if --loads is mixed with plans of anything but a training step."""
+    read_options(values, LoadsOptions)
     if values.loads is None:
         return
     for name in _NOT_HERE:
@@ -48,8 +23,3 @@ def check_loads_flags(values: flags.FlagValues) -> None:
                 f"--loads={values.loads} does not apply to --{name}={values[name].value}: it is "
                 "for the training step of an experiment"
             )
-
-
-def loads_options(values: flags.FlagValues) -> LoadsOptions:
-    """Returns the options that the flags give."""
-    return LoadsOptions(values.loads, values.loads_from, values.replicas)

@@ -20,7 +20,8 @@ from absl import flags
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
-from lingvo_gshard.tools.flags.cluster import cluster_options, define_cluster_flags
+from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -114,10 +115,10 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
 def main(argv: list[str]) -> int:
     logdir, steps, plan = Logdir(argv[1]), int(argv[2]), argv[3]
     values = flags.FlagValues()
-    define_cluster_flags(values)
+    define_option_flags(values, ClusterOptions())
     values(argv[:1] + argv[4:])
     steps_of = [item.split(":") for item in plan.split(",") if item]
-    options = cluster_options(values)
+    options = read_options(values, ClusterOptions)
     if plan == "early":
         Cluster.join(options)
         raise ValueError("after joining, before the program is with the others")

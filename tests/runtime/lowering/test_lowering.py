@@ -10,8 +10,8 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, paper_api
+from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 PLACED = Partitioning.make("data=4,model=2", "data_tensor")

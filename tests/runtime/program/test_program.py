@@ -25,10 +25,10 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PARTITIONERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MESH = "data=4,model=2"
-PARTITIONERS = programs.PARTITIONERS
 BIG = 2**40
 
 
