@@ -15,7 +15,8 @@ from lingvo_gshard.core.config.listed import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.input import Batch, Input, TrainBatches
+from lingvo_gshard.data.batching.packing import Batch
+from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared import reports, vocabularies
 from lingvo_gshard.data.prepared.assembly import Assembly
