@@ -22,7 +22,7 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -20,8 +20,8 @@ from benchmarks import common
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.bench import define_stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench

@@ -75,12 +75,12 @@ __all__ = [
 if typing.TYPE_CHECKING:
     from lingvo_gshard.api.experiments import describe, experiment, experiments
     from lingvo_gshard.api.export import DecoderSettings
-    from lingvo_gshard.api.open_models.importing import import_model, open_model
+    from lingvo_gshard.api.importing import import_model, open_model
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan, plan_generation
     from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation_params, prepare
-    from lingvo_gshard.api.records.report import report
+    from lingvo_gshard.api.records import report
     from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train
 

@@ -26,21 +26,19 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
-MODEL = ("core", "data", "sharding", "layers", "decoding", "tasks")
+MODEL = ("core", "data", "sharding", "layers", "tasks")
 BELOW_API = (
     *MODEL,
     *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
-    *("profiling", "reporting", "params", "preparation"),
+    *("profiling", "reporting", "params"),
 )
 FOLDERS = {
     "core": (),
     "data": ("core",),
-    "preparation": ("core", "data"),
     "sharding": ("core",),
     "pages": ("core", "sharding"),
     "layers": ("core", "sharding"),
-    "decoding": ("core", "data", "sharding", "layers"),
-    "tasks": MODEL[:5],
+    "tasks": MODEL[:4],
     "training": MODEL,
     "open_models": (*MODEL, "training"),
     "hlo": (*MODEL, "training"),
@@ -273,7 +271,7 @@ def _reads(tree: ast.Module, name: str) -> bool:
 
 
 def test_ambient_state_is_defined_in_one_place():
-    core = ROOT / PACKAGE / "core" / "scopes.py"
+    core = ROOT / PACKAGE / "core" / "context.py"
     holding = {path for path in _sources(PACKAGE) if _reads(_tree(path), "ContextVar")}
     assert holding == {core}, holding
     scoping = {
@@ -281,7 +279,7 @@ def test_ambient_state_is_defined_in_one_place():
     }
     settings = "planning/compiling/cache.py"
     of_sharding = ("sharding/partitioning.py", "sharding/recording.py")
-    allowed = {"core/scopes.py", "core/context.py", *of_sharding, settings}
+    allowed = {"core/context.py", *of_sharding, settings}
     assert scoping <= allowed, scoping
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.parity.case import LENGTH, NEW_TOKENS, Case
 from benchmarks.parity.peer import Peer
 from benchmarks.parity.peer_process import GRADIENTS, OUTPUTS
-from lingvo_gshard.api.open_models.importing import import_model
+from lingvo_gshard.api.importing import import_model
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params

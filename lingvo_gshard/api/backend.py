@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
-from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
@@ -137,12 +137,12 @@ class Backend:
         workers.check(params.step, self.partitioning, rows)
 
     def _start_spmd(self, params: Params, logdir: str) -> None:
-        from lingvo_gshard.runtime.program import compilation_cache
+        from lingvo_gshard.runtime.program import executable
 
         options = self._options
         mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
         if options.compilation_cache != "":
-            compilation_cache.keep_in(user_cache.directory("xla", options.compilation_cache))
+            executable.keep_in(cached.directory("xla", options.compilation_cache))
         if options.cluster is not None:
             shared = {name: getattr(options, name) for name in _SHARED} | {"logdir": logdir}
             facts = {name: value or "its default" for name, value in shared.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-# Registers the experiments that come with the package.
 from lingvo_gshard import params as _experiments  # noqa: F401
-from lingvo_gshard.core.config import gin_binding, gin_text, params_text, registry
+
+# Registers the experiments that come with the package.
+from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 
@@ -52,7 +53,7 @@ def describe(params: Params, pattern: str = "") -> str:
     Raises:
       UserError: no path matches. The message has the nearest name.
     """
-    return gin_text.to_gin(params, pattern)
+    return gin_binding.to_gin(params, pattern)
 
 
 def experiments() -> dict[str, str]:

@@ -8,11 +8,10 @@ import time
 
 import numpy as np
 
-from lingvo_gshard.api.decoding.loaded_run import LoadedRun
-from lingvo_gshard.export.decoder import DecoderSettings
+from lingvo_gshard.api.decoding.decoder import LoadedRun
+from lingvo_gshard.export.decoder import DecoderSettings, TrainedModel
 from lingvo_gshard.export.formats import PEFT, format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
-from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.open_models.adapter import PublishedAdapter
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress

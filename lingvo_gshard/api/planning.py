@@ -11,16 +11,19 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.generation import GenerationOptions
+from lingvo_gshard.planning.generation import GenerationOptions, GenerationPlan
 from lingvo_gshard.planning.generation import plan_generation as plan_batch
 from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
-from lingvo_gshard.planning.programs.planned import ProgramFacts, is_jax_function
-from lingvo_gshard.planning.programs.plans import plan_file, plan_function
+from lingvo_gshard.planning.programs.planned import (
+    ProgramFacts,
+    is_jax_function,
+    plan_file,
+    plan_function,
+)
 
 
 @overload

@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.api.decoding.loaded_run import LoadedRun
+from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.records.evaluations import evaluate
-from lingvo_gshard.api.records.report import Report, report
+from lingvo_gshard.api.records import Report, evaluate, report
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
 from lingvo_gshard.export.decoder import DecoderSettings
+from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress

@@ -16,9 +16,8 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.input import Input
-from lingvo_gshard.data.observer import Observer, SilentObserver
-from lingvo_gshard.decoding.precision import TRAINED, check_precision
+from lingvo_gshard.data.input import Input, Observer, SilentObserver
+from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
@@ -79,7 +78,7 @@ class SavedRun:
         Args:
           logdir: directory of the run.
           options: where and how to run.
-          precision: one of decoding/precision.py.
+          precision: one of inference/decoding/precision.py.
           checkpoint: as in `load`.
 
         Raises:

@@ -13,23 +13,23 @@ import rich.console
 from lingvo_gshard.api import summary
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.records.launch import record_launch
+from lingvo_gshard.api.records import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.keep_best import ends_training
+from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.determinism.checked_runtime import checked
+from lingvo_gshard.training.run.determinism import checked
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
 from lingvo_gshard.training.run.monitoring import divergence, writers
 from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.observers.hang_watch import HangWatch
-from lingvo_gshard.training.run.observers.step_observer import ObservedRun, ObserverFactory
+from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.run.starting import StartingPoint
 from lingvo_gshard.training.step.trainer import Trainer

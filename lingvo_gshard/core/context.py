@@ -3,19 +3,53 @@
 A layer is a pure function of its weights and inputs. The context carries everything else: whether
 the pass trains, the key of its random numbers, which layer is computing, and the auxiliary losses
 and metrics that layers report.
+
+Only this module defines ambient state. There are four scopes: the context of the current forward
+pass (core/context.py), its partitioning (sharding/partitioning.py), what is recorded of it
+(sharding/recording.py), and how plans are compiled (planning/compiling/cache.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration
-from lingvo_gshard.core.scopes import Scope
+
+Value = TypeVar("Value")
+
+
+class Scope(Generic[Value]):
+    """A value of one type, separate for every thread.
+
+    Args:
+      name: Name for debugging.
+      default: The value outside of every `use` block.
+    """
+
+    def __init__(self, name: str, default: Value):
+        self._variable: contextvars.ContextVar[Value] = contextvars.ContextVar(
+            name, default=default
+        )
+
+    def get(self) -> Value:
+        """Returns the value of the innermost `use` block."""
+        return self._variable.get()
+
+    @contextlib.contextmanager
+    def use(self, value: Value) -> Iterator[Value]:
+        """Sets the value inside a `with` block."""
+        token = self._variable.set(value)
+        try:
+            yield value
+        finally:
+            self._variable.reset(token)
+
 
 if TYPE_CHECKING:
     from lingvo_gshard.core.autodiff.remat_policy import SavedProducts

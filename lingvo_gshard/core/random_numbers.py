@@ -8,6 +8,9 @@ The forward pass (dropout, random routing) draws far more numbers and needs less
 `hashed_*` functions cost a few integer operations, which XLA fuses into their consumers and
 partitions with them. With Philox, random numbers took 8% of a training step and half of its
 program.
+
+In binary floating point 100 * (1.2 * 6) / 8 is 89.99999999999999. A value that differs from
+a whole number by a few roundings is taken for that number.
 """
 
 from __future__ import annotations
@@ -141,3 +144,21 @@ def truncated_normal(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     """Returns float32 samples of a standard Gaussian truncated at two standard deviations."""
     share_within = math.erf(math.sqrt(2.0))
     return tf.math.erfinv((2.0 * uniform(shape, key) - 1.0) * share_within) * math.sqrt(2.0)
+
+
+# A relative error of 16 roundings of a double.
+_TOLERANCE = 2.0**-49
+
+
+def floor(value: float) -> int:
+    """Returns the largest whole number that is not above a value."""
+    return math.floor(value + _slack(value))
+
+
+def ceil(value: float) -> int:
+    """Returns the smallest whole number that is not below a value."""
+    return math.ceil(value - _slack(value))
+
+
+def _slack(value: float) -> float:
+    return _TOLERANCE * abs(value)

@@ -15,15 +15,14 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data import vocabulary_trainer
-from lingvo_gshard.data.batching import batches, mixing, packing, prefetch
+from lingvo_gshard.data.batching import batches, packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.input import Input, TrainBatches
-from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.input import Input, Observer, SilentObserver, TrainBatches
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies import vocabulary_trainer
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
 
@@ -82,7 +81,7 @@ def _without_collection() -> Iterator[None]:
 class CorpusInput(Input):
     """Reads, cleans, tokenizes, mixes and packs a corpus. Each stage runs on first use."""
 
-    # Temperature of the sampling of languages; see batching/mixing.py.
+    # Temperature of the sampling of languages; see batching/batches.py.
     temperature = 1.0
 
     @classmethod
@@ -151,9 +150,9 @@ class CorpusInput(Input):
     def train_batches(self, seed: int) -> TrainBatches:
         """Returns the endless iterator of training batches for a seed."""
         examples = self._examples
-        mixture = mixing.Mixture(examples.members, self.temperature, self.p.packing_window, seed)
+        mixture = batches.Mixture(examples.members, self.temperature, self.p.packing_window, seed)
         stream = batches.PackedBatches(examples.packer, mixture, self._identity(seed))
-        return prefetch.Prefetcher(stream, self.p.prefetch_batches)
+        return batches.Prefetcher(stream, self.p.prefetch_batches)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         """Yields each row of a split once, packed as in training; the last batch is padded."""

@@ -7,13 +7,15 @@ folding) and those whose target shares half or more of its word 4-grams with tra
 counted. `cleaning/leaks.py` finds them.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import hashlib
 from collections.abc import Sequence
 
 from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
-from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.cleaning.near_duplicates import fold
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
 

@@ -10,16 +10,16 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching.windows import Windows
-from lingvo_gshard.data.cleaning.documents import DocumentCleaner
+from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies import vocabulary_trainer
+from lingvo_gshard.data.vocabularies.files import load
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _PARTS = ("inputs", "labels", "segments", "positions")
 # SentencePiece ignores training lines longer than some thousand bytes.
@@ -94,7 +94,7 @@ class LanguageModelInput(CorpusInput):
 
     def load_vocabularies(self, directory: str) -> None:
         """Replaces the vocabulary by a saved one."""
-        self.vocabulary = files.load(directory)
+        self.vocabulary = load(directory)
         self._forget_tokens()
 
     @classmethod

@@ -16,7 +16,7 @@ import numpy as np
 
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
 KINDS = "_kinds"

@@ -10,22 +10,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, EncodeBatch, Examples, encode
-from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.input import Observer, SilentObserver, TextIds
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import coverage, files
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies import vocabulary_trainer
+from lingvo_gshard.data.vocabularies.files import load_pair, save_pair
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, of_rows, to_note
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +97,8 @@ class TranslationInput(CorpusInput):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
-        covered = coverage.of_rows(self.rows("train"), *self._vocabularies)
-        described = (coverage.to_note(_to_json(languages)) for languages in covered.values())
+        covered = of_rows(self.rows("train"), *self._vocabularies)
+        described = (to_note(_to_json(languages)) for languages in covered.values())
         return [*super().notes, *filter(None, described)]
 
     @property
@@ -111,11 +111,11 @@ class TranslationInput(CorpusInput):
 
     def save_vocabularies(self, directory: str) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""
-        files.save_pair(directory, *self._vocabularies)
+        save_pair(directory, *self._vocabularies)
 
     def load_vocabularies(self, directory: str) -> None:
         """Replaces the vocabularies by saved ones."""
-        self._vocabularies = files.load_pair(directory)
+        self._vocabularies = load_pair(directory)
         self._forget_tokens()
 
     @classmethod
@@ -268,5 +268,5 @@ class TranslationInput(CorpusInput):
         return self._shape, float(self.p.temperature), self.p.packing_window
 
 
-def _to_json(covered: dict[str, coverage.Coverage]) -> dict[str, dict[str, float]]:
+def _to_json(covered: dict[str, Coverage]) -> dict[str, dict[str, float]]:
     return {language: one.to_json() for language, one in covered.items()}

@@ -15,8 +15,12 @@ from lingvo_gshard.export import (
     saved_model_writer,
     stablehlo_writer,
 )
-from lingvo_gshard.export.decoder import DecoderSettings, PortableDecoder, make_decoder
-from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.export.decoder import (
+    DecoderSettings,
+    PortableDecoder,
+    TrainedModel,
+    make_decoder,
+)
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
 
 WriteDecoder = Callable[[PortableDecoder, pathlib.Path, ShowProgress], None]

@@ -12,10 +12,68 @@ import tempfile
 from collections.abc import Iterator
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.paths import is_bucket
-from lingvo_gshard.export import new_folder_in_bucket
+from lingvo_gshard.core.files import mirror, objects
+from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.core.files.stores import GivenPath, is_bucket, split
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
+
+# Written and deleted to find out whether files can be written.
+_PROBE = ".gshard-probe"
+
+
+def check_folder_in_bucket(path: GivenPath) -> None:
+    """Checks that files can be written to a new folder, so that no long work is done in vain.
+
+    Raises:
+      UserError: they cannot, or the folder has files; names --output.
+    """
+    split(path)
+    url = os.fspath(path).rstrip("/")
+    try:
+        if objects.is_file(url):
+            raise UserError(f"`output={path}` is a file; give the name of a new directory")
+        if objects.names(url):
+            raise UserError(
+                f"`output={path}` exists and is not empty; give the name of a new directory"
+            )
+        objects.write_bytes(f"{url}/{_PROBE}", b"")
+        objects.remove(f"{url}/{_PROBE}")
+    except BucketError as error:
+        raise UserError(f"`output={path}` cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
+    """Gives a local folder, and copies its files to a new one in a bucket when the context ends.
+
+    If that fails, the files that were copied are deleted.
+
+    Args:
+      path: the new folder, as for `check_output`.
+      needed: bytes that will be written at least.
+
+    Raises:
+      UserError: the local disk has no room for `needed` bytes, or a file cannot be written; names
+        --output.
+    """
+    check_folder_in_bucket(path)
+    local = mirror.new_folder("export")
+    free = shutil.disk_usage(local).free
+    if needed > free:
+        raise UserError(
+            f"`output={path}` cannot be written: files are written to {local.parent.parent} first, "
+            f"where no space is left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free. "
+            "Set TMPDIR to a larger disk"
+        )
+    try:
+        yield local
+        mirror.upload_folder(local, os.fspath(path).rstrip("/"))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            objects.remove_tree(path)
+        raise UserError(f"`output={path}` cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(local, ignore_errors=True)
 
 
 def check_output(path: str | os.PathLike) -> None:
@@ -29,7 +87,7 @@ def check_output(path: str | os.PathLike) -> None:
       UserError: it cannot be created; names --output.
     """
     if is_bucket(path):
-        new_folder_in_bucket.check_output(path)
+        check_folder_in_bucket(path)
         return
     target = _target(path)
     if target.is_dir():
@@ -65,7 +123,7 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
       UserError: there is no room for `needed` bytes, or a file cannot be written; names --output.
     """
     if is_bucket(path):
-        with new_folder_in_bucket.new_folder(path, needed) as local:
+        with new_folder(path, needed) as local:
             yield local
         return
     check_output(path)

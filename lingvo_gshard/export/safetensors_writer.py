@@ -20,8 +20,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from lingvo_gshard.core.config import params_json
-from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.core.config import params_text
+from lingvo_gshard.export.decoder import TrainedModel
 
 # The largest file, in bytes. A weight that is larger has a file of its own.
 FILE_BYTES = 5 * 10**9
@@ -51,7 +51,7 @@ def write(model: TrainedModel, directory: pathlib.Path, file_bytes: int = FILE_B
         index = {"metadata": {"total_size": model.nbytes}, "weight_map": file_of}
         text = msgspec.json.format(msgspec.json.encode(index), indent=1)
         (directory / "model.safetensors.index.json").write_bytes(text)
-    (directory / "params.json").write_text(params_json.to_json(model.params), encoding="utf-8")
+    (directory / "params.json").write_text(params_text.to_json(model.params), encoding="utf-8")
     if model.input.vocabulary_sizes():
         model.input.save_vocabularies(str(directory / "vocabulary"))
 

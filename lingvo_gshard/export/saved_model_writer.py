@@ -15,15 +15,15 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.core.config import params_json
+from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.export.decoder import TRANSLATION, PortableDecoder
-from lingvo_gshard.export.text_graph import NormalizerInGraph, VocabularyInGraph
+from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 
@@ -94,7 +94,7 @@ def write(
         texts = tf.TensorSpec([None], tf.string, "texts")
         module.serve = tf.function(serve, input_signature=[texts], autograph=False)
         _save(module, directory)
-    (directory / "params.json").write_text(params_json.to_json(decoder.model.params), "utf-8")
+    (directory / "params.json").write_text(params_text.to_json(decoder.model.params), "utf-8")
 
 
 def _save(module: Any, directory: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """The one reader of compiled programs: operations, loops, FLOPs, memory traffic, collectives."""
 
-from lingvo_gshard.hlo.full_replications import FullReplication
 from lingvo_gshard.hlo.module import Module, read_module, read_proto
+from lingvo_gshard.hlo.names import FullReplication
 from lingvo_gshard.hlo.operations import (
     PHASES,
     Collective,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from lingvo_gshard.hlo import demand, tpu_slices
-from lingvo_gshard.hlo.module import Computation, Instruction
+from lingvo_gshard.hlo.module import Computation, Instruction, Shape, numpy_name
 from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.hlo.replica_groups import (
     Groups,
@@ -15,7 +15,6 @@ from lingvo_gshard.hlo.replica_groups import (
     replica_groups,
     source_target_pairs,
 )
-from lingvo_gshard.hlo.shapes import Shape, numpy_name
 from lingvo_gshard.hlo.tpu_slices import ONE_SLICE, Slices
 from lingvo_gshard.sharding.mesh import Mesh
 

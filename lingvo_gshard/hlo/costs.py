@@ -6,6 +6,10 @@ dilated base, where most taps meet the zeros between the data. Those taps do not
 A fusion counts as one instruction, since the values within it are not in memory. Arrays in another
 memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
 padding of their tiles.
+
+The count goes backwards, from the elements wanted of a result to its operands, also through
+fusions, which compute values only where they are used. The rules are those of XLA's
+HloCostAnalysis, https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
 """
 
 from __future__ import annotations
@@ -16,11 +20,17 @@ import re
 
 import numpy as np
 
-from lingvo_gshard.hlo import demand, tpu_slices
+from lingvo_gshard.hlo import tpu_slices
 from lingvo_gshard.hlo.collectives import KINDS
+from lingvo_gshard.hlo.demand import (
+    ASYNC_DONE,
+    ASYNC_START,
+    operand_demand,
+    written,
+    written_tuple_element,
+)
 from lingvo_gshard.hlo.messages import ALGORITHMS, PRECISIONS
-from lingvo_gshard.hlo.module import Instruction
-from lingvo_gshard.hlo.shapes import Shape, element_bits
+from lingvo_gshard.hlo.module import Instruction, Shape, element_bits
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -173,7 +183,7 @@ def memory_bytes(instruction: Instruction) -> int:
         return round(sum(_array_bytes(array) for array in arrays))
     if instruction.opcode == "fusion":
         (called,) = instruction.called
-        if called.root.proto.custom_call_target == demand.ASYNC_DONE:
+        if called.root.proto.custom_call_target == ASYNC_DONE:
             return 0
     return _read(instruction) + _written(instruction)
 
@@ -185,7 +195,7 @@ def _read(instruction: Instruction) -> int:
         made = instruction.result.size
         amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
     else:
-        amounts = demand.operand_demand(instruction, instruction.shape.size)
+        amounts = operand_demand(instruction, instruction.shape.size)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
         used[operand] = max(used.get(operand, 0), amount)
@@ -195,15 +205,15 @@ def _read(instruction: Instruction) -> int:
 def _written(instruction: Instruction) -> int:
     shape = instruction.result
     if instruction.opcode != "fusion":
-        return _bytes(shape, min(demand.written(instruction), shape.size))
+        return _bytes(shape, min(written(instruction), shape.size))
     (called,) = instruction.called
     elements = list(shape.elements or ())
-    if called.root.proto.custom_call_target == demand.ASYNC_START:
+    if called.root.proto.custom_call_target == ASYNC_START:
         return _bytes(elements[1], elements[1].size)
     if called.root.opcode != "tuple":
-        return _bytes(shape, demand.written(called.root))
+        return _bytes(shape, written(called.root))
     return sum(
-        _bytes(part, demand.written_tuple_element(made))
+        _bytes(part, written_tuple_element(made))
         for part, made in zip(elements, called.root.operands, strict=True)
     )
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 from lingvo_gshard.hlo.module import Computation, Instruction
 
 ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
-
 _SLICING = ("slice", "dynamic-slice", "gather")
 _RESHAPING = ("bitcast", "reshape", "convert", "copy", "transpose", "bitcast-convert")
+
+
 # These read their operands in full, however little of the result is used.
 _READ_ALL = ("dot", "convolution", "sort", "custom-call", "while", "conditional", "call", "scatter")
+
+
 # Marks an instruction of a TPU collective that runs in several fusions, one after the other.
 _ASYNC_CONFIG = "async_collective_fusion_config"
 

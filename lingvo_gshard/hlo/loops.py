@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.hlo.module import Computation, Instruction
-from lingvo_gshard.hlo.shapes import Shape
+from lingvo_gshard.hlo.module import Computation, Instruction, Shape
 
 # Larger arrays are not evaluated.
 LARGEST_ARRAY = 2**12

@@ -10,12 +10,11 @@ from lingvo_gshard.hlo import costs, demand
 from lingvo_gshard.hlo import costs as hlo_flops
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.hlo.loops import Loop, Values, values_of_entry
-from lingvo_gshard.hlo.module import Computation, Instruction, Module
+from lingvo_gshard.hlo.module import Computation, Instruction, Module, numpy_name
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
-from lingvo_gshard.hlo.shapes import numpy_name
 from lingvo_gshard.hlo.tpu_slices import ONE_SLICE, Slices
-from lingvo_gshard.layers.expected_trips import trips_of
+from lingvo_gshard.layers.stacks.execution import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 
@@ -42,7 +41,7 @@ def read_operations(
     """Returns the operations of one device's program.
 
     Of a conditional, the branch that does the most work counts. A loop whose trip count is unknown
-    counts with the iterations that its name tells (layers/expected_trips.py), else as one; a note
+    counts with the iterations that its name tells (layers/stacks/execution.py), else as one; a note
     says so. Arithmetic on scalars is left out.
 
     Args:

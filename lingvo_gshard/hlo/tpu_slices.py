@@ -12,9 +12,8 @@ import functools
 import re
 from collections.abc import Iterator
 
-from lingvo_gshard.hlo.module import Instruction
+from lingvo_gshard.hlo.module import Instruction, Shape
 from lingvo_gshard.hlo.replica_groups import Groups
-from lingvo_gshard.hlo.shapes import Shape
 from lingvo_gshard.sharding.mesh import Mesh
 
 

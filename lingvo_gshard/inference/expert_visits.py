@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.decoding.kinds import NO_TOKEN, StateShape
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.decoding.state import StateShape
+from lingvo_gshard.inference.engine import placement
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.programs.program_key import GATES, ProgramKey
+from lingvo_gshard.inference.programs.executables import GATES, ProgramKey
+from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ def visits_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
       tokens: the number of tokens of the text.
       source: that of the source; 0 for a model without one.
     """
-    length = buckets.fitting(buckets.LENGTHS, tokens)
-    memory = buckets.fitting(buckets.LENGTHS, source, facts.most_source) if source else 0
+    length = placement.fitting(placement.LENGTHS, tokens)
+    memory = placement.fitting(placement.LENGTHS, source, facts.most_source) if source else 0
     return ProgramKey(GATES, shape=StateShape(1, length, memory))
 
 

@@ -13,17 +13,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.decoding.precision import TRAINED, check_precision
+from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.engine_options import EngineOptions
-from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.layout import row_parts
-from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker
-from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.programs.executables import PREPARE, Executables, ProgramKey
+from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker, row_parts
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 
@@ -80,7 +78,7 @@ def make_engine(
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
       options: how to use the machine.
-      precision: how weights are stored and multiplied; one of decoding/precision.py.
+      precision: how weights are stored and multiplied; one of inference/decoding/precision.py.
 
     Raises:
       UserError: the precision is unknown.

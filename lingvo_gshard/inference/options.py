@@ -7,7 +7,7 @@ from typing import Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.decoding.kinds import SearchKind
+from lingvo_gshard.inference.decoding.state import SearchKind
 
 
 @dataclasses.dataclass(frozen=True)

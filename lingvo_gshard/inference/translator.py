@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
@@ -20,7 +20,7 @@ class Translation:
 
     Attributes:
       text: the translation.
-      score: what translations are ranked by; see `decoding/beam.py`.
+      score: what translations are ranked by; see `inference/decoding/beam.py`.
       pieces: the text of each token, `▁` for a space.
       log_probabilities: that of each token, and of the end if the model ended the translation.
       reason: why it ended: "end", "length" or "stop".

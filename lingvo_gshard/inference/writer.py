@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis, Request

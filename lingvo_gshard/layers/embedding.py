@@ -13,9 +13,8 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.layers.lora import product
-from lingvo_gshard.layers.products import is_stored, look_up, multiply, store
+from lingvo_gshard.layers.products import is_stored, look_up, lookup, multiply, store
 from lingvo_gshard.sharding import annotate
 
 

@@ -19,9 +19,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.open_models.placement import Piece
-from lingvo_gshard.open_models.rearrangement import Rearrangement
-from lingvo_gshard.open_models.shard_writer import write_file
-from lingvo_gshard.open_models.shards import Published, Tensor
+from lingvo_gshard.open_models.shards import Published, Tensor, write_file
+from lingvo_gshard.open_models.table import Rearrangement
 from lingvo_gshard.training.step.trainer import Trainer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -118,7 +117,7 @@ class PublishedAdapter:
 
     def _values(self) -> Iterator[np.ndarray]:
         # Imports TensorStore, which mistakes need not wait for.
-        from lingvo_gshard.training.run.checkpoint.streamed_reader import WeightReader
+        from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
 
         source = self.source
         reader = WeightReader(source.directory, source.checkpoint, source.item)

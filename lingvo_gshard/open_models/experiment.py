@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import family_of

@@ -14,15 +14,21 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.published_vocabulary import RECORD_FILE, copy_files
+from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.layers.lora import factors_of, without_factors
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.differences import check_same_task, why_none_fits
 from lingvo_gshard.open_models.families import FAMILIES, Family
+from lingvo_gshard.open_models.importing import PublishedRecord, read_record
 from lingvo_gshard.open_models.placement import Piece, Placement
-from lingvo_gshard.open_models.record import PublishedRecord, read_record
-from lingvo_gshard.open_models.shard_writer import FILE_BYTES, plan_files, write_file, write_index
-from lingvo_gshard.open_models.shards import Tensor, dtype_of
+from lingvo_gshard.open_models.shards import (
+    FILE_BYTES,
+    Tensor,
+    dtype_of,
+    plan_files,
+    write_file,
+    write_index,
+)
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -134,7 +140,7 @@ class _Values:
 
     def __init__(self, source: ExportSource):
         # Imports TensorStore, which mistakes need not wait for.
-        from lingvo_gshard.training.run.checkpoint.streamed_reader import WeightReader
+        from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
 
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._placement = source.placement

@@ -16,17 +16,16 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects, paths
-from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.published_vocabulary import copy_files
+from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.layers.lora import is_factor, without_factors
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.placement import Piece, Placement
-from lingvo_gshard.open_models.record import RECORD_FILE, PublishedRecord
 from lingvo_gshard.open_models.shards import Published, Shards
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
@@ -215,7 +214,7 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
 
 def check_logdir(logdir: str | os.PathLike) -> None:
     """Raises ValueError if the directory of a new run exists and is not empty."""
-    path = paths.path_of(logdir)
+    path = stores.path_of(logdir)
     is_folder = is_bucket(path) or path.is_dir()
     if objects.names(path) if is_folder else path.exists():
         raise UserError(f"`logdir={logdir}` exists already; give the name of a new directory")
@@ -256,3 +255,23 @@ def _check_space(logdir: pathlib.Path, needed: int) -> None:
 
 def _nbytes(spec: VariableSpec) -> int:
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+
+
+class PublishedRecord(msgspec.Struct, frozen=True):
+    """The content of published.json.
+
+    Attributes:
+      model_type: name of the family.
+      dtypes: name of each tensor -> its published type.
+    """
+
+    model_type: str
+    dtypes: dict[str, str]
+
+
+def read_record(directory: pathlib.Path) -> PublishedRecord | None:
+    """Returns the record in a directory of a checkpoint; None for a run that was not imported."""
+    try:
+        return atomic.decode((directory / RECORD_FILE).read_bytes(), PublishedRecord)
+    except FileNotFoundError:
+        return None

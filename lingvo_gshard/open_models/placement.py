@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.open_models.rearrangement import Rearrangement
-from lingvo_gshard.open_models.table import EXPERT, LAYER, Row, Table
+from lingvo_gshard.open_models.table import EXPERT, LAYER, Rearrangement, Row, Table
 
 _LAYER_PATH = re.compile(r"(?P<stack>\w+)\.(?P<layer>(?:first_layers|layers)\[(?P<index>\d+)\])\.")
 

@@ -16,16 +16,15 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.paths import path_of
+from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.published_vocabulary import copy_files
+from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.open_models.config import CONFIG_FILE
 from lingvo_gshard.open_models.importing import PublishedModel
-from lingvo_gshard.open_models.record import RECORD_FILE
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
-from lingvo_gshard.training.run.checkpoint.transposing import copy
+from lingvo_gshard.training.run.checkpoint.trainer_state import copy
 from lingvo_gshard.training.run.starting import PART, initial_factors
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -3,8 +3,153 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.open_models.rearrangement import Rearrangement
+import numpy as np
+
+from lingvo_gshard.training.run.checkpoint.trainer_state import copy
+
+# Returns the part of a tensor within (start, stop) of each dimension.
+ReadBox = Callable[[Sequence[tuple[int, int]]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rearrangement:
+    """A permutation of dimensions, some of which are merged in the published tensor.
+
+    "(ND)M->MND" says that the published tensor has the heads and their dimensions merged, before
+    the model dimension. A letter that stands only before the arrow counts parts of the tensor that
+    are weights of their own, as `g` in "EM(Hg)->EMH"; `choose` selects one of them.
+
+    Attributes:
+      text: both sides, with an arrow between them.
+      choose: (letter, index, number of parts) for the letters that stand only before the arrow.
+      joined: (letter, start, size), if the weight is a part of the tensor along this letter: from
+        `start` on, of a dimension of this size.
+    """
+
+    text: str
+    choose: tuple[tuple[str, int, int], ...] = ()
+    joined: tuple[str, int, int] | None = None
+
+    @functools.cached_property
+    def _groups(self) -> list[str]:
+        """The letters of each published dimension."""
+        return [a or b for a, b in re.findall(r"\((\w+)\)|(\w)", self.text.partition("->")[0])]
+
+    @property
+    def layout(self) -> str:
+        """The letters of the weight."""
+        return self.text.partition("->")[2]
+
+    def published_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Returns the shape of the published tensor.
+
+        Args:
+          sizes: size of each letter of the weight.
+        """
+        sizes = self._published_sizes(sizes)
+        return tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
+
+    def apply(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the weight that a published tensor holds; a view where possible.
+
+        Args:
+          published: the tensor.
+          sizes: size of each letter of the weight.
+        """
+        part = self._split(published, sizes)[self._index(sizes)]
+        letters = self._left()
+        return part.transpose([letters.index(letter) for letter in self.layout])
+
+    def read_part(
+        self, read: ReadBox, sizes: Mapping[str, int], wanted: Mapping[str, tuple[int, int]]
+    ) -> np.ndarray:
+        """Returns a part of the weight, for which no more of the tensor is read than needed.
+
+        Args:
+          read: returns the part of the tensor that lies within (start, stop) of each dimension.
+          sizes: size of each letter of the weight.
+          wanted: (start, stop) of each letter of the weight.
+        """
+        full, ranges = self._published_sizes(sizes), dict(wanted)
+        ranges |= {letter: (index, index + 1) for letter, index, _ in self.choose}
+        if self.joined:
+            letter, first, _ = self.joined
+            start, stop = ranges[letter]
+            ranges[letter] = (first + start, first + stop)
+        box, shape, index = [], [], []
+        for first, *rest in self._groups:
+            inner = math.prod(full[letter] for letter in rest)
+            start, stop = ranges[first]
+            box.append((start * inner, stop * inner))
+            shape += [stop - start, *(full[letter] for letter in rest)]
+            index += [slice(None), *(slice(*ranges[letter]) for letter in rest)]
+        part = read(box).reshape(shape)[tuple(index)]
+        letters, kept = "".join(self._groups), self._left()
+        part = part[tuple(slice(None) if letter in kept else 0 for letter in letters)]
+        return part.transpose([kept.index(letter) for letter in self.layout])
+
+    def invert(self, weight: np.ndarray, published: np.ndarray, sizes: Mapping[str, int]) -> None:
+        """Writes a weight into the published tensor that holds it.
+
+        Args:
+          weight: the weight.
+          published: the tensor, contiguous; written in place.
+          sizes: size of each letter of the weight.
+        """
+        order = [self.layout.index(letter) for letter in self._left()]
+        copy(weight.transpose(order), self._split(published, sizes)[self._index(sizes)])
+
+    def of_factors(self, inputs: str, rank: str) -> tuple[Rearrangement, Rearrangement] | None:
+        """Returns how the factors A and B of an adapter of this tensor are published.
+
+        A linear layer is published as [output, input], its factors as A [rank, input] and
+        B [output, rank].
+
+        Args:
+          inputs: letters of the weight that products sum over, in its order.
+          rank: letter of the rank.
+
+        Returns:
+          None if the tensor is no matrix of one linear layer.
+        """
+        if self.choose or self.joined or len(self._groups) != 2:
+            return None
+        output, summed = self._groups
+        if sorted(summed) != sorted(inputs):
+            return None
+        rest = "".join(letter for letter in self.layout if letter not in inputs)
+        return (
+            Rearrangement(f"{rank}({summed})->{inputs}{rank}"),
+            Rearrangement(f"({output}){rank}->{rank}{rest}"),
+        )
+
+    def _split(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the tensor with a dimension for each letter."""
+        sizes = self._published_sizes(sizes)
+        return published.reshape([sizes[letter] for letter in "".join(self._groups)])
+
+    def _index(self, sizes: Mapping[str, int]) -> tuple[int | slice, ...]:
+        """Returns where the weight is in the tensor with a dimension for each letter."""
+        chosen: dict[str, int | slice] = {letter: index for letter, index, _ in self.choose}
+        if self.joined:
+            letter, start, _ = self.joined
+            chosen[letter] = slice(start, start + sizes[letter])
+        return tuple(chosen.get(letter, slice(None)) for letter in "".join(self._groups))
+
+    def _left(self) -> str:
+        """Returns the letters before the arrow that the weight has, in their order."""
+        chosen = {letter for letter, _, _ in self.choose}
+        return "".join(letter for letter in "".join(self._groups) if letter not in chosen)
+
+    def _published_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        joined = {self.joined[0]: self.joined[2]} if self.joined else {}
+        return {**sizes, **{letter: parts for letter, _, parts in self.choose}, **joined}
+
 
 LAYER, EXPERT = "{layer}", "{expert}"
 

@@ -10,15 +10,15 @@ in Google's code.
 from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks.translation import TranslationTask

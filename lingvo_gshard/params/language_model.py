@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router

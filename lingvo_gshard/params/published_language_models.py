@@ -8,15 +8,15 @@ activations. Several micro-batches make a step if the activations of one would n
 from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.run.options import RunOptions

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import json_text
-from lingvo_gshard.planning.kinds import KINDS, kind_of
+from lingvo_gshard.core.files import atomic
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.operation_rows import KINDS, kind_of
 from lingvo_gshard.planning.plan.plan import Record
 from lingvo_gshard.planning.roofline import TimedOperation
 
@@ -85,7 +85,7 @@ def load(path: str | pathlib.Path) -> Calibration:
       UserError: names --calibration and the reason if the file is missing or is none.
     """
     try:
-        return json_text.decode(pathlib.Path(path).read_bytes(), Calibration)
+        return atomic.decode(pathlib.Path(path).read_bytes(), Calibration)
     except OSError as error:
         raise UserError(f"`calibration={path}`: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

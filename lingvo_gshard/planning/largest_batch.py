@@ -14,11 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.inference.programs.layout import row_parts
+from lingvo_gshard.inference.programs.maker import row_parts
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
-from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
+from lingvo_gshard.planning.generation import GenerationOptions, GenerationPlan, plan_generation
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Record
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 

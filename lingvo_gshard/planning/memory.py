@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard.hlo import names as hlo_names
-from lingvo_gshard.hlo.module import Instruction, Module
-from lingvo_gshard.hlo.shapes import Shape, numpy_name
+from lingvo_gshard.hlo.module import Instruction, Module, Shape, numpy_name
 from lingvo_gshard.planning.plan.plan import TemporaryRow
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 

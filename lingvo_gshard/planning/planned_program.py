@@ -9,16 +9,16 @@ from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.planning import memory
-from lingvo_gshard.planning.kinds import kinds_of_layers
+from lingvo_gshard.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports.listing import WeightRow, split_in_words, weight_rows
+from lingvo_gshard.sharding.reports import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
+from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 from lingvo_gshard.training.step.trainer import Trainer
 
 _MEMORY_CLASSES = {

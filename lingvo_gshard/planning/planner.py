@@ -24,7 +24,7 @@ from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.records.launch import installed_versions
+from lingvo_gshard.training.run.records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
 
 # Phases in which a sum over data-parallel axes has no place.

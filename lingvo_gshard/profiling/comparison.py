@@ -8,12 +8,11 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.calibration import Calibration, KindRatio
-from lingvo_gshard.planning.kinds import KINDS
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan import file
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.operation_rows import KINDS
+from lingvo_gshard.planning.plan.plan import Plan, load
 from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Record
-from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.timeline import StepRange
 
 
 class PartComparison(Record, frozen=True, kw_only=True):
@@ -63,7 +62,7 @@ def load_plan(path: str, name: str) -> Plan:
       UserError: names --plan if the file cannot be read, or has a plan of something else.
     """
     try:
-        plan = file.load(path)
+        plan = load(path)
     except UserError as error:
         raise UserError(f"`plan={path}`: {str(error).removeprefix(f'{path}: ')}") from error
     if plan.name != name:

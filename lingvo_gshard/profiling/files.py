@@ -18,8 +18,7 @@ from lingvo_gshard.planning.calibration import Calibration
 from lingvo_gshard.profiling import perfetto
 from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
-from lingvo_gshard.profiling.step_program import StepProgram
-from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.timeline import StepProgram, StepRange
 from lingvo_gshard.profiling.trace import Trace
 from lingvo_gshard.training.run import processes
 

@@ -17,31 +17,29 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.tracing.graph_lines import line_of_operation
-from lingvo_gshard.core.tracing.source_lines import shown
+from lingvo_gshard.core.tracing.source_lines import line_of_operation, shown
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.planning.calibration import Calibration
-from lingvo_gshard.planning.kinds import OPTIMIZER, kinds_of_layers
 from lingvo_gshard.planning.machines import chips
+from lingvo_gshard.planning.operation_rows import OPTIMIZER, kinds_of_layers
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.planned_program import layer_scopes
-from lingvo_gshard.profiling import steps as steps_lib
+from lingvo_gshard.profiling import timeline as steps_lib
 from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.comparison import Comparison, calibrate, check_plan, compare
 from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.profile import Profile, Rate
-from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.tracer import Recorder, Tracer
-from lingvo_gshard.profiling.tracers import tracer_of
+from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.profiling.trace import Recorder, Tracer, tracer_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.monitoring.metrics import Row
-from lingvo_gshard.training.run.observers.step_observer import (
+from lingvo_gshard.training.run.monitoring.step_observer import (
     ObservedRun,
     ObserverFactory,
     StepObserver,

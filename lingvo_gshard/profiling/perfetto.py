@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.profiling.step_program import StepProgram
+from lingvo_gshard.profiling.timeline import StepProgram
 from lingvo_gshard.profiling.trace import Event, Trace
 
 _MICROSECOND = 1e6

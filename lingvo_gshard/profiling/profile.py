@@ -2,6 +2,14 @@
 
 All seconds are those of one step on one device: sums over the profiled steps and over the devices
 of this process, divided by their numbers.
+
+They are in LOGDIR/profile/plugins/profile/steps_20-23/, if the steps are 20:23:
+
+    HOST.xplane.pb      the trace, for XProf
+    HOST.trace.json.gz  the trace, for Perfetto
+    profile.json        the summary
+    comparison.json     predicted beside measured time, if there was a plan
+    calibration.json    their ratios, for gshard-plan --calibration
 """
 
 from __future__ import annotations
@@ -11,8 +19,8 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import json_text
-from lingvo_gshard.planning.kinds import KINDS
+from lingvo_gshard.core.files import atomic
+from lingvo_gshard.planning.operation_rows import KINDS
 
 FORMAT = 1
 
@@ -212,7 +220,7 @@ def load(path: pathlib.Path) -> Profile:
       UserError: names the file if it cannot be read or is no profile.
     """
     try:
-        return json_text.decode(path.read_bytes(), Profile)
+        return atomic.decode(path.read_bytes(), Profile)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -10,7 +10,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo.operations import Operation
-from lingvo_gshard.planning.kinds import COLLECTIVES, OPTIMIZER
+from lingvo_gshard.planning.operation_rows import COLLECTIVES, OPTIMIZER
 from lingvo_gshard.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -25,9 +25,15 @@ from lingvo_gshard.profiling.profile import (
     Profile,
     Rate,
 )
-from lingvo_gshard.profiling.step_program import StepProgram
-from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.profiling.timeline import Division, Interval, Role, divide, overlap
+from lingvo_gshard.profiling.timeline import (
+    Division,
+    Interval,
+    Role,
+    StepProgram,
+    StepRange,
+    divide,
+    overlap,
+)
 from lingvo_gshard.profiling.trace import INPUT, Trace
 from lingvo_gshard.sharding.mesh import Mesh
 

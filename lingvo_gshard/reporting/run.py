@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from typing import TypeVar
 
 import msgspec
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects, paths
-from lingvo_gshard.core.files.paths import is_bucket
+from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.pages import splits
-from lingvo_gshard.reporting import curves, events, profiles, routers
-from lingvo_gshard.reporting.curves import History
-from lingvo_gshard.reporting.events import CompiledProgram, Recompilation
-from lingvo_gshard.reporting.profiles import ProfileReport
+from lingvo_gshard.profiling.comparison import Comparison
+from lingvo_gshard.profiling.files import COMPARISON, FOLDER, SUMMARY
+from lingvo_gshard.profiling.profile import Profile
+from lingvo_gshard.reporting import curves, routers
+from lingvo_gshard.reporting.curves import CompiledProgram, History, Recompilation
 from lingvo_gshard.reporting.routers import RouterPicture
+from lingvo_gshard.training.run import records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.records import evaluations, json_lines, launch, sharding
-from lingvo_gshard.training.run.records.evaluations import EvaluationRow
-from lingvo_gshard.training.run.records.launch import Launch
-from lingvo_gshard.training.run.records.sharding import Sharding
+from lingvo_gshard.training.run.records import EvaluationRow, Launch, Sharding
 from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
+
+_Record = TypeVar("_Record")
+
+# More rows of layers than these are only in the profile's own file.
+_MOST_LAYERS = 60
+
+
+class ProfileReport(msgspec.Struct, frozen=True):
+    """One profile of a run.
+
+    Attributes:
+      path: its folder, within the run's directory.
+      profile: where the time went; the layers that took the most time.
+      comparison: predicted beside measured time; None without a plan.
+    """
+
+    path: str
+    profile: Profile
+    comparison: Comparison | None
+
+
+def read_profiles(logdir: pathlib.Path) -> list[ProfileReport]:
+    """Returns the profiles of a run, the first steps first. Damaged ones are left out."""
+    found = []
+    for path in (logdir / FOLDER).glob(f"plugins/profile/*/{SUMMARY}"):
+        profile = _read(path, Profile)
+        if profile is None:
+            continue
+        compared = _read(path.with_name(COMPARISON), Comparison)
+        short = msgspec.structs.replace(profile, layers=profile.layers[:_MOST_LAYERS])
+        if compared:
+            layers = compared.layers[:_MOST_LAYERS]
+            compared = msgspec.structs.replace(compared, layers=layers)
+        found.append(ProfileReport(str(path.parent.relative_to(logdir)), short, compared))
+    return sorted(found, key=lambda row: row.profile.first_step)
+
+
+def _read(path: pathlib.Path, record: type[_Record]) -> _Record | None:
+    """Returns a record in a file; None if the file is missing or damaged."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return atomic.decode(path.read_bytes(), record)
+    return None
+
 
 # More runs than these are not named in an error.
 _MOST_NAMED = 5
@@ -103,8 +147,8 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
             f"`logdir={given}`: the run of {experiment or 'an experiment'} has no metrics yet: "
             f"{METRICS_FILE} has no row"
         )
-    launches, programs = launch.read(path), events.read_programs(path)
-    split = sharding.read(path)
+    launches, programs = records.read_launches(path), curves.read_programs(path)
+    split = records.read_sharding(path)
     steps = params.get("run.steps", "")
     return RunReport(
         logdir=given,
@@ -115,20 +159,20 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
         history=history,
         launches=launches,
         programs=programs,
-        recompilations=events.recompilations(programs, launches),
-        roll_backs=json_lines.read(path / ROLL_BACKS_FILE, RollBack),
-        evaluations=evaluations.read(path),
+        recompilations=curves.recompilations(programs, launches),
+        roll_backs=records.read_rows(path / ROLL_BACKS_FILE, RollBack),
+        evaluations=records.read_evaluations(path),
         sharding=split,
         mesh=_mesh(split) if split else None,
         routers=routers.read_pictures(path),
-        profiles=profiles.read_profiles(path),
+        profiles=read_profiles(path),
     )
 
 
 def check_run(logdir: str) -> None:
     """Raises ValueError naming --logdir if there is no run in a directory."""
     found = Logdir(logdir)
-    path = paths.path_of(logdir)
+    path = stores.path_of(logdir)
     advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
     if not is_bucket(logdir) and path.exists() and not path.is_dir():
         raise UserError(f"`logdir={logdir}` is a file; the directory of a run was expected")

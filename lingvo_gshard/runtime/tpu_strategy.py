@@ -22,9 +22,9 @@ from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.reports.replication import Replicated, check_replicated
+from lingvo_gshard.sharding.reports import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.run.routers.step import routing_sums
+from lingvo_gshard.training.run.routers.counts import routing_sums
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.config.listed import listed
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.expert_visits import expert_visits
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
+from lingvo_gshard.training.run.logdir import Logdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +78,79 @@ class ServedModel:
     def task(self) -> str:
         """The kind of the model, in a word for programs."""
         return "translation" if self.translator else "language_model"
+
+
+# Tokens of most sources and texts.
+_LENGTHS = (32, 64)
+
+
+def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> None:
+    """Compiles the programs for short texts, one by one and many at once.
+
+    Args:
+      model: the model.
+      beam_size: the beam that most requests to a translation model will ask for.
+      say: shows a line.
+    """
+    engine, facts = model.engine, model.engine.facts
+    options = (
+        model.published.options(DecodingOptions(beam_size=beam_size), {})
+        if facts.has_source
+        else model.published.options(DRAWING, {"most_tokens": 4, "least_tokens": 0})
+    )
+    engine.warm_up(options, _LENGTHS)
+    sources = model.source_vocabulary
+    source = (sources.unk_id, sources.eos_id) if sources else ()
+    # A language model computes given tokens, for which it has programs of their own.
+    given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
+    engine.submit(Request(source=source, given=given, options=options)).result()
+    expert_visits(engine, given, source)
+    say(f"{engine.executables.count} programs are ready after {engine.executables.seconds:.0f} s")
+
+
+_log = logging.getLogger(__name__)
+UNCHANGED = "unchanged"
+
+
+class DirectoryWatch:
+    """Compares a run's directory with what it was when its model was loaded."""
+
+    def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
+        """Remembers the directory.
+
+        Args:
+          logdir: the directory.
+          step: the step of the checkpoint that was loaded.
+          choice: which checkpoint that was, as in `preferred`.
+        """
+        self._logdir, self._step, self._choice = logdir, step, choice
+        self._identity = self._logdir.identity()
+        self._last = UNCHANGED
+
+    def state(self) -> str:
+        """Returns UNCHANGED, or in words what happened; logs a warning when that changes."""
+        found = self._look()
+        if found != self._last and found != UNCHANGED:
+            _log.warning(
+                f"{self._logdir.place}: {found}. The server goes on with the model of step "
+                f"{self._step:,}; restart it to load another one"
+            )
+        self._last = found
+        return found
+
+    def _look(self) -> str:
+        identity = self._logdir.identity()
+        if identity is None:
+            return "removed"
+        if identity != self._identity:
+            return "replaced"
+        newer = self._newer()
+        return UNCHANGED if newer is None else f"has a newer checkpoint, of step {newer}"
+
+    def _newer(self) -> int | None:
+        """Returns the step of the checkpoint to load now, if it is of a later step."""
+        try:
+            first = preferred(self._logdir.checkpoints, self._choice)[:1]
+        except (UserError, OSError):  # The chosen one was deleted, or a bucket is in trouble.
+            return None
+        return first[0] if first and first[0] > self._step else None

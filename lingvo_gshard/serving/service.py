@@ -16,14 +16,13 @@ from starlette.requests import Request
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs.program_key import ProgramKey
-from lingvo_gshard.serving import visits
+from lingvo_gshard.inference.programs.executables import ProgramKey
+from lingvo_gshard.serving import desk
 from lingvo_gshard.serving.bodies import SearchBody, read_bytes
 from lingvo_gshard.serving.desk import Answers, Desk
-from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
 from lingvo_gshard.serving.metrics import Metrics
-from lingvo_gshard.serving.model import ServedModel
+from lingvo_gshard.serving.model import DirectoryWatch, ServedModel
 
 _Result = TypeVar("_Result")
 
@@ -226,9 +225,9 @@ class Service:
 
         Its program is compiled beside the event loop, which goes on meanwhile.
         """
-        await self._program(visits.program(self.model, asked, found))
+        await self._program(desk.program(self.model, asked, found))
         async with self._visiting:
-            return await run_in_threadpool(visits.describe, self.model, asked, found)
+            return await run_in_threadpool(desk.describe, self.model, asked, found)
 
     async def _program(self, key: ProgramKey) -> None:
         """Waits until a program is loaded. Raises what compiling it failed with."""

@@ -13,7 +13,7 @@ partitioner compiles that into the collective.
 from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla

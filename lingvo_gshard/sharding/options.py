@@ -15,7 +15,7 @@ DEFAULT_STRATEGY = "expert"
 
 @dataclasses.dataclass(frozen=True)
 class PartitioningOptions(Options):
-    """How an experiment's step is divided over devices, and by which partitioner."""
+    """Options for the division of a step over devices, and the partitioner."""
 
     mesh: str | None = option(
         None,

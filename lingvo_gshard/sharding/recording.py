@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import Scope
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
 from lingvo_gshard.sharding import xla

@@ -15,17 +15,15 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
-from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
-from lingvo_gshard.tasks.future_token import FutureToken
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_loss import token_loss
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, token_loss
 
 # Arrays of a batch that a prediction further ahead reads.
 _SHIFTED = ("target_inputs", "target_labels", "target_segments", "target_positions")

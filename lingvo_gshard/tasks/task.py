@@ -21,10 +21,10 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
+    MeanMetrics,
     ShowProgress,
     no_progress,
 )
-from lingvo_gshard.tasks.evaluation.means import MeanMetrics
 
 # Name of an array of a batch -> its shape and dtype.
 BatchSpecs: TypeAlias = "Mapping[str, tf.TensorSpec]"

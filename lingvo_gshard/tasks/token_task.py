@@ -6,21 +6,133 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import initializers
+from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cached import CacheView
-from lingvo_gshard.layers.attention.soft_cap import soft_cap
-from lingvo_gshard.layers.bias import add_bias
+from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
+from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.losses import cross_entropy
+from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import Task
+
+# Name scope of the operations that compute the loss from the logits.
+LOSS_SCOPE = "loss"
+
+
+def token_loss(
+    logits_BLV: tf.Tensor,
+    labels_BL: tf.Tensor,
+    segments_BL: tf.Tensor,
+    label_smoothing: float,
+    z_loss_weight: float = 0.0,
+    more_segments: Sequence[tf.Tensor] = (),
+) -> tuple[tf.Tensor, NestedMap]:
+    """Returns the training loss of a packed batch and its metrics.
+
+    The loss is the float32 label-smoothed cross-entropy per token that is no padding, plus the
+    losses that layers reported to the context.
+
+    Args:
+      logits_BLV: logits of each position.
+      labels_BL: int32 ids to predict.
+      segments_BL: int32 segments, 0 in padding.
+      label_smoothing: probability spread evenly over the vocabulary.
+      z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
+      more_segments: segments of further arrays, such as the source's, whose tokens are added to
+        the metric `tokens`.
+
+    Returns:
+      The scalar loss and metrics: name -> (value, weight).
+    """
+    with tf.name_scope(f"{LOSS_SCOPE}/"):
+        sums = cross_entropy(logits_BLV, labels_BL, segments_BL, label_smoothing, z_loss_weight)
+        tokens = tf.maximum(sums.tokens, 1.0)
+        current = context.current()
+        loss = sums.smoothed / tokens + tf.add_n([0.0, *current.losses.values()])
+        metrics = NestedMap(current.metrics)
+        # A batch of padding alone weighs nothing where batches are averaged.
+        metrics.update(
+            loss=(loss, sums.tokens),
+            cross_entropy=(sums.exact / tokens, sums.tokens),
+            accuracy=(sums.correct / tokens, sums.tokens),
+            tokens=(_count_tokens(segments_BL, *more_segments), tf.ones([])),
+        )
+        return loss, metrics
+
+
+def _count_tokens(*segments: tf.Tensor) -> tf.Tensor:
+    """Returns the number of positions that are no padding, as a float32 scalar."""
+    return tf.add_n(
+        [tf.reduce_sum(tf.cast(tf.not_equal(each, 0), tf.float32)) for each in segments]
+    )
+
+
+LOCAL_LETTERS = {"m": "model, as the input of a product"}
+
+
+class FutureToken(Layer):
+    """A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    It joins the state of each position with the embedding of the token that was predicted there,
+    and runs one Transformer layer. The embedding and the softmax are those of the model.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("norm", RMSNorm.params(), "Params of the norms.")
+        p.define("layer", TransformerLayer.params(), "Params of the Transformer layer.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        norm = inherit(p.norm, model_dim=p.model_dim)
+        for name in ("state_norm", "token_norm", "output_norm"):
+            self.create_child(name, norm)
+        sizes = {"m": p.model_dim, "M": p.model_dim}
+        init = initializers.fan_in(2 * p.model_dim)
+        self.create_variable("w_state", "mM", sizes, init, inputs="m")
+        self.create_variable("w_token", "mM", sizes, init, inputs="m")
+        self.create_child("layer", p.layer)
+
+    @layer_method
+    def fprop(
+        self,
+        theta: NestedMap,
+        state_BLM: tf.Tensor,
+        token_BLM: tf.Tensor,
+        segments_BL: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the states [B,L,M] for the next module, and what the softmax reads, [B,L,M].
+
+        Args:
+          theta: weights of this layer.
+          state_BLM: states of the model, or of the module before.
+          token_BLM: embedding of the token that the state predicts.
+          segments_BL: int32 segments; 0 where there is no token further ahead.
+        """
+        state_BLM = self.state_norm.fprop(theta.state_norm, state_BLM)
+        token_BLM = self.token_norm.fprop(theta.token_norm, token_BLM)
+        x_BLM = product(self, theta, "w_state", "BLm,mM->BLM", state_BLM)
+        x_BLM += product(self, theta, "w_token", "BLm,mM->BLM", token_BLM)
+        mask = self.layer.self_attention.mask(segments_BL)
+        x_BLM = self.layer.fprop(theta.layer, x_BLM, [mask])
+        return x_BLM, self.output_norm.fprop(theta.output_norm, x_BLM)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the two products and of the layer."""
+        return super().flops(shape) + 2 * 2 * shape.tokens * self.p.model_dim**2
 
 
 class TokenTask(Task):

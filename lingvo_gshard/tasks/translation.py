@@ -14,8 +14,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.decoding.kinds import NO_TOKEN
-from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -23,9 +21,9 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
+from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_loss import token_loss
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.token_task import TokenTask, token_loss
 
 
 class TranslationTask(TokenTask):

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.letters import check_layout

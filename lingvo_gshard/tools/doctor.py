@@ -37,9 +37,9 @@ from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
-from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.run.records import launch
+from lingvo_gshard.tools.diagnosis import environment, speed
+from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.training.run import records
 
 NAME = "gshard-doctor"
 
@@ -86,19 +86,19 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
       say: shows what is checked.
     """
     say("versions")
-    yield from versions.check_versions()
-    yield from environment.check_environment(launch.environment_at_start())
-    yield from machine.check_host()
+    yield from environment.check_versions()
+    yield from environment.check_environment(records.environment_at_start())
+    yield from speed.check_host()
     say("devices")
     found = _devices(count)
     chip = chips.of_device(found[0].platform, found[0].device_kind)
-    yield from machine.check_devices(found)
+    yield from speed.check_devices(found)
     say("a product")
     yield speed.check_product(found[0], chip)
     say("collectives")
     yield from speed.check_collectives(found, chip)
     say("a sharded step")
-    yield step.check_step(found)
+    yield speed.check_step(found)
 
 
 def _devices(count: int) -> Sequence[Device]:

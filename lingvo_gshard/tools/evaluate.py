@@ -40,7 +40,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.progress import Progress
+from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (

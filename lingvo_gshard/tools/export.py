@@ -41,14 +41,14 @@ from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
+from lingvo_gshard.inference.decoding.precision import TRAINED
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.runtime import allocator
+from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.progress import Progress
+from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
@@ -103,7 +103,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    allocator.keep_pages()
+    devices.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     logdir = required_logdir(values)

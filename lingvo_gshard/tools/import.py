@@ -33,12 +33,12 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import describe
-from lingvo_gshard.api.open_models.importing import import_model, open_model
+from lingvo_gshard.api.importing import import_model, open_model
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
-from lingvo_gshard.runtime import allocator
+from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.experiment import define_settings_flags
+from lingvo_gshard.tools.flags.run import define_settings_flags
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.step.precision import PRECISIONS
 
@@ -78,7 +78,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    allocator.keep_pages()
+    devices.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     output.check_writable(values, "json")

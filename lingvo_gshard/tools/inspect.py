@@ -75,10 +75,10 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
-from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.inspection import activations, inspection, tables, trained
+from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.inspection import activations, inspection, tables, weights
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -89,7 +89,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
-    trained.define_trained_flags(values)
+    weights.define_trained_flags(values)
     define_option_flags(values, PartitioningOptions())
     define_option_flags(values, RuntimeOptions(), ("compilation_cache", "max_replicated_mb"))
     flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
@@ -151,7 +151,7 @@ def main(argv: list[str]) -> int:
         raise UserError("--program=-: a program is written to a file, not to standard output")
     console = output.make_console(values.json)
     if values.logdir:
-        params, trainer, record = trained.inspect(values, console)
+        params, trainer, record = weights.inspect(values, console)
     else:
         params, trainer, record = experiment_params(values), None, {}
     mesh = experiments.requested_mesh(params, asked.mesh, asked.device_order)

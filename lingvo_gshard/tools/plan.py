@@ -74,7 +74,7 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.open_models.importing import open_model
+from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import picture
@@ -85,28 +85,20 @@ from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.programs.plans import plan_file
+from lingvo_gshard.planning.programs.planned import plan_file
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.suggestions import suggest
 from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import (
-    budget,
-    compiling,
-    generation,
-    goodput,
-    loads,
-    program,
-)
-from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags import goodput, program, runtime
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
-    budget_report,
-    diff_command,
-    generation_report,
-    limit_report,
+    diff_report,
+    goodput_report,
+    loads_report,
     plan_report,
     search_report,
 )
@@ -130,12 +122,12 @@ def define_flags() -> flags.FlagValues:
         "list_topologies", False, "Lists the machines that can be planned for.", flag_values=values
     )
     define_config_flags(values)
-    generation.define_generation_flags(values)
+    program.define_generation_flags(values)
     goodput.define_goodput_flags(values)
-    budget.define_budget_flags(values)
+    goodput.define_budget_flags(values)
     define_option_flags(values, LoadsOptions())
     define_option_flags(values, PlanOptions())
-    compiling.define_compiling_flags(values)
+    runtime.define_compiling_flags(values)
     flags.DEFINE_integer(
         "remedies",
         3,
@@ -149,7 +141,7 @@ def define_flags() -> flags.FlagValues:
     )
     program.define_program_flags(values)
     search_report.define_search_flags(values)
-    limit_report.define_diff_flags(values)
+    diff_report.define_diff_flags(values)
     return values
 
 
@@ -172,7 +164,7 @@ def define_config_flags(values: flags.FlagValues) -> None:
         "precision",
         "float32",
         "Types of weights and activations, with --config, as step.precision; with --generate "
-        f"{generation.PRECISION} unless given.",
+        f"{program.PRECISION} unless given.",
         flag_values=values,
     )
 
@@ -180,28 +172,28 @@ def define_config_flags(values: flags.FlagValues) -> None:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
-    path, argv = program.program_path(argv, [diff_command.DIFF])
-    compared, argv = diff_command.compared_files(argv)
+    path, argv = program.program_path(argv, [diff_report.DIFF])
+    compared, argv = diff_report.compared_files(argv)
     startup.parse_flags(values, argv, __doc__)
     console = output.make_console(values.json, values.html)
     output.check_writable(values, "json", "html")
     if values.tokens is not None and not 0 < values.tokens < math.inf:
         raise UserError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
     if compared:
-        return diff_command.run(compared, values, console)
+        return diff_report.run(compared, values, console)
     if values.list_topologies:
         output.say(console, topologies.listing())
         output.write_json(values.json, topologies.records())
         return 0
     read_options(values, PlanOptions)
-    generation.check_generation_flags(values)
+    program.check_generation_flags(values)
     program.check_program_flags(values, path)
     goodput.check_goodput_flags(values)
-    budget.check_budget_flags(values)
-    loads.check_loads_flags(values)
+    goodput.check_budget_flags(values)
+    program.check_loads_flags(values)
     if values.budget is not None:
         return _budget(values, console)
-    with compiling.using_flags(values, console):
+    with runtime.using_flags(values, console):
         return _planned(values, path, console)
 
 
@@ -239,7 +231,7 @@ def planned_params(values: flags.FlagValues) -> Params:
     return open_model(
         values.config,
         length=values.length,
-        precision=generation.PRECISION if is_narrow else values.precision,
+        precision=program.PRECISION if is_narrow else values.precision,
         settings=values.gin_param,
         gin_files=values.gin_file,
     )
@@ -284,8 +276,8 @@ def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console)
 
 
 def _budget(values: flags.FlagValues, console: rich.console.Console) -> int:
-    found = plan_budget(budget.budget_options(values), budget.budget_machines(values))
-    budget_report.print_budget(found, console)
+    found = plan_budget(goodput.budget_options(values), goodput.budget_machines(values))
+    goodput_report.print_budget(found, console)
     output.write_json(values.json, found)
     return 0
 
@@ -293,14 +285,14 @@ def _budget(values: flags.FlagValues, console: rich.console.Console) -> int:
 def _generate(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
-    asked, options = generation.generation_options(values), plan_options(values)
+    asked, options = program.generation_options(values), plan_options(values)
     with Stages(topology.compiler_choice) as shown:
         plan = plan_largest_batch if values.largest_batch else plan_generation
         found = plan(params, topology, options, asked, shown.begin)
     if isinstance(found, LargestBatch):
-        generation_report.print_largest_batch(found, console)
+        loads_report.print_largest_batch(found, console)
     else:
-        generation_report.print_generation(found, console)
+        loads_report.print_generation(found, console)
     output.write_json(values.json, found)
     return 0
 

@@ -43,12 +43,12 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import preparation, tables
-from lingvo_gshard.core.config import gin_text
+from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.preparation.preparation import counts, notes
 from lingvo_gshard.data.prepared.manifest import Manifest
-from lingvo_gshard.preparation import report
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.experiment import define_settings_flags
+from lingvo_gshard.tools.flags.run import define_settings_flags
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 
 NAME = "gshard-prepare"
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     params = preparation.preparation_params(values.gin_param, values.gin_file)
     if values.params is not None:
-        print(gin_text.to_gin(params, values.params), end="")
+        print(gin_binding.to_gin(params, values.params), end="")
         return 0
     if not values.output:
         raise UserError("--output is missing: name the directory for the prepared data")
@@ -125,8 +125,8 @@ def print_manifest(console: rich.console.Console, manifest: Manifest) -> None:
     """Prints what became of the rows."""
     table = rich.table.Table("rows", "")
     table.columns[1].justify = "right"
-    for description, count in report.counts(manifest):
+    for description, count in counts(manifest):
         table.add_row(description, f"{count:,}")
     tables.print_table(console, table)
-    for line in report.notes(manifest):
+    for line in notes(manifest):
         output.say(console, line)

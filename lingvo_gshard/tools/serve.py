@@ -27,8 +27,8 @@ from absl import flags
 from lingvo_gshard.api.run import load
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.harmless_text import warn
-from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
+from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
@@ -184,10 +184,8 @@ def main(argv: list[str]) -> int:
 
 def _service(values: flags.FlagValues, run, token: str):
     """Returns the service of a run's model, loaded and compiled now."""
-    from lingvo_gshard.serving.directory import DirectoryWatch
-    from lingvo_gshard.serving.model import ServedModel
+    from lingvo_gshard.serving.model import DirectoryWatch, ServedModel, warm_up
     from lingvo_gshard.serving.service import Limits, Service
-    from lingvo_gshard.serving.warm_up import warm_up
 
     model = ServedModel.of_run(run)
     if values.warm_up:

@@ -59,17 +59,21 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
-from lingvo_gshard.api.open_models.importing import open_model
+from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.starting import is_published
-from lingvo_gshard.runtime import allocator
+from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.harmless_text import warn
+from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
-from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
-from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
+from lingvo_gshard.tools.flags.run import (
+    define_experiment_flags,
+    define_profile_flags,
+    experiment_params,
+    profilers,
+)
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
@@ -125,7 +129,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    allocator.keep_pages()
+    devices.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     output.check_writable(values, "json")

@@ -29,14 +29,13 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
+from lingvo_gshard.data.published_inputs import PublishedTranslationInput
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.harmless_text import warn
-from lingvo_gshard.tools.console.line_command import answer_with_run
-from lingvo_gshard.tools.console.line_input import define_line_flags, write_lines
-from lingvo_gshard.tools.console.terminal_progress import LineProgress
+from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console.line_command import answer_with_run, define_line_flags, write_lines
+from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag

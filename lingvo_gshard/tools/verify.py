@@ -51,9 +51,9 @@ from absl import flags
 from lingvo_gshard.api.partitioning import verify
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
-from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
+from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
 
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. 1 is that of an error.

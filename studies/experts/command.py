@@ -35,7 +35,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.experiment import define_settings_flags
+from lingvo_gshard.tools.flags.run import define_settings_flags
 from studies.experts import results
 from studies.experts.member import Member
 

@@ -13,11 +13,9 @@ import rich.console
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.data.prepared.manifest import Manifest
-from lingvo_gshard.tasks.evaluation.evaluation import Table
-from lingvo_gshard.tasks.evaluation.likelihood import Likelihood, combined
-from lingvo_gshard.tasks.evaluation.means import WeightedMeans
+from lingvo_gshard.tasks.evaluation.evaluation import Likelihood, Table, WeightedMeans, combined
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.experts.families import family
+from lingvo_gshard.tools.experts.report import family
 from studies.experts.member import Member
 
 ALL = "all"

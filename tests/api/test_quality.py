@@ -8,7 +8,7 @@ import lingvo_gshard as gshard
 from lingvo_gshard.api.decoding import quality
 from lingvo_gshard.api.decoding.quality import Quality, table_of
 from lingvo_gshard.export.decoder import DecoderSettings
-from lingvo_gshard.tasks.evaluation import chrf_bleu
+from lingvo_gshard.tasks.evaluation import text_scores
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_precisions_are_compared_by_the_translations_of_rows(trained_logdir):
         texts = run.translate([row.source for row in rows], options)
     assert (trained.precision, int8.precision) == ("trained", "int8")
     assert trained.rows == int8.rows == len(rows)
-    expected = chrf_bleu.score(texts, [row.target for row in rows])
+    expected = text_scores.score(texts, [row.target for row in rows])
     assert (trained.chrf, trained.bleu) == pytest.approx((expected.chrf, expected.bleu))
     assert trained.equal == 1.0 and 0 < int8.equal <= 1
     assert int8.mebibytes < 0.6 * trained.mebibytes

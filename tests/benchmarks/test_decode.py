@@ -8,12 +8,12 @@ from benchmarks.decode import peers, sizes
 from benchmarks.peer_python import find_python
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools.benchmarks.decode import ours
+from lingvo_gshard.tools.benchmarks.decode import measure
 from tests.tools.benchmarks.decode.test_decode import tiny_cases, tiny_models
 
 
 def test_a_dense_model_has_the_active_flops_of_the_quickstart():
-    model = ours.initial_model(registry.get("translation.quickstart"))
+    model = measure.initial_model(registry.get("translation.quickstart"))
     dense = sizes.dense_sizes(model.task, model.facts)
     assert (dense.model_dim, dense.encoder_layers, dense.vocabulary_size) == (128, 2, 4000)
     # A layer of 512, one of 2 experts of 512, and a router of 128 x 8 in float32.

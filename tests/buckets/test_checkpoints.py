@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.core.files import attempts, objects, paths
-from lingvo_gshard.training.run.checkpoint.steps import marker, steps_in
+from lingvo_gshard.core.files import objects, problems, stores
+from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras
 
@@ -21,7 +21,7 @@ def said():
 
 @pytest.fixture
 def directory(folder):
-    return paths.path_of(folder) / "checkpoints"
+    return stores.path_of(folder) / "checkpoints"
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_busy_answers_cost_no_checkpoint(store, emulator, said):
 
 
 def test_a_bucket_that_vanishes_costs_the_checkpoints_meanwhile(store, emulator, said, monkeypatch):
-    monkeypatch.setenv(attempts.LIMIT, "2")
+    monkeypatch.setenv(problems.LIMIT, "2")
     save(store, 1)
     emulator.faults.is_gone = True
     save(store, 2, 3)

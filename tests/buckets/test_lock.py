@@ -7,8 +7,8 @@ import pathlib
 import msgspec
 import pytest
 
-from lingvo_gshard.core.files import objects, paths
-from lingvo_gshard.core.files.cell import Cell
+from lingvo_gshard.core.files import objects, stores
+from lingvo_gshard.core.files.objects import Cell
 from lingvo_gshard.training.run import bucket_lock
 from lingvo_gshard.training.run.bucket_lock import BucketLock
 from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def path(folder):
     """Gives the path of a lock."""
-    return paths.path_of(folder) / "run.lock"
+    return stores.path_of(folder) / "run.lock"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lingvo_gshard.core.files import attempts, copies, objects, paths
+from lingvo_gshard.core.files import mirror, objects, problems, stores
 from lingvo_gshard.core.files.problems import BucketError
 
 
@@ -59,9 +59,9 @@ def test_a_stream_reads_the_same_bytes(top):
 def test_copies(folder, tmp_path):
     (tmp_path / "f").write_bytes(b"12")
     objects.upload(tmp_path / "f", f"{folder}/d/f")
-    assert copies.local_file(f"{folder}/d/f").read_bytes() == b"12"
-    assert (copies.local_folder(folder) / "d" / "f").read_bytes() == b"12"
-    assert copies.local_folder(tmp_path) == tmp_path
+    assert mirror.local_file(f"{folder}/d/f").read_bytes() == b"12"
+    assert (mirror.local_folder(folder) / "d" / "f").read_bytes() == b"12"
+    assert mirror.local_folder(tmp_path) == tmp_path
     objects.copy_tree(f"{folder}/d", f"{folder}/e")
     assert list(objects.find(folder)) == ["d/f", "e/f"]
     with pytest.raises(FileNotFoundError):
@@ -70,7 +70,7 @@ def test_copies(folder, tmp_path):
 
 @pytest.mark.slow
 def test_answers_of_a_busy_service_are_repeated(folder, emulator, capsys):
-    attempts._Told.buckets.clear()
+    problems._Told.buckets.clear()
     emulator.faults.failing = 3
     objects.write_bytes(f"{folder}/a", b"1")
     assert objects.read_bytes(f"{folder}/a") == b"1"
@@ -79,8 +79,8 @@ def test_answers_of_a_busy_service_are_repeated(folder, emulator, capsys):
 
 @pytest.mark.slow
 def test_a_service_that_stays_busy_ends_in_a_sentence(folder, emulator, capsys, monkeypatch):
-    attempts._Told.buckets.clear()
-    monkeypatch.setenv(attempts.LIMIT, "3")
+    problems._Told.buckets.clear()
+    monkeypatch.setenv(problems.LIMIT, "3")
     emulator.faults.failing = 1000
     with pytest.raises(BucketError, match=f"{emulator.bucket} does not answer as it should.*503"):
         objects.read_bytes(f"{folder}/a")
@@ -105,14 +105,14 @@ def test_a_token_that_expired(folder, emulator):
 
 def test_urls_that_name_no_bucket():
     with pytest.raises(ValueError, match="hdfs:// is not supported; give a local path, gs:// and"):
-        paths.path_of("hdfs://x/y")
+        stores.path_of("hdfs://x/y")
     with pytest.raises(ValueError, match="the name of a bucket is missing"):
-        paths.path_of("s3:///run")
+        stores.path_of("s3:///run")
 
 
 def test_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert paths.absolute("a/b") == tmp_path / "a" / "b"
-    found = paths.absolute("s3://bucket/run/") / "d"
-    assert os.fspath(found) == "s3://bucket/run/d" and paths.is_bucket(found)
-    assert paths.split(found) == ("s3", "bucket", "run/d")
+    assert stores.absolute("a/b") == tmp_path / "a" / "b"
+    found = stores.absolute("s3://bucket/run/") / "d"
+    assert os.fspath(found) == "s3://bucket/run/d" and stores.is_bucket(found)
+    assert stores.split(found) == ("s3", "bucket", "run/d")

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from lingvo_gshard.core.files import copies, objects
-from lingvo_gshard.core.files.paths import path_of
+from lingvo_gshard.core.files import mirror, objects
+from lingvo_gshard.core.files.stores import path_of
+from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
-from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from tests.buckets.emulators import environment_with
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def check_readers(folder: str, emulator, tmp_path: pathlib.Path) -> None:
         code=1,
     )
     assert "exists and is not empty" in errors
-    assert copies.local_folder(exported).is_dir()
+    assert mirror.local_folder(exported).is_dir()
     output, _ = command("train", f"--logdir={folder}", emulator=emulator)
     assert f"the run in {folder} has {_STEPS} steps already" in output
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.paths import path_of
-from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.core.files.stores import path_of
+from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from tests.buckets.emulators import environment_with
 
 pytestmark = pytest.mark.slow

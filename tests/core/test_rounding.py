@@ -6,7 +6,7 @@ from fractions import Fraction
 import hypothesis
 import hypothesis.strategies as st
 
-from lingvo_gshard.core import rounding
+from lingvo_gshard.core import random_numbers
 
 counts = st.integers(1, 100_000)
 
@@ -16,11 +16,11 @@ def test_decimal_factors_are_meant_exactly(count, parts, hundredths, k):
     exact = Fraction(hundredths, 100) * k * count / parts
     for value in (count * (hundredths / 100 * k) / parts, hundredths / 100 * k * count / parts):
         # Other such fractions are further from whole numbers than rounding errors.
-        assert rounding.floor(value) == math.floor(exact)
-        assert rounding.ceil(value) == math.ceil(exact)
+        assert random_numbers.floor(value) == math.floor(exact)
+        assert random_numbers.ceil(value) == math.ceil(exact)
 
 
 def test_known_faults_of_floating_point():
-    assert rounding.floor(100 * (1.2 * 6) / 8) == 90
-    assert rounding.ceil(1.1 * 100 / 10) == 11
-    assert (rounding.floor(2.5), rounding.ceil(2.5)) == (2, 3)
+    assert random_numbers.floor(100 * (1.2 * 6) / 8) == 90
+    assert random_numbers.ceil(1.1 * 100 / 10) == 11
+    assert (random_numbers.floor(2.5), random_numbers.ceil(2.5)) == (2, 3)

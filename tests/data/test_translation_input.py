@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.data import translation_input
-from lingvo_gshard.data.cleaning import duplicates
+from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.sources import moses, tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from tests.data import corpora
@@ -68,7 +68,7 @@ def test_counts_of_the_report_add_up(place):
     report = data.report
     assert report.dropped[translation_input.TOO_MANY_TOKENS] > 0
     assert report.read == 300 == report.kept + report.dropped.total()
-    assert report.dropped[duplicates.REASON] == 300 - len(data.rows("train"))
+    assert report.dropped[near_duplicates.DUPLICATE] == 300 - len(data.rows("train"))
 
 
 def test_skipped_rows_are_in_the_report(tmp_path, place):

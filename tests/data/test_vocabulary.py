@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from tests.data import corpora
 
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 import sentencepiece
 
-from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from tests.data import corpora
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.export.decode_function import DecodeFunction, check_options, decoding_weights
+from lingvo_gshard.export.decoder import DecodeFunction, check_options, decoding_weights
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from tests.inference import tiny_engine

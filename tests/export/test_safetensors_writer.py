@@ -10,8 +10,8 @@ import safetensors
 import safetensors.numpy
 
 import lingvo_gshard as gshard
-from lingvo_gshard.core.config.params_json import to_json
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.core.config.params_text import to_json
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.export import safetensors_writer
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.export import elsewhere

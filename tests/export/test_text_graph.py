@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from lingvo_gshard.data.cleaning.normalization import Normalizer
-from lingvo_gshard.export.text_graph import NormalizerInGraph, VocabularyInGraph
+from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
 from tests.data import corpora
 
 

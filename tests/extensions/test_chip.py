@@ -10,7 +10,7 @@ from lingvo_gshard.planning.machines import (
     interconnect,
     topologies,
 )
-from lingvo_gshard.planning.training import failures
+from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.sharding.mesh import Mesh
 
 _SOURCE = "a datasheet"
@@ -56,7 +56,7 @@ def test_its_figures_determine_estimates():
     assert network.rate == chip.link_bandwidth
     found = efficiencies.collective_efficiency("all-gather", 1e6, 4, chip)
     assert found == efficiencies.collective_efficiency("all-gather", 1e6, 4, chips.get("v5p"))
-    assert failures.default(topologies.get("gpu:x100:1x8")) is failures.RATES["llama3"]
+    assert formulas.default(topologies.get("gpu:x100:1x8")) is formulas.RATES["llama3"]
 
 
 def test_a_gpu_is_compiled_for():

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tasks.language_model import LanguageModelTask
@@ -56,7 +56,7 @@ def logdir(tmp_path_factory):
     flags = tiny_language_model.write(folder, task__decoder__num_heads=2)
     gin = folder / "small.gin"
     gin.write_text(f"task = @{MODULE}.Completer\n" + gin.read_text())
-    user_modules.import_module(MODULE)
+    registry.import_module(MODULE)
     assert train.main(["gshard-train", *flags, f"--logdir={folder}/run", "--steps=3"]) == 0
     return folder / "run"
 

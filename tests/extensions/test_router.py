@@ -14,10 +14,9 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
-from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import E, H, M
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from jaxlib import _hlo
 
 from lingvo_gshard.hlo import OperationList, read_operations
-from lingvo_gshard.hlo.module import Module
-from lingvo_gshard.hlo.shapes import Shape
+from lingvo_gshard.hlo.module import Module, Shape
 from lingvo_gshard.sharding.mesh import Mesh
 
 

@@ -1,6 +1,6 @@
 """Reads the partitioner's warnings of full replications."""
 
-from lingvo_gshard.hlo.full_replications import FullReplication, full_replications
+from lingvo_gshard.hlo.names import FullReplication, full_replications
 
 WARNING = (
     "W1121 15:50:55.909580   12241 spmd_partitioner.cc:656] [SPMD] Involuntary full "

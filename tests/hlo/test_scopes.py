@@ -12,7 +12,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
+from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.trainer import Trainer

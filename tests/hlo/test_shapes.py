@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo.shapes import Shape, numpy_name
+from lingvo_gshard.hlo.module import Shape, numpy_name
 from tests.hlo.parsing import parse_shape
 
 

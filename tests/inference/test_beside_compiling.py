@@ -6,8 +6,8 @@ import time
 import pytest
 
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs import background
-from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.inference.programs import executables
+from lingvo_gshard.inference.programs.executables import ProgramKey
 from lingvo_gshard.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.gate import gate
@@ -106,7 +106,7 @@ def test_an_error_of_the_compiler_reaches_those_who_wait_and_is_tried_again(engi
         for answer in answers:
             with pytest.raises(ValueError, match="no such beam"):
                 answer.result()
-    monkeypatch.setattr(background, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(executables, "_RETRY_SECONDS", 0.0)
     assert ask(engine, BEAM).result()
 
 
@@ -143,12 +143,12 @@ def test_a_forgotten_kind_takes_no_memory_and_is_compiled_again(engine):
 
 def test_programs_that_nobody_wants_any_more_are_not_made(monkeypatch):
     made = []
-    makers = background.Background(made.append, 1, "test")
-    monkeypatch.setattr(background, "_FORGET_SECONDS", -1.0)
+    makers = executables.Background(made.append, 1, "test")
+    monkeypatch.setattr(executables, "_FORGET_SECONDS", -1.0)
     makers.want(ProgramKey("old"), lambda: None)
     while makers._wanted:
         time.sleep(0.001)
-    monkeypatch.setattr(background, "_FORGET_SECONDS", 60.0)
+    monkeypatch.setattr(executables, "_FORGET_SECONDS", 60.0)
     makers.want(ProgramKey("new"), lambda: None)
     while not made:
         time.sleep(0.001)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS
+from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request

@@ -9,16 +9,16 @@ import pytest
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import StateShape
 from lingvo_gshard.hlo.collectives import collectives
+from lingvo_gshard.inference.decoding.state import StateShape
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs.program_key import PREPARE, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.executables import PREPARE, STEPS, ProgramKey
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from tests.decoding import tiny_model
 from tests.inference import tiny_engine
+from tests.inference.decoding import tiny_model
 from tests.inference.tiny_engine import BOS, EOS
 from tests.layers.stacks.executions import loop, pipeline
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.inference.engine.row import Row
-from lingvo_gshard.inference.engine.waiting import WaitingRows
+from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Request
 from tests.inference import tiny_engine

@@ -10,11 +10,11 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.engine_options import EngineOptions
+from lingvo_gshard.inference.engine.placement import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
-from tests.decoding import tiny_model
+from tests.inference.decoding import tiny_model
 
 BOS, EOS = tiny_model.BOS, tiny_model.EOS
 V = 13

@@ -34,7 +34,7 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
-from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.layers.lookup import lookup
+from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.products import lookup
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

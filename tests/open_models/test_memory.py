@@ -21,8 +21,7 @@ from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import llama
 from lingvo_gshard.open_models.importing import weight_specs
 from lingvo_gshard.open_models.placement import Placement
-from lingvo_gshard.open_models.shard_writer import plan_files, write_file, write_index
-from lingvo_gshard.open_models.shards import Tensor
+from lingvo_gshard.open_models.shards import Tensor, plan_files, write_file, write_index
 from tests.open_models.published import CONFIG, write_tokenizer
 
 MEGABYTE, GIBIBYTE = 10**6, 2**30

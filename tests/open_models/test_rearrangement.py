@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lingvo_gshard.open_models.rearrangement import Rearrangement
+from lingvo_gshard.open_models.table import Rearrangement
 
 
 def test_merged_dimensions_are_split_and_permuted():

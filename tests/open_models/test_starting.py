@@ -12,8 +12,8 @@ import rich.console
 
 import lingvo_gshard as gshard
 from lingvo_gshard.open_models import shards
-from lingvo_gshard.open_models.rearrangement import Rearrangement
 from lingvo_gshard.open_models.starting import PublishedStart
+from lingvo_gshard.open_models.table import Rearrangement
 from tests.open_models import published
 from tests.open_models.test_both_ways import digests
 from tests.tools.train.train_processes import free_port

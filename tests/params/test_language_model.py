@@ -10,7 +10,7 @@ import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
-from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
+from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh

@@ -5,8 +5,8 @@ import pytest
 from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.planning import calibration
 from lingvo_gshard.planning.calibration import Calibration, KindRatio
-from lingvo_gshard.planning.kinds import ATTENTION, OTHER, PRODUCTS, ROUTING, kind_of
 from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.operation_rows import ATTENTION, OTHER, PRODUCTS, ROUTING, kind_of
 from lingvo_gshard.planning.roofline import TimedOperation
 
 LAYERS = {"encoder/attention": ATTENTION, "encoder/moe": ROUTING, "encoder/moe/experts": None}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import libtpu, topologies
+from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -121,11 +121,11 @@ def test_larger_memory_topology_has_the_same_number_of_devices(topology, larger)
 
 
 def test_missing_or_mismatched_libtpu_is_reported(monkeypatch):
-    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    monkeypatch.setattr(compilers, "installed", lambda: None)
     plan = lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
     assert plan.compiler == "cpu"
-    assert any(libtpu.INSTALL in note for note in plan.notes)
-    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    assert any(compilers.INSTALL in note for note in plan.notes)
+    monkeypatch.setattr(compilers, "installed", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"libtpu 0\.0\.1 is installed, .* requires libtpu"):
         lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
 
@@ -188,11 +188,11 @@ def test_step_too_large_for_any_tpu():
 
 def test_a_long_wait_for_a_substitute_is_explained(monkeypatch):
     """The time without a word is set to nothing: the sentence comes while XLA compiles."""
-    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    monkeypatch.setattr(compilers, "installed", lambda: None)
     monkeypatch.setattr(compilation, "_PATIENCE_SECONDS", 0.0)
     stages = []
     compilation.compile_for(program("v3:2x2"), topologies.get("v3:2x2"), stages.append)
-    assert any("still compiling" in stage and libtpu.INSTALL in stage for stage in stages)
+    assert any("still compiling" in stage and compilers.INSTALL in stage for stage in stages)
 
 
 def test_no_wait_is_explained_where_the_compiler_is_the_machines_own(monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.planning.kinds import ATTENTION, COLLECTIVES, PRODUCTS
+from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.profiling.comparison import calibrate, check_plan, compare, load_plan
 from lingvo_gshard.profiling.profile import HOST, INPUT_WAIT, PAUSES

@@ -8,7 +8,7 @@ import rich.console
 
 from lingvo_gshard.profiling import observer as observer_lib
 from lingvo_gshard.profiling.observer import ProfileObserver, profile_steps
-from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.timeline import StepRange
 
 
 class Recorder:

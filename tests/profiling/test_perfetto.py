@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lingvo_gshard.profiling import perfetto, xspace
-from lingvo_gshard.profiling.step_program import StepProgram
+from lingvo_gshard.profiling.timeline import StepProgram
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.profiling.cpu_trace import LAYERS, PROGRAM, CpuTrace
 

@@ -13,12 +13,12 @@ import pytest
 import rich.console
 
 from lingvo_gshard.api.training import train
-from lingvo_gshard.planning.plan import file
+from lingvo_gshard.planning.plan.plan import load
 from lingvo_gshard.profiling import profile as profile_lib
 from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.observer import profile_steps
 from lingvo_gshard.profiling.profile import INPUT_WAIT
-from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.timeline import StepRange
 from tests import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_a_run_on_one_device_and_its_plan(tmp_path):
     ratios = logdir / FOLDER / "calibration.json"
     out = command("plan", *FLAGS, "--topology=cpu:1", f"--calibration={ratios}", f"--json={again}")
     assert "Note: estimates are calibrated by steps 3:5 of translation.quickstart" in out
-    before, after = file.load(plan), file.load(again)
+    before, after = load(plan), load(again)
     assert after.is_calibrated and not before.is_calibrated
     errors = [abs(p.seconds_per_step - profile.seconds_per_step) for p in (before, after)]
     assert errors[1] < errors[0]

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.tracing.graph_lines import line_of_operation
+from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.profiling.observer import SourceLines
 from lingvo_gshard.training import experiments
 from tests import tiny

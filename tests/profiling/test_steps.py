@@ -2,14 +2,14 @@
 
 import pytest
 
-from lingvo_gshard.profiling import steps
-from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling import timeline
+from lingvo_gshard.profiling.timeline import StepRange
 
 
 @pytest.mark.parametrize(("text", "first", "last"), [("20:23", 20, 23), ("1:1", 1, 1), ("7", 7, 7)])
 def test_first_and_last_step_are_included(text, first, last):
-    assert steps.parse(text) == (first, last)
-    assert steps.parse(text).count == len(range(first, last + 1))
+    assert timeline.parse(text) == (first, last)
+    assert timeline.parse(text).count == len(range(first, last + 1))
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,17 @@ def test_first_and_last_step_are_included(text, first, last):
 )
 def test_wrong_text(text, reason):
     with pytest.raises(ValueError) as error:
-        steps.parse(text)
+        timeline.parse(text)
     assert str(error.value) == f"`profile_steps={text}`: {reason}"
 
 
 def test_steps_after_the_end():
-    steps.check_within(StepRange(20, 23), 23)
+    timeline.check_within(StepRange(20, 23), 23)
     with pytest.raises(ValueError, match=r"^`profile_steps=20:23`: the run ends with step 22\. "):
-        steps.check_within(StepRange(20, 23), 22)
+        timeline.check_within(StepRange(20, 23), 22)
 
 
 def test_steps_that_were_taken_already():
-    steps.check_not_taken(StepRange(20, 23), 20)
+    timeline.check_not_taken(StepRange(20, 23), 20)
     with pytest.raises(ValueError, match=r"resumes with step 31\. .* such as 32:35$"):
-        steps.check_not_taken(StepRange(20, 23), 31)
+        timeline.check_not_taken(StepRange(20, 23), 31)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from lingvo_gshard.planning.kinds import ATTENTION, COLLECTIVES, OPTIMIZER, OTHER, PRODUCTS
+from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, OPTIMIZER, OTHER, PRODUCTS
 from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.profile import HOST, INPUT_WAIT, OTHER_PROGRAMS, PAUSES, Rate
-from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.timeline import StepRange
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.profiling.cpu_trace import LAYERS, PRODUCT_FLOPS, CpuTrace
 

@@ -7,7 +7,7 @@ https://github.com/openxla/xprof. No trace of a GPU or TPU was recorded.
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_gshard.planning.kinds import ATTENTION, COLLECTIVES, PRODUCTS
+from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
 from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.summary import Summary
 from lingvo_gshard.profiling.trace import INPUT, STEP, Run

@@ -7,8 +7,8 @@ import pathlib
 import msgspec
 import numpy as np
 
-from lingvo_gshard.profiling import files
 from lingvo_gshard.profiling.comparison import Comparison, PartComparison
+from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.profile import (
     CollectiveTime,
     DeviceTime,
@@ -18,11 +18,9 @@ from lingvo_gshard.profiling.profile import (
     Profile,
     Rate,
 )
-from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.training.run.records import evaluations, json_lines, launch, sharding
-from lingvo_gshard.training.run.records.evaluations import EvaluationRow
-from lingvo_gshard.training.run.records.launch import Launch
-from lingvo_gshard.training.run.records.sharding import Sharding, TensorSharding
+from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run.records import EvaluationRow, Launch, Sharding, TensorSharding
 from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
 from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, RouterRecord
 
@@ -87,11 +85,11 @@ def write_run(
             file.write(json.dumps(row) + "\n")
     _write_programs(directory)
     for step in (0, 200):
-        launch.append(directory, _launch(step, steps, experiment))
-    sharding.write(directory, _sharding())
-    evaluations.append(directory, _evaluation(steps))
-    json_lines.append(directory / ROLL_BACKS_FILE, _roll_back())
-    profile = files.ProfileFiles(directory, StepRange(20, 23))
+        records.append_launch(directory, _launch(step, steps, experiment))
+    records.write_sharding(directory, _sharding())
+    records.append_evaluation(directory, _evaluation(steps))
+    records.append_row(directory / ROLL_BACKS_FILE, _roll_back())
+    profile = ProfileFiles(directory, StepRange(20, 23))
     profile.path.mkdir(parents=True)
     profile.write_summary(_profile())
     profile.write_comparison(_comparison(), None)

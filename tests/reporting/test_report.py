@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lingvo_gshard.reporting import report
-from lingvo_gshard.reporting.events import CompiledProgram, recompilations
+from lingvo_gshard.reporting.curves import CompiledProgram, recompilations
 from lingvo_gshard.reporting.report import read_report
 from tests.reporting import example_runs
 

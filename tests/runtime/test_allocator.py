@@ -9,8 +9,8 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from lingvo_gshard.runtime import allocator
-if sys.argv[1] == "keep" and not allocator.keep_pages():
+from lingvo_gshard.runtime import devices
+if sys.argv[1] == "keep" and not devices.keep_pages():
     raise SystemExit(3)
 np.ones(2**23)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

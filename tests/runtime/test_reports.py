@@ -5,15 +5,15 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.hlo import full_replications
-from lingvo_gshard.hlo.full_replications import FullReplication
+from lingvo_gshard.hlo import names
+from lingvo_gshard.hlo.names import FullReplication
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports.replication import Replicated
+from lingvo_gshard.sharding.reports import Replicated
 
 CUBE = Mesh.parse("x=2,y=2,z=2")
 # From columns over one axis to rows over the other two: XLA has to replicate the tensor.
@@ -48,7 +48,7 @@ def test_full_replication_warning_names_the_layer(partitioner, capfd):
     )
     # XLA's own warning is hidden.
     shown = capfd.readouterr().err
-    assert full_replications.WARNING_TEXT not in shown and "GSPMD" not in shown
+    assert names.WARNING_TEXT not in shown and "GSPMD" not in shown
 
 
 def test_efficient_partitioning_has_no_warnings():

@@ -92,8 +92,8 @@ def test_the_end_of_the_first_redirection_leaves_the_second(capfd):
 OWN_LINES = """
 import os, sys
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.tools.console import standard_streams
-standard_streams.open_closed_streams()
+from lingvo_gshard.tools.console import process_start
+process_start.open_closed_streams()
 with standard_error.hide():
     os.write(2, b"of a library\\n")
     print("of this program", file=sys.stderr, flush=True)

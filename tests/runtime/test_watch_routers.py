@@ -25,8 +25,12 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
-from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
-from lingvo_gshard.training.run.routers.step import routing_sums, watched_batch
+from lingvo_gshard.training.run.routers.counts import (
+    records_of,
+    routing_sums,
+    watched_batch,
+    watched_layers,
+)
 from lingvo_gshard.training.step.local_updates import LocalUpdates
 from tests.layers.stacks.executions import loop, pipeline
 from tests.runtime import tiny_translation

@@ -12,9 +12,8 @@ from starlette.testclient import TestClient
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis
 from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.directory import DirectoryWatch
 from lingvo_gshard.serving.errors import RequestError
-from lingvo_gshard.serving.model import ServedModel
+from lingvo_gshard.serving.model import DirectoryWatch, ServedModel
 from lingvo_gshard.serving.service import Limits, Service
 from lingvo_gshard.training.run.logdir import Logdir
 from tests.data import corpora

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.gin_binding import apply_gin
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.stacks.transformer import TransformerStack

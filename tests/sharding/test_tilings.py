@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.tilings import split_of_tiling, tiling
+from lingvo_gshard.sharding.xla import split_of_tiling, tiling
 
 MESH = Mesh.parse("data=2,model=4")
 

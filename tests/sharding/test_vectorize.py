@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.vectorize import vectorize
 from tests.sharding.compiled import run

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.experts.families import OTHER, family
+from lingvo_gshard.tools.experts.report import OTHER, family
 from lingvo_gshard.training.run.logdir import Logdir
 from studies import __main__ as studies
 from studies.experts import results

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.stacks.transformer import TransformerStack

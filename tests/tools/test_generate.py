@@ -11,7 +11,7 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.console.line_input import write
+from lingvo_gshard.tools.console.line_command import write
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")

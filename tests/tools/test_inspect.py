@@ -150,7 +150,7 @@ def test_data_that_moves_is_attributed_to_annotations(compiled):
     assert {dispatch["layer"], combine["layer"]} == {"encoder.layers[0].feed_forward"}
     assert (dispatch["layout"], combine["layout"]) == ("EGCM", "GECM")
     assert (dispatch["before"], dispatch["after"]) == ("G over data", "E over data")
-    assert "moe/all_to_all.py:" in dispatch["annotated_at"]
+    assert "moe/exchange.py:" in dispatch["annotated_at"]
 
 
 def test_saved_programs_equal_the_runtimes(compiled):
@@ -214,7 +214,7 @@ def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
     options = {
         "num_layers": 2,
         "moe_every": 1,
-        "execution": "@lingvo_gshard.layers.stacks.repeat.Repeat",
+        "execution": "@lingvo_gshard.layers.stacks.loop.Repeat",
         "execution.rematerialize": "'full'",
     }
     flags = [f"--gin_param=task.encoder.{name} = {value}" for name, value in options.items()]

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.planning.machines import libtpu, topologies
-from lingvo_gshard.planning.plan import file as plan_file
+from lingvo_gshard.planning.machines import compilers, topologies
+from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
 from tests.planning import example_plan
@@ -253,16 +253,16 @@ def test_user_errors_are_one_line(flags, words, capsys):
 
 
 def test_missing_or_mismatched_libtpu_is_reported(monkeypatch, capsys):
-    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    monkeypatch.setattr(compilers, "installed", lambda: "0.0.1")
     code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
     assert code == 1 and out == ""
-    assert "libtpu 0.0.1 is installed" in err and libtpu.INSTALL in err
-    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    assert "libtpu 0.0.1 is installed" in err and compilers.INSTALL in err
+    monkeypatch.setattr(compilers, "installed", lambda: None)
     code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
     assert code == 0 and "libtpu is not installed" in out
     first = err.splitlines()[0]
     assert "because libtpu is not installed. To install it: " in first
-    assert first.endswith(libtpu.INSTALL)
+    assert first.endswith(compilers.INSTALL)
     assert "Compiled for CPU devices, not this chip" in out
 
 

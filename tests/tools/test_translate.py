@@ -14,7 +14,7 @@ import pytest
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools import translate
-from lingvo_gshard.tools.console import line_input, startup
+from lingvo_gshard.tools.console import line_command, startup
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 
@@ -74,7 +74,7 @@ def test_json_has_scores_of_the_best_translations(run_here):
 def test_many_lines_keep_their_order(run_here, monkeypatch):
     lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
     output = run_here("\n".join(lines).encode())[1]
-    monkeypatch.setattr(line_input, "_BATCH_LINES", 3)
+    monkeypatch.setattr(line_command, "_BATCH_LINES", 3)
     assert run_here("\n".join(lines).encode())[1] == output
     assert output.count("\n") == 20
 
@@ -117,7 +117,7 @@ def test_user_errors_are_one_line(flags, words, run_here):
 
 def test_waiting_lines_are_batched_and_a_single_one_is_answered_at_once():
     reading, writing = os.pipe()
-    lines = line_input.LineReader(os.fdopen(reading, "rb"))
+    lines = line_command.LineReader(os.fdopen(reading, "rb"))
     chunks = lines.batches()
     os.write(writing, b"a\n")
     assert next(chunks) == [b"a\n"]

@@ -7,9 +7,9 @@ import hypothesis.strategies as st
 import pytest
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.step import schedules
 from tests import tiny

@@ -16,9 +16,9 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import TrainingLoop
-from lingvo_gshard.training.run.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError
 from lingvo_gshard.training.run.monitoring.metrics import MEASURED
-from lingvo_gshard.training.run.observers.step_observer import StepObserver
+from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 from lingvo_gshard.training.run.signals import StopRequest
 from tests import tiny
 

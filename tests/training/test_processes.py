@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run import processes, signals
 from lingvo_gshard.training.run.signals import StopRequest
 
 
@@ -23,8 +23,8 @@ def test_one_process_raises_its_own_error():
 
 def test_an_error_in_one_process_is_raised_in_all(monkeypatch):
     """Process 0 of 2 succeeds itself and sees the error of process 1."""
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
+    monkeypatch.setattr(signals, "count", lambda: 2)
+    monkeypatch.setattr(signals, "gather", lambda value: [value, "OSError: no room"])
     with pytest.raises(processes.SharedError, match="process 1: OSError: no room"):
         processes.together(lambda: 5)
 

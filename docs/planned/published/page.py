@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from docs.planned.page import large, table
 from docs.planned.published.rows import Row, Rows
 from docs.planned.published.trainings import TRAININGS, Training
-from lingvo_gshard.planning import kinds
+from lingvo_gshard.planning import operation_rows
 from lingvo_gshard.planning.machines import compilers, topologies
 
 PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
 _GIB = 2**30
 # Kinds of work that have a column of their own.
-_SHOWN = (kinds.PRODUCTS, kinds.ATTENTION, kinds.COLLECTIVES)
+_SHOWN = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.COLLECTIVES)
 
 
 def write(found: Rows) -> None:
@@ -91,11 +91,11 @@ class _Parts:
 
 
 def _parts(training: Training, row: Row) -> _Parts:
-    attention = min(row.attention_products, row.kinds[kinds.ATTENTION])
-    rest = row.kinds[kinds.ATTENTION] - attention
-    collectives = row.kinds.get(kinds.COLLECTIVES, 0.0)
+    attention = min(row.attention_products, row.kinds[operation_rows.ATTENTION])
+    rest = row.kinds[operation_rows.ATTENTION] - attention
+    collectives = row.kinds.get(operation_rows.COLLECTIVES, 0.0)
     other = sum(seconds for kind, seconds in row.kinds.items() if kind not in _SHOWN)
-    parts = (row.kinds[kinds.PRODUCTS], attention, rest, collectives, other)
+    parts = (row.kinds[operation_rows.PRODUCTS], attention, rest, collectives, other)
     measured = row.tokens / row.chips / training.published
     return _Parts(
         shares=tuple(seconds / row.seconds for seconds in parts),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from docs.planned import cells
 from docs.planned.cells import Cell
 from docs.planned.published.trainings import Training
-from lingvo_gshard.planning import kinds
+from lingvo_gshard.planning import operation_rows
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import efficiencies, topologies
 
@@ -67,7 +67,7 @@ def make(training: Training) -> Row:
     options = PlanOptions(mesh=training.mesh, strategy=training.strategy, tokens=_BILLION)
     plan = plan_experiment(params, topology, options)
     assert plan.budget
-    attention = next(row for row in plan.kinds if row.kind == kinds.ATTENTION)
+    attention = next(row for row in plan.kinds if row.kind == operation_rows.ATTENTION)
     rate = efficiencies.matmul_efficiency(topology.chip, attention.flops).value
     rate *= topology.chip.peak("bf16")
     return Row(

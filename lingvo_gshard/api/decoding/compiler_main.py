@@ -6,7 +6,7 @@ import os
 import sys
 
 from lingvo_gshard.api.decoding.compiler_process import read_value
-from lingvo_gshard.api.decoding.loaded_run import LoadedRun
+from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.runtime.child_process import answer_stream
 
 # Added to the niceness of the process: what is decoded meanwhile comes first.

@@ -17,8 +17,7 @@ import threading
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.inference.programs.executables import CompilerStuckError
-from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.inference.programs.executables import CompilerStuckError, ProgramKey
 from lingvo_gshard.runtime.child_process import start_module
 
 _log = logging.getLogger(__name__)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
+from typing import Any
 
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
+from lingvo_gshard.api.importing import published_settings
 from lingvo_gshard.api.saved_run import SavedRun
-from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import cached
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
-from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.layout import row_parts
-from lingvo_gshard.inference.programs.maker import ProgramMaker
-from lingvo_gshard.inference.programs.program_key import ProgramKey
-from lingvo_gshard.inference.startup import cache
-from lingvo_gshard.inference.startup.entry import CacheEntry
-from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.programs import startup_cache
+from lingvo_gshard.inference.programs.executables import Executables, ProgramKey
+from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
+from lingvo_gshard.inference.programs.startup_cache import CacheEntry, code_stamp, environment
+from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
@@ -97,7 +101,7 @@ def _opened_now(run: SavedRun) -> Decoder:
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)
-        cache.prune(entry)
+        startup_cache.prune(entry)
     return Decoder(model.step, Engine(facts, executables, weights), model.input)
 
 
@@ -153,7 +157,7 @@ def _entry(run: SavedRun, checkpoint: Checkpoint | None) -> CacheEntry | None:
     given = run.options.compilation_cache
     if given == "" or checkpoint is None or run.options.cluster is not None:
         return None
-    directory = user_cache.directory("decoding")
+    directory = cached.directory("decoding")
     if given:
         directory = os.path.join(os.path.expanduser(given), "decoding")
     backend = run.backend
@@ -171,7 +175,7 @@ def _entry(run: SavedRun, checkpoint: Checkpoint | None) -> CacheEntry | None:
         "environment": environment(device.device_kind for device in backend.devices),
         "owner": owner,
     }
-    return cache.find_entry(directory, owner, content)
+    return startup_cache.find_entry(directory, owner, content)
 
 
 def _modules(params: Params) -> list[pathlib.Path]:
@@ -180,3 +184,63 @@ def _modules(params: Params) -> list[pathlib.Path]:
     names = {value.__module__ for value in named if hasattr(value, "__qualname__")}
     modules = [sys.modules.get(name) for name in names]
     return [pathlib.Path(m.__file__) for m in modules if m is not None and m.__file__]
+
+
+class LoadedRun(SavedRun):
+    """A run with what its checkpoint holds: the model, and what decodes with it."""
+
+    @property
+    def step(self) -> int:
+        """The step of the restored checkpoint; before that, of the checkpoint to restore."""
+        restored = self.__dict__.get("model") or self.__dict__.get("decoder")
+        return restored.step if restored else super().step
+
+    @functools.cached_property
+    def published_settings(self) -> PublishedSettings:
+        """Settings of generation that an imported model was published with; none for other runs."""
+        return published_settings(self.logdir, self.params)
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """The part that translators and writers of this run share.
+
+        Raises:
+          UserError: the run's task decodes nothing.
+        """
+        return open_decoder(self)
+
+    def translator(self, options: DecodingOptions | None = None) -> Translator:
+        """Returns a translator of this model. Programs are compiled when first needed.
+
+        Args:
+          options: how to search.
+
+        Raises:
+          UserError: the run's task is not translation.
+        """
+        self.check_decoder(Translator)
+        input_: Any = self.decoder.input
+        source, target = input_.source_vocabulary, input_.target_vocabulary
+        return Translator(self.decoder.engine, source, target, options)
+
+    def writer(self, options: DecodingOptions | None = None) -> Writer:
+        """Returns a writer of this model. Programs are compiled when first needed.
+
+        Args:
+          options: how to choose tokens; by default they are drawn, with temperature 1.
+
+        Raises:
+          UserError: the run's task is not language modeling.
+        """
+        self.check_decoder(Writer)
+        input_: Any = self.decoder.input
+        return Writer(self.decoder.engine, input_.vocabulary, options)
+
+    def check_decoder(self, decoder: type[Translator] | type[Writer]) -> None:
+        """Raises UserError naming the run's task if it does not decode with a `decoder`."""
+        task: type[Task] = self.params.task.cls
+        if task.DECODING is None or task.DECODING.has_source != decoder.HAS_SOURCE:
+            raise UserError(
+                f"`logdir={self._given}`: the run of {self.params.name} has the task "
+                f"{task.__name__}, which has no {decoder.__name__}"
+            )

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.api.decoding.loaded_run import LoadedRun
-from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.api.decoding.decoder import LoadedRun
+from lingvo_gshard.data.batching.batches import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.tasks.evaluation import chrf_bleu
+from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_progress
 
 # Turns in which speed is measured, after one that compiles.
@@ -25,7 +25,7 @@ class Quality:
     """Quality and speed of decoding with one precision.
 
     Attributes:
-      precision: one of decoding/precision.py.
+      precision: one of inference/decoding/precision.py.
       mebibytes: the size of the decoding weights.
       rows: number of rows translated.
       chrf: chrF of all rows together.
@@ -66,7 +66,7 @@ def compare_precisions(
     for precision, translator, taken in zip(precisions, translators, seconds, strict=True):
         best = found[precision].best
         tokens = sum(len(hypotheses[0].log_probabilities) for hypotheses in best if hypotheses)
-        score = chrf_bleu.score(found[precision].texts, [row.target for row in rows])
+        score = text_scores.score(found[precision].texts, [row.target for row in rows])
         qualities.append(
             Quality(
                 precision=precision,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import ops, tf
+from lingvo_gshard.core.lazy import gen_xla_ops, ops, tf
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
@@ -52,3 +52,17 @@ def forgetting_gradients() -> Iterator[None]:
     finally:
         for name in set(registered) - before:
             del registered[name]
+
+
+def optimization_barrier(*groups: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Passes groups of tensors through one optimization barrier.
+
+    XLA does not merge computations after the barrier with equal ones before it. It starts nothing
+    that reads a result of the barrier until all tensors of all groups are computed. Semantics:
+    optimization_barrier in https://openxla.org/stablehlo/spec.
+    """
+    tensors = [tensor for group in groups for tensor in group]
+    # The generated op has no return type.
+    results = cast(list[tf.Tensor], gen_xla_ops.xla_optimization_barrier(tensors))
+    passed = iter(results)
+    return [[next(passed) for _ in group] for group in groups]

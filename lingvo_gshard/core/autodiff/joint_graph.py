@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core.autodiff import minimum_cut, subgraph
-from lingvo_gshard.core.autodiff.remat_costs import RematCosts
+from lingvo_gshard.core.autodiff import remat_policy, subgraph
+from lingvo_gshard.core.autodiff.remat_policy import RematCosts
 from lingvo_gshard.core.layer import RECOMPUTED
 from lingvo_gshard.core.lazy import tf
 
@@ -88,7 +88,7 @@ class JointGraph:
         # Constants are computed in both passes. In a manual region they are no shards, so that
         # a saved one could not be read there.
         needed &= subgraph.dependents([*inputs, *upstream, *(x for _, x in graph.captures)])
-        saved = minimum_cut.tensors_to_save(
+        saved = remat_policy.tensors_to_save(
             [operation for operation in graph.get_operations() if operation in needed],
             input_operations,
             subgraph.dependents(upstream),

@@ -10,8 +10,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.barrier import optimization_barrier
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient, optimization_barrier
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition

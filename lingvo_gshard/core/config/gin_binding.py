@@ -16,14 +16,17 @@ As in gin, leading parts of a path may be left out if the rest is unambiguous.
 from __future__ import annotations
 
 import difflib
+import fnmatch
+import inspect
 import logging
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core.config import gin_reader, gin_values, names, renamed
+from lingvo_gshard.core.config import gin_reader, names, params_text
 from lingvo_gshard.core.config.gin_reader import Setting
 from lingvo_gshard.core.config.params import Params, ParamsError
 from lingvo_gshard.core.errors import UserError
@@ -135,7 +138,7 @@ class _Namespace:
         suggests the names below the known part.
         """
         everything = list(self._all_names())
-        today = renamed.path_today(name)
+        today = params_text.path_today(name)
         if today != name and today in everything:
             return f"Did you mean {today!r}?"
         steps = name.split(".")
@@ -170,7 +173,7 @@ class _Namespace:
 
 def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
     try:
-        return gin_values.convert(setting.value, exemplar, nullable)
+        return gin_reader.convert(setting.value, exemplar, nullable)
     except ValueError as error:
         raise UserError(f"{setting.where}: {gin_path}: {error}") from None
 
@@ -184,3 +187,78 @@ def _gin_children(node: Params) -> list[str]:
     """Returns the gin names of a node's values and of the elements of its lists."""
     below = [gin_name(path) for path, _ in node.nodes()]
     return [name for name, _ in node.items()] + [path for path in below if path and "." not in path]
+
+
+_WIDTH = 98
+
+
+def to_gin(params: Params, pattern: str = "") -> str:
+    """Returns the hyperparameters of a tree as gin settings, each below its meaning.
+
+    Args:
+      params: The tree.
+      pattern: Part of the paths to write, such as "dropout", or a pattern with wildcards for whole
+        paths, such as "trainer.*". Empty writes all.
+
+    Raises:
+      UserError: No path matches. The message has the nearest names.
+    """
+    settings = [setting for setting in _settings(params) if _matches(setting[0], pattern)]
+    if not settings:
+        ends = {path.rpartition(".")[2] for path, _, _ in _settings(params)}
+        raise UserError(
+            f"`params={pattern}`: no hyperparameter matches. {names.nearest(pattern, ends)}"
+        )
+    return "\n".join(f"{_comment(meaning)}{path} = {value}\n" for path, value, meaning in settings)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    if any(character in pattern for character in "*?["):
+        return fnmatch.fnmatchcase(path, pattern)
+    return pattern.lower() in path.lower()
+
+
+def _settings(root: Params) -> list[tuple[str, str, str]]:
+    """Returns (path, value, meaning) of each value, and of each class that can be replaced."""
+    settings = []
+    for path, node in root.nodes():
+        name = gin_name(path)
+        if path and node.cls is not None:
+            meaning = (inspect.getdoc(node.cls) or "").partition("\n")[0]
+            settings.append((name, _literal(node.cls), meaning))
+        for child, value in node.items():
+            if not _holds_params(value):
+                full = f"{name}.{child}".lstrip(".")
+                settings.append((full, _literal(value), _meaning(node, child)))
+    return settings
+
+
+def _holds_params(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_params(element) for element in value)
+    return isinstance(value, Params)
+
+
+def _meaning(node: Params, name: str) -> str:
+    """Returns the help of a hyperparameter, its range, and its default if it has another value."""
+    parts = [node.help(name)]
+    limits = node.constraint(name).range()
+    if limits:
+        parts.append(f"A number {limits}.")
+    value, default = getattr(node, name), node.default(name)
+    if not _holds_params(default) and value != default:
+        owner = node.cls.__name__ if node.cls else "the class"
+        parts.append(f"Default of {owner}: {_literal(default)}.")
+    return " ".join(parts)
+
+
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(" ".join(text.split()), _WIDTH)
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _literal(value: Any) -> str:
+    """Returns a value as gin: a reference for a class or function."""
+    if hasattr(value, "__qualname__"):
+        return f"@{value.__module__}.{value.__qualname__}"
+    return repr(value)

@@ -1,5 +1,7 @@
 """Suggests the valid name that is nearest to a mistyped one."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
 
@@ -26,3 +28,8 @@ def any_of(paths: Iterable[str]) -> str:
         return f"Did you mean {paths[0]!r}?"
     more = f" and {len(paths) - _LISTED_PATHS} more" if len(paths) > _LISTED_PATHS else ""
     return "Did you mean one of " + ", ".join(paths[:_LISTED_PATHS]) + more + "?"
+
+
+def listed(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns a setting as a tuple: ("de",) for "de", ("de", "fr") for ["de", "fr"]."""
+    return (given,) if isinstance(given, str) else tuple(given)

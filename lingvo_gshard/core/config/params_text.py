@@ -8,10 +8,128 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lingvo_gshard.core.config import renamed, user_modules
-from lingvo_gshard.core.config.experiment import Experiment
+import msgspec
+
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
+
+
+def to_json(params: Params) -> str:
+    """Returns Params as a JSON object.
+
+    Each node is an object with its class, by dotted path, as `cls` and its hyperparameters by name.
+    Classes and functions are given by their dotted paths.
+    """
+    return msgspec.json.format(msgspec.json.encode(_value(params)), indent=1).decode() + "\n"
+
+
+def _value(value: Any) -> Any:
+    """Returns a hyperparameter as JSON values."""
+    if isinstance(value, Params):
+        node = {"cls": _value(value.cls)}
+        return node | {name: _value(child) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_value(element) for element in value]
+    if isinstance(value, dict):
+        return {str(key): _value(element) for key, element in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
+
+
+# Options of a run that were the trainer's. Its other options are those of the step.
+_OF_THE_RUN = frozenset(
+    (
+        "steps",
+        "log_every_steps",
+        "checkpoint_every_steps",
+        "evaluate_every_steps",
+        "keep_checkpoints",
+        "keep_best",
+        "patience",
+        "writers",
+        "routers",
+        "hang_factor",
+        "hang_seconds",
+        "save_seconds",
+        "check_determinism_every",
+    )
+)
+_TRAINER = "trainer"
+_RUN_OPTIONS = "lingvo_gshard.training.run.options"
+# Module of an earlier version -> the module that has its classes today, both in the package.
+RENAMED_MODULES = {
+    "core.config.experiment": "core.config.registry",
+    "data.cleaning.base": "data.cleaning.cleaner",
+    "data.cleaning.documents": "data.cleaning.leaks",
+    "data.prepared.planning.shares": "data.prepared.mixture_plan",
+    "data.published_text_input": "data.published_inputs",
+    "data.published_translation_input": "data.published_inputs",
+    "data.vocabulary_trainer": "data.vocabularies.vocabulary_trainer",
+    "layers.attention.latent.latent_attention": "layers.attention.latent_attention",
+    "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
+    "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
+    "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
+    "layers.moe.routers.linear": "layers.moe.routers.router",
+    "layers.moe.routers.switch": "layers.moe.routers.top_k",
+    "layers.moe.routers.token_choice": "layers.moe.routers.router",
+    "layers.stacks.repeat": "layers.stacks.loop",
+    "layers.stacks.sequential": "layers.stacks.execution",
+    "preparation.preparation": "data.preparation.preparation",
+    "tasks.future_token": "tasks.token_task",
+    "training.local_updates": "training.step.local_updates",
+    "training.loss_scale": "training.step.precision",
+    "training.monitoring.routers.settings": "training.run.options",
+    "training.spikes.rule": "training.step.spikes",
+    "training.step.loss_scale": "training.step.precision",
+    "training.trainer": "training.step.trainer",
+    **{
+        f"training.optim.{name}": f"training.step.{name}"
+        for name in ("adafactor", "adam", "lion", "momentum", "optimizer", "schedules")
+    },
+}
+_PACKAGE = "lingvo_gshard."
+
+
+def path_today(path: str) -> str:
+    """Returns what a path of Params is called today."""
+    first, _, rest = path.partition(".")
+    if first != _TRAINER or not rest:
+        return path
+    name = rest.partition(".")[0]
+    return f"{'run' if name in _OF_THE_RUN else 'step'}.{rest}"
+
+
+def lines_today(lines: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """Returns lines of a params.txt with today's names.
+
+    Args:
+      lines: (path, value, number of the line).
+    """
+    found = [(path_today(path), class_today(value), number) for path, value, number in lines]
+    is_old = any(path == f"{_TRAINER}.cls" for path, _, _ in lines)
+    return [*found, ("run.cls", f"{_RUN_OPTIONS}.RunOptions", 0)] if is_old else found
+
+
+def last_path(text: str) -> str | None:
+    """Returns the path that the last line of an earlier version's params.txt has.
+
+    None for a text of today's version.
+    """
+    return f"{_TRAINER}.writers" if f"\n{_TRAINER}." in text else None
+
+
+def class_today(name: str) -> str:
+    """Returns the dotted name that a class of an earlier version has today; others as they are."""
+    module, _, attribute = name.removeprefix(_PACKAGE).rpartition(".")
+    if not name.startswith(_PACKAGE) or module not in RENAMED_MODULES:
+        return name
+    return f"{_PACKAGE}{RENAMED_MODULES[module]}.{attribute}"
+
 
 # One line: a path and a value.
 _LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
@@ -35,7 +153,7 @@ def experiment_from_text(text: str) -> Params:
         if not separator:
             raise UserError(f"line {number}: {line!r} is not 'path : value'")
         lines.append((path, value, number))
-    lines = renamed.lines_today(lines)
+    lines = lines_today(lines)
     _check_modules(value for _, value, _ in lines)
     # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):
@@ -49,7 +167,7 @@ def experiment_from_text(text: str) -> Params:
 def _check_modules(values: Iterable[str]) -> None:
     """Checks that values name no class of a module that must not be imported."""
     names = {value.partition(".")[0] for value in values if _DOTTED.fullmatch(value)}
-    foreign = sorted(name for name in names if not user_modules.is_trusted(name))
+    foreign = sorted(name for name in names if not registry.is_trusted(name))
     if foreign:
         raise UserError(
             f"the Params name classes of {' and '.join(foreign)}, which is code of its own. If you "
@@ -110,7 +228,7 @@ def _parse(text: str) -> Any:
     parts = text.split(".")
     for split in range(len(parts) - 1, 0, -1):
         try:
-            found: Any = user_modules.import_module(".".join(parts[:split]))
+            found: Any = registry.import_module(".".join(parts[:split]))
         except ModuleNotFoundError:
             continue
         for part in parts[split:]:

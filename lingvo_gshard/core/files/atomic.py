@@ -1,8 +1,13 @@
 """Writes local files atomically."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 import tempfile
+from typing import TypeVar
+
+import msgspec
 
 # Ends the names of files that `replace_file` has not finished.
 NEW = ".new"
@@ -45,3 +50,21 @@ def replace_file(path: pathlib.Path, content: bytes) -> None:
     new = path.with_name(path.name + NEW)
     new.write_bytes(content)
     os.replace(new, path)
+
+
+_Type = TypeVar("_Type")
+
+
+def decode(content: bytes, type: type[_Type]) -> _Type:
+    """Returns JSON as a value of a type.
+
+    Raises:
+      msgspec.DecodeError: the content is no UTF-8, no JSON, nested too deeply, or of another type.
+        msgspec itself raises errors of other types for the first and the third.
+    """
+    try:
+        return msgspec.json.decode(content, type=type)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"byte {error.start} of a text is not UTF-8") from None
+    except RecursionError:
+        raise msgspec.DecodeError("the JSON is nested too deeply") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
 
 from lingvo_gshard.core.errors import UserError
@@ -33,3 +34,16 @@ def last_used(path: pathlib.Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def directory(name: str, given: str | None = None) -> str:
+    """Returns the cache directory of one kind of files.
+
+    Args:
+      name: Name of the directory below lingvo_gshard/ in $XDG_CACHE_HOME or ~/.cache.
+      given: A directory that replaces it.
+    """
+    if given:
+        return os.path.expanduser(given)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, "lingvo_gshard", name)

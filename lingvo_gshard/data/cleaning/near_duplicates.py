@@ -6,24 +6,124 @@ similar sets share values, and banding (Leskovec, Rajaraman and Ullman, Mining o
 section 3.4) puts rows with many common values into a common bucket. In each bucket the sets
 themselves are compared. What becomes of a bucket depends on its rows alone, so buckets may be
 worked on in any order and anywhere.
+
+The hash of a part is a polynomial over its characters modulo 2**64, as in Karp and Rabin 1987
+(https://doi.org/10.1147/rd.312.0249). Its coefficients are mixed code points. A running sum over
+all texts then gives the hash of any part from two of its elements. Hashes do not depend on the
+process, the platform or the texts beside it.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.batching.permutations import splitmix64
-from lingvo_gshard.data.cleaning.hashing import TextHashes
-from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.batching.batches import splitmix64
 from lingvo_gshard.data.sources.row import Row
 
-REASON = "a near duplicate"
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def fold(text: str) -> str:
+    """Returns the words of a text in lower case, without digits and punctuation.
+
+    If a text has no words, its digits and punctuation stay.
+    """
+    folded = text.casefold()
+    return " ".join(_WORD.findall(folded) or folded.split())
+
+
+_BASE = 0xD1342543DE82EF95
+_INVERSE = pow(_BASE, -1, 1 << 64)
+
+
+class TextHashes:
+    """Hashes of parts of texts.
+
+    Attributes:
+      codes: uint32 [N], the code points of all texts, one text after the other.
+      starts: int64 [n + 1], where each text begins in `codes`; the last element is N.
+    """
+
+    def __init__(self, texts: Sequence[str]):
+        """Prepares the hashes of texts.
+
+        Args:
+          texts: n texts.
+        """
+        # Lone surrogates cannot be encoded otherwise.
+        joined = "".join(texts).encode("utf-32-le", "surrogatepass")
+        self.codes = np.frombuffer(joined, np.uint32)
+        self.starts = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=self.starts[1:])
+        rounded = 1 << max(10, int(len(self.codes)).bit_length())
+        self._inverses = _powers(_INVERSE, rounded)
+        with np.errstate(over="ignore"):
+            terms = (
+                splitmix64(self.codes.astype(np.uint64))
+                * _powers(_BASE, rounded)[: len(self.codes)]
+            )
+            self._sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
+
+    def of(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the hash of each part, uint64 [P]. Equal parts have equal hashes.
+
+        Args:
+          begin: int64 [P], where parts begin in `codes`.
+          end: int64 [P], where they end.
+        """
+        with np.errstate(over="ignore"):
+            return splitmix64((self._sums[end] - self._sums[begin]) * self._inverses[begin])
+
+    def whole(self) -> np.ndarray:
+        """Returns the hash of each text, uint64 [n]."""
+        return self.of(self.starts[:-1], self.starts[1:])
+
+
+@functools.lru_cache(maxsize=8)
+def _powers(base: int, count: int) -> np.ndarray:
+    """Returns base ** 0, base ** 1, ... modulo 2**64, uint64 [count]."""
+    factors = np.full(count, base, np.uint64)
+    factors[0] = 1
+    with np.errstate(over="ignore"):
+        return np.cumprod(factors, dtype=np.uint64)
+
+
+DUPLICATE = "a duplicate"
+_KEY_BYTES = 16
+
+
+def key(row: Row) -> bytes:
+    """Returns a hash of 16 bytes. Exact duplicates share it; in practice, different rows do not.
+
+    Rows can be compared in parts: each part takes the rows whose keys are in one range.
+    """
+    text = f"{row.language}\0{row.source}\0{row.target}"
+    # Lone surrogates cannot be written as UTF-8 otherwise.
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+class Seen:
+    """Remembers rows, by their keys."""
+
+    def __init__(self):
+        self._keys: set[bytes] = set()
+
+    def has(self, row: Row) -> bool:
+        """Returns whether an equal row was asked about before, and remembers this one."""
+        before = len(self._keys)
+        self._keys.add(key(row))
+        return len(self._keys) == before
+
+
+NEAR_DUPLICATE = "a near duplicate"
 
 # Share of near duplicates at the smallest similarity that share no bucket.
 _MISSED = 0.01

@@ -6,30 +6,36 @@ import abc
 import collections
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.prepared import manifest as manifests
-from lingvo_gshard.data.prepared import reports, vocabularies
-from lingvo_gshard.data.prepared.assembly import Assembly
-from lingvo_gshard.data.prepared.manifest import Manifest
-from lingvo_gshard.data.prepared.planning.mixture import Mixture, Use
-from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, bucket_of
-from lingvo_gshard.data.prepared.planning.plan import Planner, in_order
-from lingvo_gshard.data.prepared.planning.shares import Shares
+from lingvo_gshard.data.prepared.manifest import NO_LANGUAGE, Manifest, read_vocabularies
+from lingvo_gshard.data.prepared.mixture_plan import (
+    Bucket,
+    Mixture,
+    Pieces,
+    Planner,
+    Shares,
+    Use,
+    bucket_of,
+    in_order,
+)
+from lingvo_gshard.data.prepared.stream import Assembly
 from lingvo_gshard.data.prepared.table import ERROR, SKIP, GroupNumbers, Table
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _ROWS_AT_A_TIME = 8192
 # The share of a batch's positions that hold tokens, to estimate steps from tokens.
@@ -139,7 +145,7 @@ class PreparedInput(Input):
     @functools.cached_property
     def report(self) -> CleaningReport:
         """Counts of the rows that were prepared, by their fate."""
-        return reports.cleaning_report(self.manifest, self.p.directory)
+        return cleaning_report(self.manifest, self.p.directory)
 
     @functools.cached_property
     def notes(self) -> list[str]:
@@ -167,7 +173,7 @@ class PreparedInput(Input):
 
     def usage_notes(self) -> list[str]:
         """Returns lines about epochs and repeats of languages, for the end of training."""
-        return reports.usage_notes(self.usage())
+        return usage_notes(self.usage())
 
     def table(self, split: str) -> Table:
         """Returns the rows of a split.
@@ -282,7 +288,7 @@ class PreparedInput(Input):
     @functools.cached_property
     def _prepared_vocabularies(self) -> dict[str, Vocabulary]:
         """Side -> the vocabulary that the data was prepared with."""
-        return vocabularies.read(self.p.directory, self.manifest)
+        return read_vocabularies(self.p.directory, self.manifest)
 
     def _check_vocabularies(self) -> None:
         """Checks that the data was prepared with the vocabularies in use.
@@ -331,3 +337,59 @@ class PreparedInput(Input):
         settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self._before
         content = repr((sorted(shards), *settings, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+# Languages that are named one by one.
+_MOST_NAMED = 8
+
+
+def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> CleaningReport:
+    """Returns how many rows preparation kept, dropped and rewrote, over all splits.
+
+    Args:
+      manifest: the manifest.
+      directory: where it is, for the first line of the report.
+    """
+    counts = manifest.languages
+    report = CleaningReport(
+        split=os.fspath(directory),
+        read=sum(language.read for language in counts.values()),
+        kept=sum(sum(language.kept.values()) for language in counts.values()),
+        dropped=collections.Counter({r.reason: r.rows for r in manifest.rejections}),
+        rewritten=collections.Counter(manifest.rewritten),
+        examples={r.reason: r.examples[0] for r in manifest.rejections if r.examples},
+    )
+    for name, language in counts.items():
+        code = "" if name == NO_LANGUAGE else name
+        report.kept_by_language[code] = sum(language.kept.values())
+        for reason, rows in language.rejected.items():
+            report.dropped_by_language[code, reason] = rows
+    return report
+
+
+def usage_notes(uses: Sequence[Use]) -> list[str]:
+    """Returns lines about how often languages were read.
+
+    Args:
+      uses: one for each language.
+    """
+    if not uses:
+        return []
+    read, rows = sum(use.read for use in uses), sum(use.rows for use in uses)
+    lines = [f"rows read: {read:,} of {rows:,}, {read / rows:.2f} epochs"]
+    by_epochs = sorted(uses, key=lambda use: -use.epochs)
+    if len(uses) > 1:
+        lines.append("epochs by language: " + _named(by_epochs))
+    if repeated := [use for use in uses if use.read > use.rows]:
+        repeats = sum(use.read - use.rows for use in repeated)
+        lines.append(f"{len(repeated)} languages were repeated, {repeats:,} rows in all")
+    return lines
+
+
+def _named(uses: list[Use]) -> str:
+    """Returns the epochs of the most and of the least repeated languages."""
+    half = _MOST_NAMED // 2
+    names = [f"{use.language} {use.epochs:.2f}" for use in uses]
+    if len(names) > _MOST_NAMED:
+        names = [*names[:half], "...", *names[-half:]]
+    return ", ".join(names)

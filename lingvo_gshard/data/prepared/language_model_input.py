@@ -11,11 +11,11 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import TextSize
-from lingvo_gshard.data.prepared import manifest, vocabularies
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.base_input import PreparedInput
-from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, windows
-from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.prepared.mixture_plan import Bucket, Pieces, windows
+from lingvo_gshard.data.vocabularies.files import load
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _PARTS = ("inputs", "labels", "positions", "segments")
 
@@ -52,7 +52,7 @@ class PreparedLanguageModelInput(PreparedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the size that the manifest or else the Params have."""
-        found = vocabularies.described(params.directory)
+        found = manifest.described_vocabularies(params.directory)
         return {"text": found[0].size if found else params.vocabulary_size}
 
     def vocabulary_sizes(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ class PreparedLanguageModelInput(PreparedInput):
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabulary by a saved one."""
-        self.vocabulary = files.load(os.fspath(directory))
+        self.vocabulary = load(os.fspath(directory))
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:

@@ -3,6 +3,10 @@
 A directory has `manifest.json`, the vocabularies, and for each split, language and source the
 shards `SPLIT/LANGUAGE/SOURCE-00000-of-00004.array_record`, each with its lengths in a `.npy` file
 beside it.
+
+A record is a row of little-endian unsigned integers: the number of source ids, the source ids, the
+target ids. The record of a language model has no source ids. Integers have two bytes if all ids of
+the vocabularies fit, else four.
 """
 
 from __future__ import annotations
@@ -10,13 +14,94 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, json_text
+from lingvo_gshard.core.files import atomic, mirror, stores
+from lingvo_gshard.data.batching.packing import Tokens
+from lingvo_gshard.data.vocabularies.files import load
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+
+_LARGEST_OF_TWO_BYTES = 0xFFFF
+
+
+def id_bytes(vocabulary_size: int) -> int:
+    """Returns the number of bytes of an integer of a record, 2 or 4.
+
+    Args:
+      vocabulary_size: number of ids of the larger vocabulary.
+    """
+    return 2 if vocabulary_size <= _LARGEST_OF_TWO_BYTES + 1 else 4
+
+
+def encode(source: Sequence[int], target: Sequence[int], width: int) -> bytes:
+    """Returns the record of a row.
+
+    Args:
+      source: ids of the source as an encoder reads them, with EOS; empty for a language model.
+      target: ids to predict, with EOS.
+      width: bytes of an integer, from `id_bytes`.
+
+    Raises:
+      UserError: an id, or the number of source ids, does not fit.
+    """
+    try:
+        return np.asarray((len(source), *source, *target), _type(width)).tobytes()
+    except OverflowError:
+        largest = max(0, *source, *target)
+        raise UserError(
+            f"A record with integers of {width} bytes holds ids and numbers of source tokens up to "
+            f"{np.iinfo(_type(width)).max:,}; this row has {len(source):,} source tokens, its "
+            f"largest id is {largest:,} and its smallest {min((0, *source, *target)):,}"
+        ) from None
+
+
+def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
+    """Returns the sources and the targets of records, in their order.
+
+    Args:
+      records: what `encode` returned for each row.
+      width: bytes of an integer.
+
+    Raises:
+      UserError: a record is no result of `encode`; the message has its place in `records`.
+    """
+    bytes_of_record = np.fromiter(map(len, records), np.int64, len(records))
+    damaged = (bytes_of_record == 0) | (bytes_of_record % width != 0)
+    if damaged.any():
+        place = int(damaged.argmax())
+        raise UserError(
+            f"record {place} has {bytes_of_record[place]} bytes; a positive multiple of {width} "
+            "was expected"
+        )
+    values = np.frombuffer(b"".join(records), _type(width))
+    sizes = bytes_of_record // width
+    begins = np.cumsum(sizes) - sizes
+    source_lengths = values[begins].astype(np.int64)
+    target_lengths = sizes - 1 - source_lengths
+    if (target_lengths < 0).any():
+        place = int(target_lengths.argmin())
+        raise UserError(
+            f"record {place} has {sizes[place] - 1} tokens, and begins with a number of source "
+            f"tokens of {source_lengths[place]}"
+        )
+    column = np.arange(len(values)) - np.repeat(begins, sizes)
+    limits = np.repeat(source_lengths, sizes)
+    sources = values[(column > 0) & (column <= limits)]
+    targets = values[column > limits]
+    return (
+        Tokens.of(sources.astype(np.int32), source_lengths),
+        Tokens.of(targets.astype(np.int32), target_lengths),
+    )
+
+
+def _type(width: int) -> np.dtype:
+    return np.dtype(f"<u{width}")
+
 
 FILE = "manifest.json"
 # Changes with every change that makes older programs misread a directory.
@@ -187,13 +272,13 @@ def read(directory: str | os.PathLike) -> Manifest:
     except OSError as error:
         raise UserError(f"{path}: the manifest cannot be read: {error.strerror}") from None
     try:
-        found = json_text.decode(content, _Format).format
+        found = atomic.decode(content, _Format).format
         if found != FORMAT:
             raise UserError(
                 f"{path}: the manifest has format {found}, and this program reads format {FORMAT}. "
                 "Prepare the data again, or use the version that wrote it"
             )
-        return json_text.decode(content, Manifest)
+        return atomic.decode(content, Manifest)
     except msgspec.DecodeError as error:
         raise UserError(f"{path}: the manifest is damaged: {error}") from None
 
@@ -262,3 +347,51 @@ def _problem(path: pathlib.Path, size: int, digest: str | None) -> str | None:
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     return None
+
+
+JOINT = "joint"
+
+
+def read_vocabularies(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabulary]:
+    """Returns side -> vocabulary. If it is joint, both sides have the same object.
+
+    Args:
+      directory: the directory of prepared data.
+      manifest: its manifest.
+
+    Raises:
+      UserError: a file is missing or damaged, or not the one that the manifest describes.
+    """
+    found: dict[str, Vocabulary] = {}
+    for entry in manifest.vocabularies:
+        vocabulary = _read(stores.path_of(directory), entry)
+        sides = ("source", "target") if entry.side == JOINT else (entry.side,)
+        found |= dict.fromkeys(sides, vocabulary)
+    return found
+
+
+def described_vocabularies(directory: str) -> list[VocabularyFile]:
+    """Returns the vocabularies that a manifest lists; none if the manifest cannot be read.
+
+    Args:
+      directory: the directory of prepared data; "" for none.
+    """
+    try:
+        return read(directory).vocabularies if directory else []
+    except ValueError:
+        return []
+
+
+def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
+    path = root / entry.files[0]
+    try:
+        local = mirror.local_file(path)
+        if sha256_of(local) != entry.sha256:
+            raise UserError(
+                f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"
+            )
+        return load(str(local.parent), local.stem)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file, but the manifest names it") from None
+    except OSError as error:
+        raise UserError(f"{path}: the vocabulary cannot be read: {error}") from None

@@ -14,7 +14,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.prepared import record
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.manifest import Shard, sha256_of
 
 # Sentence pairs have some dozens of ids. Alone, each would take 1.5 times its ids on disk, and 11
@@ -110,7 +110,7 @@ class ShardWriter:
           UserError: an id does not fit.
           RuntimeError: the file cannot be written.
         """
-        self.write_record(record.encode(source, target, self._width), len(source), len(target))
+        self.write_record(manifest.encode(source, target, self._width), len(source), len(target))
 
     def write_record(self, encoded: bytes, source_tokens: int, target_tokens: int) -> None:
         """Appends a row that is encoded already.

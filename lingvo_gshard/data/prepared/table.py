@@ -6,9 +6,11 @@ import collections
 import dataclasses
 import functools
 import logging
+import mmap
 import os
+import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,109 @@ from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import copies, objects, paths
+from lingvo_gshard.core.files import mirror, objects, stores
 from lingvo_gshard.data.batching.packing import Tokens
-from lingvo_gshard.data.prepared import record
-from lingvo_gshard.data.prepared.lengths import Lengths, by_shard
-from lingvo_gshard.data.prepared.manifest import Manifest, Shard
+from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode, encode
+
+
+class Lengths:
+    """The lengths of all rows, mapped from files and not held in memory."""
+
+    def __init__(self, root: pathlib.Path, shards: Sequence[Shard]):
+        """Maps the files.
+
+        Args:
+          root: the directory of prepared data.
+          shards: the shards, which number their rows one after another.
+
+        Raises:
+          UserError: a file is missing or damaged.
+        """
+        self._root, self._shards = root, shards
+        self._tables = [_mapped(root, shard) for shard in shards]
+        self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [N,2], source and target tokens of rows.
+
+        Args:
+          rows: int64 [N], numbers of rows.
+
+        Raises:
+          UserError: a file was cut off since it was mapped.
+        """
+        result = np.zeros((len(rows), 2), np.int64)
+        for shard, places in by_shard(rows, self._starts):
+            table = self._readable(shard)
+            result[places] = table[rows[places] - self._starts[shard]]
+            _release(table)
+        return result
+
+    def shards(self) -> Iterator[np.ndarray]:
+        """Yields the lengths of each shard's rows, [N,2]."""
+        for shard in range(len(self._tables)):
+            table = self._readable(shard)
+            yield np.asarray(table)
+            _release(table)
+
+    def _readable(self, shard: int) -> np.ndarray:
+        """Returns a shard's table. The system kills a process that reads behind a file's end.
+
+        Raises:
+          UserError: the file was cut off since it was mapped.
+        """
+        table: Any = self._tables[shard]
+        mapping = _mapping(table)
+        if mapping is not None and mapping.size() < table.offset + table.nbytes:
+            raise UserError(
+                f"{self._root / self._shards[shard].lengths} was cut off to {mapping.size():,} "
+                "bytes while it was read; prepare the data again"
+            )
+        return table
+
+
+def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the number of each shard with some of the rows, and the places of these, ascending.
+
+    Args:
+      rows: numbers of rows.
+      starts: number of the first row of each shard, and of the row after the last.
+    """
+    if not len(rows):
+        return
+    order = np.argsort(rows, kind="stable")
+    shards = np.searchsorted(starts, rows[order], side="right") - 1
+    found, begins = np.unique(shards, return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True)
+
+
+def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
+    path = root / shard.lengths
+    try:
+        table = np.load(mirror.local_file(path), mmap_mode="r")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file, but {shard.file} needs it") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: the lengths cannot be read: {error}") from None
+    if table.shape != (shard.rows, 2) or table.dtype not in (np.uint16, np.uint32):
+        raise UserError(
+            f"{path}: has {table.dtype.name}{list(table.shape)}; the manifest says "
+            f"{shard.rows:,} rows of two numbers"
+        )
+    return table
+
+
+def _release(table: np.ndarray) -> None:
+    """Lets the system take back the pages of a file that were read. They may stay in its cache."""
+    mapping = _mapping(table)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(table: np.ndarray) -> mmap.mmap | None:
+    """Returns the mapping behind a table; None for a table without rows."""
+    return getattr(table, "_mmap", None)
+
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +186,7 @@ class Table:
                 f"{directory}: the prepared data has no split {split!r}. "
                 f"{names.nearest(split, manifest.splits)}"
             )
-        self._root = paths.path_of(directory)
+        self._root = stores.path_of(directory)
         self._width = manifest.id_bytes
         self._on_damage = on_damage
         self.damaged: collections.Counter[str] = collections.Counter()
@@ -120,7 +220,7 @@ class Table:
         records: list[bytes] = [b""] * len(rows)
         with self._lock:
             self._fill(records, rows)
-        return record.decode(records, self._width)
+        return decode(records, self._width)
 
     def _fill(self, records: list[bytes], rows: np.ndarray) -> None:
         for shard, places in by_shard(rows, self._starts):
@@ -130,7 +230,7 @@ class Table:
 
     def _read(self, number: int, rows: np.ndarray) -> list[bytes]:
         """Returns the records of some rows of a shard."""
-        shard, empty = self.shards[number], record.encode((), (), self._width)
+        shard, empty = self.shards[number], encode((), (), self._width)
         if not self._readable[number]:
             return [empty] * len(rows)
         reader, lengths = self._reader(number), self.lengths.of(rows + self._starts[number])
@@ -150,7 +250,7 @@ class Table:
         return found
 
     def _open(self, number: int) -> Any:
-        path = copies.local_file(self._root / self.shards[number].file)
+        path = mirror.local_file(self._root / self.shards[number].file)
         return array_record_module.ArrayRecordReader(
             str(path), _READER_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES
         )

@@ -15,12 +15,12 @@ from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.data.prepared import manifest, vocabularies
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.base_input import PreparedInput
-from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, whole_rows
+from lingvo_gshard.data.prepared.mixture_plan import Bucket, Pieces, whole_rows
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 
 class PreparedTranslationInput(PreparedInput):
@@ -97,8 +97,10 @@ class PreparedTranslationInput(PreparedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the sizes that the manifest or else the Params have."""
-        by_side = {entry.side: entry.size for entry in vocabularies.described(params.directory)}
-        joint = by_side.get(vocabularies.JOINT)
+        by_side = {
+            entry.side: entry.size for entry in manifest.described_vocabularies(params.directory)
+        }
+        joint = by_side.get(manifest.JOINT)
         return {
             side: by_side.get(side, joint) or params.get(f"{side}_vocabulary_size")
             for side in ("source", "target")

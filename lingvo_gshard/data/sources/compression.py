@@ -1,19 +1,66 @@
-"""Reads files that are compressed, as the ends of their names say."""
+"""Reads the lines of a file, or of a part of it, in bounded memory, however long a line is."""
+
+from __future__ import annotations
 
 import contextlib
 import gzip
 import io
 import lzma
 import zlib
-from typing import IO, Any, BinaryIO
+from collections.abc import Iterator
+from typing import IO, Any, BinaryIO, cast
 
 import zstandard
 
+_BLOCK = 1 << 17
+
+
+def bounded_lines(file: IO[bytes], count: int | None, longest: int) -> Iterator[bytes | None]:
+    """Yields the lines of a file from its position, without line ends; None for a long one.
+
+    Args:
+      file: the file, open for reading.
+      count: number of bytes to read, the last of which ends a line; None: to the file's end.
+      longest: largest number of bytes of a line. Of a longer one at most a block is in memory.
+    """
+    rest, is_long = b"", False
+    # `read` would lose what comes before the place where a compressed file is damaged.
+    while block := cast(io.BufferedIOBase, file).read1(
+        _LINES_AT_ONCE if count is None else min(_LINES_AT_ONCE, count)
+    ):
+        if count is not None:
+            count -= len(block)
+        lines: list[bytes | None] = [*block.split(b"\n")]
+        if is_long and len(lines) == 1:
+            continue
+        if is_long:
+            # The end of a line whose beginning was too long.
+            lines[0], is_long = None, False
+        else:
+            lines[0] = (rest or b"") + (lines[0] or b"")
+        rest = lines.pop()
+        yield from _without_long(lines, longest)
+        if rest is None or len(rest) > longest:
+            rest, is_long = b"", True
+    if is_long:
+        yield None
+    elif rest:
+        yield rest
+
+
+def _without_long(lines: list[bytes | None], longest: int) -> list[bytes | None]:
+    if max((len(line) for line in lines if line is not None), default=0) <= longest:
+        return lines
+    return [line if line is not None and len(line) <= longest else None for line in lines]
+
+
 SUFFIXES = (".gz", ".xz", ".zst")
+
+
 # Errors that reading a damaged or truncated file raises.
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
-_BLOCK = 1 << 17
+
 # Compressed bytes of zstd that are decompressed at once. Four bytes may stand for 128 KiB, so that
 # the content is at most 32 MiB.
 _STEP = 1 << 10
@@ -85,3 +132,6 @@ class _Zstandard(io.RawIOBase):
             rest = memoryview(self._frame.unused_data + bytes(rest))
             self._frame = None
         self._compressed = rest
+
+
+_LINES_AT_ONCE = 1 << 20

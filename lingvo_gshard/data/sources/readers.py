@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NoReturn
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.observer import Observer, SilentObserver
-from lingvo_gshard.data.sources import compression, lines
+from lingvo_gshard.data.input import Observer, SilentObserver
+from lingvo_gshard.data.sources.compression import READ_ERRORS, bounded_lines, decompressed
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
@@ -165,7 +165,7 @@ class Reader(Configurable, abc.ABC):
         except BucketError:
             # The file is not damaged, so skipping it would lose good rows.
             raise
-        except compression.READ_ERRORS as error:
+        except READ_ERRORS as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
 
     def _raw_lines(self, path: str) -> Iterator[bytes | None]:
@@ -173,9 +173,9 @@ class Reader(Configurable, abc.ABC):
         try:
             with (
                 open(path, "rb") as self._opened,
-                compression.decompressed(path, self._opened) as file,
+                decompressed(path, self._opened) as file,
             ):
-                yield from lines.bounded_lines(file, None, _LONGEST_LINE)
+                yield from bounded_lines(file, None, _LONGEST_LINE)
         finally:
             self._opened = None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config.listed import listed
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _KINDS = (Vocabulary, JsonVocabulary)
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_tokenizers import byte_ids
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.published_vocabulary import byte_ids
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
 # them. The first that a tokenizer has is taken.

@@ -15,16 +15,15 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape
-from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
-from lingvo_gshard.inference.engine import buckets
-from lingvo_gshard.inference.engine.engine_options import EngineOptions
-from lingvo_gshard.inference.engine.row import BeamRow, Row, TokenRow
-from lingvo_gshard.inference.engine.waiting import WaitingRows
+from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
+from lingvo_gshard.inference.engine import placement
+from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.waiting import BeamRow, Row, TokenRow, WaitingRows
 from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.requests import Answer, Request
+from lingvo_gshard.tasks.model_facts import ModelFacts, usual_tokens
 
 
 class Engine:
@@ -97,10 +96,12 @@ class Engine:
         kind, batches = options.kind, self.executables.batches
         for count in (1, self._options.most_texts(kind.beam)):
             for wanted in lengths:
-                length = buckets.fitting(buckets.LENGTHS, wanted)
+                length = placement.fitting(placement.LENGTHS, wanted)
                 source = min(length, self.facts.most_source)
-                shape = StateShape(batches * buckets.fitting(buckets.ROWS, count), length, source)
-                for key in buckets.keys(kind, shape, batches):
+                shape = StateShape(
+                    batches * placement.fitting(placement.ROWS, count), length, source
+                )
+                for key in placement.program_keys(kind, shape, batches):
                     self.executables.get(key)
 
     @property

@@ -6,15 +6,72 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.inference.engine import buckets
-from lingvo_gshard.inference.engine.engine_options import EngineOptions
+from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.engine.lane import Admission, Lane
-from lingvo_gshard.inference.engine.row import Row
-from lingvo_gshard.inference.engine.waiting import WaitingRows
-from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
+from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
+from lingvo_gshard.tasks.model_facts import ModelFacts
+
+# Rows that one batch decodes together.
+ROWS = (1, 8, 16, 32)
+# Positions of a state; tokens of given texts where few programs are wanted.
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Tokens of the sources, and of the given texts, that enter a state together.
+FINE_LENGTHS = (8, 16, 24, *(n for length in LENGTHS for n in (length, length * 3 // 2)))
+# New texts enter when this share of the rows is free, or when all that wait can enter.
+FREE_SHARE = 4
+
+
+def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
+    """Returns the smallest size that is enough, or the largest one.
+
+    Args:
+      sizes: ascending sizes.
+      wanted: what is needed.
+      most: no larger size is returned; None for no limit.
+    """
+    found = next((size for size in sizes if size >= wanted), sizes[-1])
+    return found if most is None else min(found, most)
+
+
+def program_keys(kind: SearchKind, shape: StateShape, batches: int) -> list[ProgramKey]:
+    """Returns the keys of the programs that texts without given tokens need in a shape."""
+    texts = admission_size(shape.rows, batches)
+    admit = ProgramKey(ADMIT, kind, shape, texts, source=shape.memory_length)
+    return [ProgramKey(STEPS, kind, shape), admit]
+
+
+def admission_size(rows: int, batches: int) -> int:
+    """Returns the number of texts that enter a state together.
+
+    Args:
+      rows: rows of the state.
+      batches: batches that the devices decode at once.
+    """
+    return max(rows // FREE_SHARE, batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """Options for the use that an engine makes of its machine.
+
+    Attributes:
+      workers: threads that decode side by side; 0: one for each core of a CPU, else one.
+      rows: the largest number of texts of one batch of a lane.
+      hypotheses: the largest number of hypotheses of one batch of a lane.
+      exact: whether to compile a program of the size that fits best where a larger one is ready.
+        That takes seconds for each size, and pays for long jobs.
+    """
+
+    workers: int = 0
+    rows: int = 32
+    hypotheses: int = 128
+    exact: bool = False
+
+    def most_texts(self, beam: int) -> int:
+        """Returns the largest number of texts of one batch, each with `beam` hypotheses."""
+        return max(min(self.rows, self.hypotheses // beam), 1)
+
 
 # With this many waiting texts a smaller shape pays for compiling its programs.
 _MANY = 4096
@@ -58,11 +115,11 @@ class Placement:
         self._facts, self._executables = facts, executables
         self._waiting, self._options = waiting, options
         # In ascending order.
-        self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
+        self._row_counts = [rows * executables.batches for rows in ROWS]
         self._shapes = [
             StateShape(rows, length, min(length, facts.most_source))
             for rows in self._row_counts
-            for length in buckets.LENGTHS
+            for length in LENGTHS
         ]
 
     def usable(self, lane: Lane, entering: Sequence[Row] = (), wants: bool = True) -> Plan | None:
@@ -133,7 +190,7 @@ class Placement:
     def like(self, row: Row) -> tuple[int, int]:
         """Returns what texts have in common that need the same programs to enter alone."""
         given = len(row.answer.request.given) - 1
-        return self.size(row), buckets.fitting(buckets.LENGTHS, given) if given else 0
+        return self.size(row), fitting(LENGTHS, given) if given else 0
 
     def largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
@@ -147,7 +204,7 @@ class Placement:
         Source and target share a size, so that there are few shapes.
         """
         wanted = max(self._positions(row), len(row.answer.request.source))
-        return buckets.fitting(buckets.LENGTHS, wanted)
+        return fitting(LENGTHS, wanted)
 
     def _positions(self, row: Row) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""
@@ -158,7 +215,7 @@ class Placement:
     def _needed(self, texts: Sequence[Row], rows: int) -> StateShape:
         """Returns the smallest shape that holds texts and a number of rows."""
         length = max(map(self.size, texts))
-        rows = buckets.fitting(self._row_counts, rows)
+        rows = fitting(self._row_counts, rows)
         return StateShape(rows, length, min(length, self._facts.most_source))
 
     def is_exact(self, kind: SearchKind) -> bool:
@@ -167,7 +224,7 @@ class Placement:
 
     def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
         """Returns whether decoding in a shape needs no program that is not compiled."""
-        keys = buckets.keys(kind, shape, self._executables.batches)
+        keys = program_keys(kind, shape, self._executables.batches)
         return all(map(self._executables.is_ready, keys))
 
     def _plan(
@@ -175,7 +232,7 @@ class Placement:
     ) -> Plan:
         """Returns the plan for a shape; of programs for longer sources, a usable one is taken."""
         exact = self.is_exact(lane.kind)
-        few = buckets.entering(shape.rows, self._executables.batches)
+        few = admission_size(shape.rows, self._executables.batches)
         # Most of a lane in one call, whose products are larger: its padding costs less than calls.
         fills_lane = exact and 2 * len(entering) > shape.rows
         texts = shape.rows if fills_lane else few
@@ -200,11 +257,11 @@ class Placement:
           exact: whether given tokens have the size that fits best.
         """
         given = max(len(row.answer.request.given) - 1 for row in rows)
-        sizes = buckets.FINE_LENGTHS if exact else buckets.LENGTHS
+        sizes = FINE_LENGTHS if exact else LENGTHS
         most = min(shape.length, self._facts.most_positions)
-        given = buckets.fitting(sizes, given, most) if given else 0
+        given = fitting(sizes, given, most) if given else 0
         source = max(len(row.answer.request.source) for row in rows)
         most = shape.memory_length
-        needed = buckets.fitting(buckets.FINE_LENGTHS, source, most)
-        lengths = sorted({n for n in buckets.FINE_LENGTHS if needed <= n < most} | {most})
+        needed = fitting(FINE_LENGTHS, source, most)
+        lengths = sorted({n for n in FINE_LENGTHS if needed <= n < most} | {most})
         return [ProgramKey(ADMIT, kind, shape, texts, given, length) for length in lengths]

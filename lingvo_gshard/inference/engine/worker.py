@@ -7,16 +7,13 @@ import time
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import SearchKind
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.inference.engine import buckets
-from lingvo_gshard.inference.engine.engine_options import EngineOptions
+from lingvo_gshard.inference.decoding.state import SearchKind
+from lingvo_gshard.inference.engine import placement
 from lingvo_gshard.inference.engine.lane import Lane
-from lingvo_gshard.inference.engine.placement import Placement, Plan
-from lingvo_gshard.inference.engine.row import Row
-from lingvo_gshard.inference.engine.waiting import WaitingRows
-from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.program_key import STEPS, ProgramKey
+from lingvo_gshard.inference.engine.placement import EngineOptions, Placement, Plan
+from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
+from lingvo_gshard.inference.programs.executables import STEPS, Executables, ProgramKey
+from lingvo_gshard.tasks.model_facts import ModelFacts
 
 # Steps of a call while someone reads the tokens as they come.
 _STREAMED_STEPS = 4
@@ -135,7 +132,7 @@ class Worker:
         kind = lane.kind
         most = self._placement.largest(kind)
         waiting, free = self._waiting.count(kind), most - lane.active
-        if not waiting or (waiting > free and free < max(most // buckets.FREE_SHARE, 1)):
+        if not waiting or (waiting > free and free < max(most // placement.FREE_SHARE, 1)):
             return None
         # While few wait, the other workers take their share.
         share = max(self._waiting.share(kind) - lane.active, 1)
@@ -163,7 +160,7 @@ class Worker:
 
     def _fewer(self, lane: Lane, rows: Sequence[Row]) -> tuple[Sequence[Row], Plan | None]:
         """Returns the first texts of some that can enter together, and how."""
-        for count in (len(rows), *(n for n in buckets.ROWS[::-1] if n < len(rows))):
+        for count in (len(rows), *(n for n in placement.ROWS[::-1] if n < len(rows))):
             plan = self._placement.usable(lane, rows[:count], wants=False) if count else None
             if plan:
                 return rows[:count], plan
@@ -225,7 +222,7 @@ class Worker:
         """Returns how many texts must end for a call to return early."""
         if not self._waiting.count(lane.kind):
             return len(lane.rows)
-        return max(len(lane.rows) // buckets.FREE_SHARE - lane.free, 1)
+        return max(len(lane.rows) // placement.FREE_SHARE - lane.free, 1)
 
     def _fail(self, lane: Lane, entering: Sequence[Row], error: BaseException) -> None:
         """Reports an error to all who wait for a lane, and gives the lane up."""

@@ -3,20 +3,170 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.data.observer import Observer, SilentObserver
-from lingvo_gshard.decoding.kinds import SearchKind
-from lingvo_gshard.inference.programs.background import Background
-from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
-from lingvo_gshard.inference.programs.program_key import PREPARE, STEPS, ProgramKey
-from lingvo_gshard.runtime.program.compilation_cache import without_cache
+from lingvo_gshard.data.input import Observer, SilentObserver
+from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import without_cache
 from lingvo_gshard.runtime.program.program import Program
+
+PREPARE, ADMIT, STEPS, GATES = "prepare", "admit", "steps", "gates"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramKey:
+    """One program of a decoder.
+
+    Attributes:
+      name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
+        rows, STEPS adds tokens, and GATES tells which experts the tokens of complete texts visit.
+      kind: how tokens are chosen; None for PREPARE.
+      shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
+      texts: for ADMIT, the number of texts that enter together.
+      given: for ADMIT, the number of positions for given tokens; 0 if no text has any.
+      source: for ADMIT, the number of positions for the tokens of a source; 0 without sources.
+    """
+
+    name: str
+    kind: SearchKind | None = None
+    shape: StateShape | None = None
+    texts: int = 0
+    given: int = 0
+    source: int = 0
+
+    def __str__(self) -> str:
+        """Returns a name that is valid for a file and that only equal keys have."""
+        parts = [self.name]
+        if self.kind:
+            flags = [n for n in _FLAGS if getattr(self.kind, n)]
+            parts += [f"beam{self.kind.beam}", *flags]
+        if self.shape:
+            parts.append(f"{self.shape.rows}x{self.shape.length}x{self.shape.memory_length}")
+        if self.name == ADMIT:
+            parts += [f"texts{self.texts}", f"given{self.given}", f"source{self.source}"]
+        return "-".join(parts)
+
+
+_FLAGS = tuple(f.name for f in dataclasses.fields(SearchKind) if f.name != "beam")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A program that can be called.
+
+    Attributes:
+      inputs: its arguments.
+      outputs: its results.
+      call: a jax.stages.Compiled: takes one array for each input, and returns the outputs. Donated
+        inputs are gone.
+    """
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    call: Any
+
+    def inputs_of(self, prefix: str) -> list[Array]:
+        """Returns the inputs whose paths start with `prefix` and a dot."""
+        return [array for array in self.inputs if array.path.startswith(f"{prefix}.")]
+
+
+# A program that nobody has asked for again within this time is not compiled any more.
+_FORGET_SECONDS = 10.0
+# A program that could not be made is not tried again before.
+_RETRY_SECONDS = 5.0
+
+
+class Background:
+    """Makes programs one after the other, on threads of its own."""
+
+    def __init__(self, make: Callable[[ProgramKey], object], threads: int, name: str):
+        """Starts no thread before the first program is wanted.
+
+        Args:
+          make: makes a program; what it returns is not used.
+          threads: programs that are made at the same time.
+          name: of the threads.
+        """
+        self._make, self._most, self._name = make, threads, name
+        self._changed = threading.Condition()
+        # When each program that waits was last wanted, and since when others are being made.
+        self._wanted: dict[ProgramKey, float] = {}
+        self._under_way: dict[ProgramKey, float] = {}
+        self._failures: dict[ProgramKey, tuple[float, BaseException]] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_stopped = False
+
+    def want(self, key: ProgramKey, on_end: Callable[[], None]) -> None:
+        """Has a program made. To be called again and again while it is wanted.
+
+        Args:
+          key: the program.
+          on_end: called on the thread that has made some program, or failed to.
+        """
+        with self._changed:
+            if key in self._under_way:
+                return
+            failed = self._failures.get(key)
+            if failed and time.monotonic() - failed[0] < _RETRY_SECONDS:
+                return
+            self._failures.pop(key, None)
+            self._wanted[key] = time.monotonic()
+            if len(self._threads) < min(self._most, len(self._wanted) + len(self._under_way)):
+                thread = threading.Thread(
+                    target=self._run, args=(on_end,), name=self._name, daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+
+    def failure(self, key: ProgramKey) -> tuple[float, BaseException] | None:
+        """Returns when making a program last failed, and with which error; None if it has not."""
+        return self._failures.get(key)
+
+    def busy(self) -> dict[ProgramKey, float]:
+        """Returns since when programs are being made, in the time of time.monotonic."""
+        with self._changed:
+            return dict(self._under_way)
+
+    def stop(self) -> None:
+        """Waits for the programs under way, and ends the threads until another one is wanted."""
+        with self._changed:
+            self._is_stopped = True
+            self._wanted.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        with self._changed:
+            self._threads, self._is_stopped = [], False
+
+    def _run(self, on_end: Callable[[], None]) -> None:
+        while key := self._next():
+            try:
+                self._make(key)
+            except BaseException as error:  # Those who need the program learn of it.
+                self._failures[key] = time.monotonic(), error
+            with self._changed:
+                del self._under_way[key]
+            on_end()
+
+    def _next(self) -> ProgramKey | None:
+        """Returns a program to make, when there is one; None if there will be none."""
+        with self._changed:
+            while not self._is_stopped:
+                for key in list(self._wanted):
+                    if time.monotonic() - self._wanted.pop(key) < _FORGET_SECONDS:
+                        self._under_way[key] = time.monotonic()
+                        return key
+                self._changed.wait()
+        return None
+
 
 # Returns the program of a key: lowers it, or reads it from a file.
 ProgramSource = Callable[[ProgramKey], Program]

@@ -7,29 +7,58 @@ state is donated, so that caches are updated in place.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.letters import POSITIONS
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.decoding.expert_gates import expert_gates
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.decoding.precision import TRAINED, stored_weights
-from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
-from lingvo_gshard.decoding.state import state_specs
-from lingvo_gshard.decoding.steps import Steps
-from lingvo_gshard.inference.programs.layout import decoding_partitioning
-from lingvo_gshard.inference.programs.program_key import ADMIT, GATES, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.inference.decoding.models import expert_gates
+from lingvo_gshard.inference.decoding.precision import TRAINED, stored_weights
+from lingvo_gshard.inference.decoding.rows import OPTION_LEAVES, Admission
+from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, state_specs
+from lingvo_gshard.inference.decoding.steps import Steps
+from lingvo_gshard.inference.programs.executables import ADMIT, GATES, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding.strategies import Split, Strategy
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
+
+
+def decoding_partitioning(partitioning: Partitioning) -> Partitioning:
+    """Returns the partitioning of decoding programs.
+
+    A step has one position for each hypothesis, so that positions are not split. Rows are split
+    over the axes of token groups instead: every device that computes tokens of its own in training
+    decodes texts of its own. Weights keep their layout.
+    """
+    overrides = tuple((pattern, _unsplit(table)) for pattern, table in partitioning.overrides)
+    found = partitioning.strategy
+    groups, rows = (found.activations.get(letter, ()) for letter in "GB")
+    axes = groups + tuple(axis for axis in rows if axis not in groups)
+    strategy = _unsplit(found, B=axes, G=axes)
+    return dataclasses.replace(partitioning, strategy=strategy, overrides=overrides)
+
+
+def row_parts(partitioning: Partitioning | None) -> int:
+    """Returns the number of batches that a mesh decodes at once; 1 without a mesh."""
+    if partitioning is None:
+        return 1
+    return partitioning.parts(decoding_partitioning(partitioning).split("B")[0])
+
+
+def _unsplit(strategy: Strategy, **rules: tuple[str, ...]) -> Strategy:
+    """Returns a strategy with other rules for activations, and none for their positions."""
+    kept = {x: axes for x, axes in strategy.activations.items() if x not in POSITIONS}
+    return dataclasses.replace(strategy, activations=kept | rules)
+
 
 # The mesh of a model that is not sharded.
 ONE_DEVICE = "data=1"
@@ -55,7 +84,7 @@ class ProgramMaker:
           facts: what the host knows of the model.
           partitioning: the mesh and what is split over it; None for one device.
           partitioner: "gspmd" or "shardy".
-          precision: how weights are stored and multiplied; one of decoding/precision.py.
+          precision: how weights are stored and multiplied; one of inference/decoding/precision.py.
         """
         # Decoding multiplies by merged weights, which takes no longer than without adapters.
         self._trained, self._task = task, task.plain

@@ -11,11 +11,9 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached
-from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.heads import heads_first
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.sharding import annotate

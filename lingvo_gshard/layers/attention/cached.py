@@ -17,12 +17,12 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import dynamic_slice
+from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.dense import soft_cap
+from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import MASKED
-from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
@@ -154,7 +154,7 @@ def _write_blocks(
     new_BNLD = tf.reshape(new_BNLD, new_BNLD.shape[-blocks_BNKD[0].shape.rank :])
     dimension, length = new_BNLD.shape.rank - 2, new_BNLD.shape[-2]
     if len(blocks_BNKD) == 1:
-        return [dynamic_slice.write(blocks_BNKD[0], new_BNLD, first_slot, dimension)]
+        return [shapes.write_slice(blocks_BNKD[0], new_BNLD, first_slot, dimension)]
     written, before = [], 0
     for block_BNKD in blocks_BNKD:
         size = block_BNKD.shape[-2]
@@ -162,9 +162,9 @@ def _write_blocks(
         is_here = (offset >= 0) & (offset < size)
         # The other blocks write what they have: a branch would cost more.
         offset = tf.clip_by_value(offset, 0, size - length)
-        old_BNLD = dynamic_slice.read(block_BNKD, offset, length, dimension)
+        old_BNLD = shapes.read_slice(block_BNKD, offset, length, dimension)
         part_BNLD = tf.where(is_here, new_BNLD, old_BNLD)
-        written.append(dynamic_slice.write(block_BNKD, part_BNLD, offset, dimension))
+        written.append(shapes.write_slice(block_BNKD, part_BNLD, offset, dimension))
         before += size
     return written
 

@@ -6,11 +6,33 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.heads import repeat_heads
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, repeat_heads
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.attention.soft_cap import soft_cap, soft_cap_gradient
 from lingvo_gshard.sharding import einsum
+
+
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x + bias in the type of x.
+
+    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
+    """
+    return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)
+
+
+def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
+    """Returns c tanh(x / c), or x if the cap c is 0."""
+    return cap * tf.tanh(x / cap) if cap else x
+
+
+def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.Tensor:
+    """Returns the gradient of the argument of `soft_cap`.
+
+    Args:
+      d_capped: gradient of its result.
+      capped: its result.
+      cap: the cap; 0 for none.
+    """
+    return d_capped * tf.cast(1.0 - tf.square(capped / cap), d_capped.dtype) if cap else d_capped
 
 
 class DenseKernel(AttentionKernel):

@@ -8,14 +8,12 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.layers.attention import cached, relative_bias, rotary
 from lingvo_gshard.layers.attention.cached import CacheView
-from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.positions import relative_bias, rotary
-from lingvo_gshard.layers.attention.positions.rotary import TextPositions
-from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
+from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
 

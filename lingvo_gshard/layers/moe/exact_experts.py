@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import dynamic_slice
+from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import expected_trips
+from lingvo_gshard.layers.stacks import execution
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 
@@ -92,7 +92,7 @@ def _run_sorted(
     for index, weights in enumerate(experts):
         # As many as with balanced loads, in which the first experts have one row more.
         even_load = rows // count + (index < rows % count)
-        name = expected_trips.loop_name(-(-even_load // block))
+        name = execution.loop_name(-(-even_load // block))
         run = functools.partial(_run_blocks, network, weights, block=block, name=name)
         y_rM = run(x_rM, y_rM, start_E[index], load_E[index])
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
@@ -115,8 +115,8 @@ def _run_blocks(
         return done < load
 
     def run(done: tf.Tensor, y_rM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        x_CM = dynamic_slice.read(x_rM, start + done, block)
-        return done + block, dynamic_slice.write(y_rM, network(weights, x_CM), start + done)
+        x_CM = shapes.read_slice(x_rM, start + done, block)
+        return done + block, shapes.write_slice(y_rM, network(weights, x_CM), start + done)
 
     return tf.while_loop(is_running, run, (tf.constant(0), y_rM), name=name)[1]
 

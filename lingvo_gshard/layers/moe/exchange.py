@@ -3,13 +3,23 @@
 With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts. The change between
 these layouts is the all-to-all. codecs.py defines the formats in which rows are sent, all_to_all.py
 the layout changes.
+
+An element changes by at most half a unit in the last place of bfloat16 (2^-9 of itself). With int8
+it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127.
+
+`single` is one all-to-all among all devices. If several mesh axes split both G and E, as in
+`G,E->host,data`, `hierarchical` uses one for each axis, last axis first. Rows for a host are then
+collected within the host and cross to the other host together. With n devices on a host there are n
+times fewer messages between hosts, each n times as large (Nie et al. 2022, HetuMoE, arXiv
+2203.14685, section 3.2; Rajbhandari et al. 2022, DeepSpeed-MoE, arXiv 2201.05596, section 5.2).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
@@ -18,9 +28,206 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.moe import all_to_all, codecs
-from lingvo_gshard.layers.moe.all_to_all import AllToAll, Direction
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.sharding import annotate, xla
+from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
+from lingvo_gshard.sharding.strategies import Split
+
+_LARGEST = 127.0
+
+
+class Codec:
+    """Sends rows without compression.
+
+    Attributes:
+      dtype: name of the type that is sent; None uses that of the rows.
+    """
+
+    dtype: str | None = None
+
+    def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the tensors to send, each with the first three dimensions of x.
+
+        Args:
+          x: rows [G,E,C,M] or [E,G,C,M].
+        """
+        return [x]
+
+    def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+        """Returns the rows, as `dtype`, from the tensors that `encode` returned."""
+        return tf.cast(sent[0], dtype)
+
+
+class Bfloat16(Codec):
+    """Rounds to bfloat16, with 8 significant bits."""
+
+    dtype = "bfloat16"
+
+    def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the rows in bfloat16."""
+        return [tf.cast(_round_to_bfloat16(tf.cast(x, tf.float32)), tf.bfloat16)]
+
+
+class Int8(Codec):
+    """Quantizes each row symmetrically to int8, with a float32 scale for the row.
+
+    Values are rounded to the nearest, ties to even. A row of zeros stays zero. A row with an
+    infinity or a NaN becomes all NaN, so that no overflow is hidden.
+    """
+
+    dtype = "int8"
+
+    def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the rows in int8 and their scales, which have three dimensions."""
+        x = tf.cast(x, tf.float32)
+        scale = tf.reduce_max(tf.abs(x), axis=-1) / _LARGEST
+        steps = tf.round(tf.math.divide_no_nan(x, scale[..., None]))
+        return [tf.cast(tf.clip_by_value(steps, -_LARGEST, _LARGEST), tf.int8), scale]
+
+    def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+        """Returns the int8 values times the scales, as `dtype`."""
+        steps, scale = sent
+        return tf.cast(tf.cast(steps, tf.float32) * scale[..., None], dtype)
+
+
+# Codecs by the value of Exchange's `precision`.
+CODECS: dict[str, Codec] = {"": Codec(), "bfloat16": Bfloat16(), "int8": Int8()}
+
+
+def _round_to_bfloat16(x: tf.Tensor) -> tf.Tensor:
+    """Returns float32 values rounded to the nearest bfloat16, ties to even.
+
+    It works on the bits because XLA may remove a cast to bfloat16 and back on one device and not on
+    many, which would change results.
+    """
+    bits = tf.bitcast(x, tf.uint32)
+    constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, constant(16)), constant(1))
+    nearest = tf.bitwise.bitwise_and(bits + constant(0x7FFF) + odd, constant(0xFFFF0000))
+    return tf.where(tf.math.is_nan(x), x, tf.bitcast(nearest, tf.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """A direction of the exchange: from groups to experts, or back.
+
+    Attributes:
+      source: the first two letters at the start, "GE" or "EG".
+      row: the letter of rows: M, or U if a device along the axes of H has a row of its own.
+    """
+
+    source: str
+    row: str = "M"
+
+    def reverse(self) -> Direction:
+        """Returns the opposite direction."""
+        return Direction(self.source[::-1], self.row)
+
+    def layouts(self, rank: int) -> tuple[str, str]:
+        """Returns the layouts before and after the exchange.
+
+        Args:
+          rank: 4 for rows; 3 for one number per row.
+        """
+        rest = f"C{self.row}"[: rank - 2]
+        return self.source + rest, self.source[::-1] + rest
+
+
+AllToAll: TypeAlias = "Callable[[tf.Tensor, Direction], tf.Tensor]"
+
+TO_EXPERTS = "GE"
+
+
+def single(x: tf.Tensor, direction: Direction) -> tf.Tensor:
+    """Returns [G,E,C,...] as [E,G,C,...], or the reverse, split by its new first letter."""
+    return annotate(_swap(x, 1, 1), direction.layouts(x.shape.rank)[1])
+
+
+def hierarchical(option: str) -> AllToAll:
+    """Returns an all-to-all with one step per mesh axis; `single` on one device.
+
+    Args:
+      option: the Params path of the option that selects it, for the message.
+
+    Raises:
+      UserError: G and E share fewer than two axes. The message names the option and --mesh.
+    """
+    current = current_partitioning()
+    if current is None or current.mesh.size == 1 or tf.executing_eagerly():
+        return single
+    (groups,), (experts,) = axes_of("G"), axes_of("E")
+    shared = [axis for axis in experts if axis in groups]
+    if len(shared) < 2:
+        raise UserError(
+            f"{option}: `mesh={current.mesh}` with `strategy={current.strategy.name}` splits "
+            f"groups over {_join_names(groups)} and experts over {_join_names(experts)}; it needs "
+            "two axes that split both, as in `mesh=host=2,data=4` "
+            "`strategy='activations: B,G->host,data | E->host,data'`"
+        )
+    return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
+
+
+def _join_names(axes: Sequence[str]) -> str:
+    return " and ".join(axes) or "nothing"
+
+
+def _run_in_steps(
+    x: tf.Tensor, direction: Direction, current: Partitioning, order: Sequence[str]
+) -> tf.Tensor:
+    """Changes the layout one mesh axis at a time.
+
+    Each of the first two dimensions is split into one dimension for each of its mesh axes, major
+    axis first, and one for the rest. A step then moves one axis from a dimension of the source
+    letter to one of the target letter.
+    """
+    source, target = direction.layouts(x.shape.rank)
+    (first,), (second,) = map(axes_of, direction.source)
+    sizes = x.shape[:2].as_list()
+    x = _split_by_axis(x, first, second, current)
+    rest = axes_of(source)[2:]
+    held = set(first)
+    for axis in (None, *order):
+        held.discard(axis)
+        split = (*_splits(first, held), *_splits(second, set(second) - held), *rest)
+        x = xla.tile(x, split, current.mesh)
+    x = _swap(x, len(first) + 1, len(second) + 1)
+    return annotate(_merge(x, len(second) + 1, len(first) + 1, sizes[::-1]), target)
+
+
+def _splits(axes: Sequence[str], held: Set[str]) -> Split:
+    """Returns the split of each part of a dimension: over its axis if the axis is held."""
+    return (*((axis,) if axis in held else () for axis in axes), ())
+
+
+def _split_by_axis(
+    x: tf.Tensor, first: Sequence[str], second: Sequence[str], current: Partitioning
+) -> tf.Tensor:
+    """Returns x with its first two dimensions split by mesh axis, padded with zeros if uneven."""
+    shape, padding = [], []
+    for size, axes in zip(x.shape[:2], (first, second), strict=True):
+        rest_size = -(-size // current.parts(axes))
+        shape += [*(current.mesh.axis_size(axis) for axis in axes), rest_size]
+        padding.append(rest_size * current.parts(axes) - size)
+    rest = x.shape[2:].as_list()
+    if any(padding):
+        x = tf.pad(x, [[0, p] for p in padding] + [[0, 0] for _ in rest])
+    return tf.reshape(x, [*shape, *rest])
+
+
+def _swap(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
+    """Returns x with its first `first` dimensions moved after the next `second` dimensions."""
+    order = list(range(x.shape.rank))
+    both = first + second
+    return tf.transpose(x, order[first:both] + order[:first] + order[both:])
+
+
+def _merge(x: tf.Tensor, first: int, second: int, sizes: Sequence[int]) -> tf.Tensor:
+    """Reverses `_split_by_axis`: merges the leading dimensions into two of these sizes."""
+    shape, both = known_sizes(x.shape), first + second
+    padded = [math.prod(shape[:first]), math.prod(shape[first:both])]
+    x = tf.reshape(x, [*padded, *shape[both:]])
+    return x if padded == list(sizes) else x[: sizes[0], : sizes[1]]
+
 
 # Name scopes, within that of the layer, of the operations that move tokens to experts and back.
 DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
@@ -56,10 +263,10 @@ class Exchange(Configurable):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params)
         p = self.p
-        if p.precision not in codecs.CODECS:
+        if p.precision not in CODECS:
             raise UserError(
                 f"{path}.precision: {p.precision!r}. "
-                f"{names.nearest(p.precision, filter(None, codecs.CODECS))}"
+                f"{names.nearest(p.precision, filter(None, CODECS))}"
             )
         self._path = path
 
@@ -80,11 +287,11 @@ class Exchange(Configurable):
         Raises:
           UserError: the all-to-alls cannot be hierarchical on this mesh.
         """
-        transport = all_to_all.single
+        transport = single
         if self.p.hierarchical:
-            transport = all_to_all.hierarchical(f"{self._path}.hierarchical")
+            transport = hierarchical(f"{self._path}.hierarchical")
         parts = _split(x_GECM, self.p.chunks, f"GEC{row}")
-        direction = Direction(all_to_all.TO_EXPERTS, row)
+        direction = Direction(TO_EXPERTS, row)
         results = []
         for index, part in enumerate(parts):
             with _chunk_context(index):
@@ -102,7 +309,7 @@ class Exchange(Configurable):
 
     def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
         """Returns the rows after the exchange. Their gradient is sent back with the same codec."""
-        codec = codecs.CODECS[self.p.precision]
+        codec = CODECS[self.p.precision]
         if codec.dtype in (None, x.dtype.name):
             return transport(x, direction)
 

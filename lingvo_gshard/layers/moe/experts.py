@@ -10,8 +10,8 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import activations
-from lingvo_gshard.layers.bias import add_bias
+from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.products import multiply, store
@@ -32,7 +32,7 @@ class Experts(Layer):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("hidden_dim", 0, "Size of H.", minimum=1)
         p.define("num_experts", 0, "Size of E.", minimum=1)
-        activations.define(p)
+        feed_forward.define(p)
         p.define("use_bias", False, "Whether to add biases to the products.")
         p.define(
             "dropout_rate",
@@ -46,7 +46,7 @@ class Experts(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self.activation = activations.of(p, path)
+        self.activation = feed_forward.of(p, path)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
         for name in self._input_products:
             init = initializers.fan_in(p.model_dim)

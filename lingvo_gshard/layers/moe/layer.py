@@ -15,21 +15,20 @@ from lingvo_gshard.core.layer import MATRIX, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import activations, token_context
+from lingvo_gshard.layers import feed_forward, token_context
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import uneven
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exact_experts import MOST_EXPERTS, run_experts
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.groups import Groups
+from lingvo_gshard.layers.moe.groups import Groups, warn_of_experts, warn_of_groups
 from lingvo_gshard.layers.moe.load_metrics import (
     expert_observations,
     load_metrics,
     watched_sums,
 )
 from lingvo_gshard.layers.moe.routers import Top2Router
-from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate_like, einsum
@@ -170,7 +169,7 @@ class MixtureOfExperts(Layer):
             model_dim=p.model_dim,
             hidden_dim=p.shared_hidden_dim,
             use_bias=p.experts.use_bias,
-            **activations.options(p.experts),
+            **feed_forward.options(p.experts),
         )
         self.create_child("shared", shared)
         if p.shared_combination == "learned":
@@ -188,8 +187,8 @@ class MixtureOfExperts(Layer):
         """
         batch, length, _ = known_sizes(x_BLM.shape)
         groups = Groups.for_batch(batch, length, self.p.group_size)
-        uneven.warn_of_groups(groups, self.path)
-        uneven.warn_of_experts(self.p.num_experts, self.path)
+        warn_of_groups(groups, self.path)
+        warn_of_experts(self.p.num_experts, self.path)
         return self._run_groups(theta, x_BLM, mask_BL, groups)
 
     @layer_method

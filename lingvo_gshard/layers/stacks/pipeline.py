@@ -18,8 +18,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
-from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
+from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop, Schedule
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 

@@ -15,12 +15,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
-from lingvo_gshard.layers.attention.positions.rotary import is_first_in_segment
-from lingvo_gshard.layers.attention.positions.shared_relative_bias import SharedRelativeBias
+from lingvo_gshard.layers.attention.relative_bias import SharedRelativeBias
+from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.transformer_layer import (
     Memory,
     SlotInputs,

@@ -12,7 +12,6 @@ from lingvo_gshard.open_models.families import (
     gpt_oss,
     llama,
     mistral,
-    mixtral,
     olmoe,
     qwen3,
 )
@@ -35,8 +34,8 @@ FAMILIES = {
         glm4_moe.FAMILY,
         gpt_oss.FAMILY,
         llama.FAMILY,
-        mistral.FAMILY,
-        mixtral.FAMILY,
+        mistral.DENSE,
+        mistral.EXPERTS,
         olmoe.FAMILY,
         qwen3.QWEN2,
         qwen3.DENSE,

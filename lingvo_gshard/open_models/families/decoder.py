@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
-from lingvo_gshard.layers.attention.positions import rotary
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     EMBEDDINGS,

@@ -14,10 +14,10 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_config,
     plain_task,
 )
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.patterns import (
+from lingvo_gshard.open_models.families.family import (
     FULL,
     SLIDING,
+    Family,
     layer_types,
     pattern_config,
     set_pattern,

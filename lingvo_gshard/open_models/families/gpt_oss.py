@@ -15,10 +15,10 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_config,
 )
 from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight, top_k_experts
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.patterns import (
+from lingvo_gshard.open_models.families.family import (
     FULL,
     SLIDING,
+    Family,
     layer_types,
     pattern_config,
     set_pattern,

@@ -14,6 +14,12 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
+from lingvo_gshard.open_models.families.experts import (
+    expert_rows,
+    loss_coefficient,
+    loss_weight,
+    top_k_experts,
+)
 from lingvo_gshard.open_models.families.family import Family
 
 
@@ -32,10 +38,53 @@ def sliding_config(task: Params) -> dict[str, Any]:
     return {**decoder_config(task), "sliding_window": window + 1 if window else None}
 
 
-FAMILY = Family(
+DENSE = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     table=(*EMBEDDINGS, *ATTENTION, *NORMS, *FEED_FORWARD),
     task_of=sliding_task,
     config_of=sliding_config,
+)
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = sliding_task(config)
+    task.decoder.moe_every = 1
+    k = config.get("num_experts_per_tok")
+    task.decoder.moe = top_k_experts(
+        experts=config.get("num_local_experts"),
+        k=k,
+        hidden_dim=config.get("intermediate_size"),
+        normalize=True,
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
+    )
+    task.decoder.moe.router.jitter = config.get("router_jitter_noise", 0.0)
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe = task.decoder.moe
+    return {
+        **sliding_config(task),
+        "intermediate_size": moe.hidden_dim,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
+        ),
+        "router_jitter_noise": moe.router.jitter,
+    }
+
+
+EXPERTS = Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *NORMS,
+        *expert_rows("block_sparse_moe", names=("w1", "w3", "w2")),
+    ),
+    task_of=_task,
+    config_of=_config,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention.positions.rotary_scaling import (
+from lingvo_gshard.layers.attention.rotary import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,

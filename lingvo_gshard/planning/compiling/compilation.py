@@ -18,14 +18,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling.cache import CompiledProgram, current_settings
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
-from lingvo_gshard.planning.machines import chips, compilers, libtpu, topologies
+from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.run.records.launch import installed_versions
+from lingvo_gshard.training.run.records import installed_versions
 
 # To be raised when the content of the cache's files changes its meaning.
 _FORMAT = 1
@@ -55,7 +55,7 @@ def key_of(
             "compiler": topology.compiler,
             "options": {**topology.compiler_options, **(options or {})},
             "versions": installed_versions(packages),
-            "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", libtpu.OPTIONS)],
+            "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", compilers.OPTIONS)],
             "effort": [getattr(jax.config, name) for name in EFFORT],
             "usable_bytes": topology.chip.usable_bytes,
             "generates_code": generates_code,

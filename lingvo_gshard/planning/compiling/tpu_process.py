@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.hlo import full_replications
-from lingvo_gshard.planning.compiling import dump
+from lingvo_gshard.hlo import names
+from lingvo_gshard.planning.compiling import cache
 from lingvo_gshard.planning.compiling.cache import CompiledProgram
 from lingvo_gshard.planning.compiling.tpu_worker import Answer, Request
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -82,8 +82,8 @@ class TpuProcess:
         self._send(program, dict(options or {}))
         proto, memory = b"", {}
         while self._process.poll() is None:
-            if dump.is_accepted(self._directory.name):
-                proto, memory = dump.read(self._directory.name, code=0)
+            if cache.is_accepted(self._directory.name):
+                proto, memory = cache.read(self._directory.name, code=0)
                 break
             time.sleep(_POLL_SECONDS)
         limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
@@ -92,12 +92,12 @@ class TpuProcess:
             if memory:
                 on_code()
             answer = self._answer()
-            proto, memory = dump.read(self._directory.name, answer.code)
+            proto, memory = cache.read(self._directory.name, answer.code)
         return CompiledProgram(
             proto=proto,
             memory=memory,
             seconds=time.monotonic() - started,
-            full_replications=full_replications.full_replications(self._output()),
+            full_replications=names.full_replications(self._output()),
             has_code=has_code,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.compiling import dump
+from lingvo_gshard.planning.compiling import cache
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.child_process import answer_stream
 from lingvo_gshard.runtime.program.program import Program, using_partitioner
@@ -66,7 +66,7 @@ def main(topology: str) -> None:
     lowered = program.lower(devices)
     try:
         with using_partitioner(program.partitioner):
-            compiled = lowered.compile({**request.options, **dump.options(request.directory)})
+            compiled = lowered.compile({**request.options, **cache.options(request.directory)})
         analysis: Any = compiled.memory_analysis()
         answer = Answer(code=analysis.generated_code_size_in_bytes)
     except jax.errors.JaxRuntimeError as error:

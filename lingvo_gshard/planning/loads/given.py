@@ -10,10 +10,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads import file
-from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.file import Loads, RouterLoads
 from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
 from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.planning.loads.record import RouterLoads
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from lingvo_gshard.core import context, rounding
+from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.planning.loads.devices import ExpertDevices
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
@@ -67,7 +67,7 @@ class ExpertLayer:
         """Returns the capacity factor with which experts have so many slots for a group."""
         even = self.group_size * self.experts_per_token / self.num_experts
         # Rounded up, since routers round the slots down.
-        return rounding.ceil(capacity / even * 1e4) / 1e4
+        return random_numbers.ceil(capacity / even * 1e4) / 1e4
 
 
 def expert_layers(

@@ -20,10 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
-from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.file import LayerLoads, LayerRows, Loads, Quantiles, RouterLoads
 from lingvo_gshard.planning.loads.layers import ExpertLayer
-from lingvo_gshard.planning.loads.record import LayerLoads, Quantiles, RouterLoads
-from lingvo_gshard.planning.loads.rows import LayerRows
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 

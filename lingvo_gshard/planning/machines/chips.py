@@ -71,7 +71,7 @@ class Chip:
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
       measured_links: what collectives are measured on that stand for this chip's: "v3", "v5p" or
         "h100" (planning/machines/efficiencies.py); empty if their bound holds.
-      failures: name of the failure rate of similar chips (planning/training/failures.py).
+      failures: name of the failure rate of similar chips (planning/training/goodput.py).
       target: how XLA's compiler for GPUs sees the chip; None for other chips.
       chip_configuration: libtpu's name for combining a chip's two cores to one device, where that
         is not its default; empty for other chips.

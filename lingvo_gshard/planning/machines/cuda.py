@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import gpu_targets
 from lingvo_gshard.planning.machines.chips import Chip
+from lingvo_gshard.planning.machines.gpu_targets import description
 
 # The version that was tested, that of the extra `plan_gpu`.
 VERSION = "0.10.2"
 
+
 # The plugin and the compiler. Neither a driver nor CUDA's libraries are needed to compile.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
-
 MISSING = "XLA's compiler for GPUs is not installed"
+
 
 # The command that installs the compiler for the Python that runs, from any folder. The packages
 # have no dependencies but jax, which is installed.
@@ -27,15 +28,20 @@ INSTALL = shlex.join(
     [sys.executable or "python3", "-m", "pip", "install", *(f"{p}=={VERSION}" for p in PACKAGES)]
 )
 
+
 # Autotuning would run kernels, which takes a GPU.
 OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
+
 
 # The share, in percent, that the compiler takes of what 80% of the memory leave for temporaries.
 # It computes products again to stay below it, 95 by default.
 MEMORY_LIMIT = "xla_gpu_memory_limit_slop_factor"
 ALL_MEMORY = 200
+
+
 # Part of the names of operations that the compiler computes again to save memory.
 _AGAIN = ".remat"
+
 
 # Otherwise the plugin asks the driver for the number of GPUs, and is not used if there is none.
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
@@ -106,9 +112,7 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
             platform="cuda",
             # Partitions of a network, each partition's hosts, and each host's GPUs.
             topology=f"1x{hosts}x{gpus}",
-            target_config=gpu_targets.description(
-                chip.target, chip.memory_bytes, chip.memory_bandwidth
-            ),
+            target_config=description(chip.target, chip.memory_bytes, chip.memory_bandwidth),
         ).devices
     except NotImplementedError:
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names as nearest_names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import chips, compilers, cuda, libtpu
+from lingvo_gshard.planning.machines import chips, compilers, cuda
 
 _FORMS = (
     "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
@@ -93,7 +93,7 @@ class Topology:
             process has already started jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
-            return libtpu.devices(self.chip, self.shape, self.wraps, self.slices)
+            return compilers.devices(self.chip, self.shape, self.wraps, self.slices)
         if self.compiler == "gpu":
             return cuda.devices(self.chip, *self.shape)
         return _cpu_devices(self)

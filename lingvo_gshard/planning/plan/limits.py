@@ -15,6 +15,7 @@ from lingvo_gshard.planning.plan.plan import ACROSS_SLICES, Plan
 
 EXAMPLE = "peak>+2%,step>+3%,all-gather>0"
 
+
 # Names of quantities -> their values in a plan, and their unit as in `Change.unit`.
 _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "peak": (lambda plan: plan.bytes_per_device.peak, "bytes"),

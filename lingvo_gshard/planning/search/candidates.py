@@ -4,15 +4,238 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import INNER, ROWS
-from lingvo_gshard.planning.search.groups import LayerGroup, LayerGroups
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Strategy, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor's shape and letters.
+
+    Attributes:
+      layout: one letter for each dimension.
+      shape: size of each dimension.
+      dtype: element type.
+      unsplit: letters that are never sharded.
+    """
+
+    layout: str
+    shape: tuple[int, ...]
+    dtype: str
+    unsplit: str = ""
+
+    @functools.cached_property
+    def is_weight(self) -> bool:
+        """Returns whether the tensor has no batch dimension."""
+        return not set(letters.TOKENS) & set(self.layout)
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Returns the bytes of one element."""
+        return tf.as_dtype(self.dtype).size
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes of the unsharded tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Einsum:
+    """An einsum of two operands in the forward pass, or a lookup in a table.
+
+    A lookup is an einsum with a one-hot first operand that costs nothing to compute or move.
+
+    Attributes:
+      operands: the operands.
+      result: the result.
+      path: path of the layer.
+      times: executions in a step.
+      weights: paths of the weights that an operand is made of.
+      unit: the rematerialization unit; empty outside of all units.
+      begins_unit: whether this is the first einsum of its unit.
+      saved: tensors that the backward pass reads, if no earlier einsum saves them.
+      is_lookup: whether it is a lookup.
+      is_tied: whether an einsum, too, uses the table of a lookup as a weight.
+    """
+
+    operands: tuple[Tensor, Tensor]
+    result: Tensor
+    path: str
+    times: int = 1
+    weights: tuple[str, ...] = ()
+    unit: str = ""
+    begins_unit: bool = False
+    saved: tuple[Tensor, ...] = ()
+    is_lookup: bool = False
+    is_tied: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Returns the size of each letter."""
+        tensors = (*self.operands, self.result)
+        return {x: n for t in tensors for x, n in zip(t.layout, t.shape, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """A tensor that one layer produces and the same or another layer reads.
+
+    Attributes:
+      source: the tensor with the producer's letters.
+      target: the tensor with the reader's letters.
+      source_path: path of the producer.
+      target_path: path of the reader.
+      times: executions in a step.
+      unit: the rematerialization unit of the reader; empty outside of all units.
+    """
+
+    source: Tensor
+    target: Tensor
+    source_path: str
+    target_path: str
+    times: int = 1
+    unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedStep:
+    """A training step for the cost model.
+
+    Attributes:
+      einsums: einsums and lookups, in the order of computation.
+      flows: tensors that layers pass to each other.
+      weights: all weights.
+      moments: optimizer moments of each weight, by the weight's path.
+      layer_paths: paths of all layers.
+      inputs: bytes of a batch.
+    """
+
+    einsums: tuple[Einsum, ...]
+    flows: tuple[Flow, ...]
+    weights: tuple[VariableSpec, ...]
+    moments: dict[str, tuple[VariableSpec, ...]]
+    layer_paths: tuple[str, ...]
+    inputs: int = 0
+
+
+# The first of these letters that a layer's weights have determines its group.
+_KINDS = {"E": "experts", "V": "vocabulary", "N": "attention", "H": "feed_forward"}
+_OTHER = "others"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerGroup:
+    """Layers of one kind.
+
+    Attributes:
+      name: the kind.
+      einsums: einsums and lookups of the layers.
+      flows: tensors that the layers pass to each other.
+      weights: weights of the layers.
+      moments: optimizer moments of each weight.
+      paths: paths of the layers that have weights.
+    """
+
+    name: str
+    einsums: tuple[Einsum, ...]
+    flows: tuple[Flow, ...]
+    weights: tuple[VariableSpec, ...]
+    moments: tuple[tuple[VariableSpec, ...], ...]
+    paths: tuple[str, ...]
+
+    @property
+    def letters(self) -> frozenset[str]:
+        """Returns the letters of all tensors of the group."""
+        weights = {x for spec in self.weights for x in spec.layout}
+        tensors = (t for e in self.einsums for t in (*e.operands, e.result))
+        return frozenset(weights.union(*(t.layout for t in tensors)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGroups:
+    """All groups of a task.
+
+    Attributes:
+      groups: the groups.
+      between: tensors that one group passes to another, by the pair of the groups' indices.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    between: dict[tuple[int, int], tuple[Flow, ...]]
+
+
+def group(step: TracedStep) -> LayerGroups:
+    """Returns the groups of a traced step.
+
+    Layers without a kind of their own, such as norms, join the group that computes most.
+    """
+    kinds = _kinds(step)
+    names = sorted(set(kinds.values()) - {_OTHER}, key=_rank) or [_OTHER]
+    multiply_adds = dict.fromkeys(names, 0)
+    for einsum in step.einsums:
+        if einsum.path in kinds:
+            kind = kinds[einsum.path]
+            multiply_adds[kind] = multiply_adds.get(kind, 0) + _multiply_adds(einsum)
+    main = max(names, key=multiply_adds.__getitem__)
+    kind_of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
+    between: dict[tuple[int, int], tuple[Flow, ...]] = {}
+    for flow in step.flows:
+        source, target = _pair(flow, kind_of, main)
+        if source != target:
+            pair = names.index(source), names.index(target)
+            between[pair] = (*between.get(pair, ()), flow)
+    groups = []
+    for name in names:
+        weights = tuple(s for s in step.weights if kind_of[_layer(s)] == name)
+        groups.append(
+            LayerGroup(
+                name=name,
+                einsums=tuple(e for e in step.einsums if kind_of.get(e.path, main) == name),
+                flows=tuple(f for f in step.flows if _pair(f, kind_of, main) == (name, name)),
+                weights=weights,
+                moments=tuple(step.moments.get(spec.path, ()) for spec in weights),
+                paths=tuple(sorted(path for path, kind in kinds.items() if kind == name)),
+            )
+        )
+    return LayerGroups(tuple(groups), between)
+
+
+def _kinds(step: TracedStep) -> dict[str, str]:
+    """Returns the kind of each layer that has weights, by path."""
+    kinds: dict[str, str] = {}
+    for spec in step.weights:
+        kind = next((name for letter, name in _KINDS.items() if letter in spec.layout), _OTHER)
+        kinds[_layer(spec)] = min(kinds.get(_layer(spec), kind), kind, key=_rank)
+    return kinds
+
+
+def _layer(spec: VariableSpec) -> str:
+    return spec.path.rpartition(".")[0]
+
+
+def _pair(flow: Flow, kind_of: dict[str, str], main: str) -> tuple[str, str]:
+    return kind_of.get(flow.source_path, main), kind_of.get(flow.target_path, main)
+
+
+def _rank(name: str) -> int:
+    names = list(_KINDS.values())
+    return names.index(name) if name in names else len(names)
+
+
+def _multiply_adds(einsum: Einsum) -> int:
+    return 0 if einsum.is_lookup else einsum.times * math.prod(einsum.sizes.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import functools
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.planning.search.candidates import Einsum, Flow, LayerGroup, LayerGroups, Tensor
 from lingvo_gshard.planning.search.costs import (
     BACKWARD,
     FORWARD,
@@ -31,8 +32,6 @@ from lingvo_gshard.planning.search.costs import (
     shard_einsum,
     sharding_of,
 )
-from lingvo_gshard.planning.search.graph import Einsum, Flow, Tensor
-from lingvo_gshard.planning.search.groups import LayerGroup, LayerGroups
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import KINDS, Strategy

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 
-from lingvo_gshard.planning.search.graph import Tensor
+from lingvo_gshard.planning.search.candidates import Tensor
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

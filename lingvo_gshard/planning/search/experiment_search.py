@@ -16,11 +16,15 @@ from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
-from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.candidates import Candidate, policy_params
 from lingvo_gshard.planning.search.costs import Rates
-from lingvo_gshard.planning.search.result import CompileCandidate, CompiledCost, SearchResult
-from lingvo_gshard.planning.search.search import search
+from lingvo_gshard.planning.search.search import (
+    CompileCandidate,
+    CompiledCost,
+    RatedCandidate,
+    SearchResult,
+    search,
+)
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
@@ -103,7 +107,7 @@ class ExperimentSearch:
     plan: Plan | None
     policy_params: tuple[str, ...]
 
-    def settings(self, row: search_result.RatedCandidate) -> list[str]:
+    def settings(self, row: RatedCandidate) -> list[str]:
         """Returns the settings that select a candidate."""
         return row.candidate.settings(self.policy_params)
 

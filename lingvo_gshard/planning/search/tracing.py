@@ -12,7 +12,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.planning.search.graph import Einsum, Flow, Tensor, TracedStep
+from lingvo_gshard.planning.search.candidates import Einsum, Flow, Tensor, TracedStep
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import use_partitioning
 from lingvo_gshard.sharding.recording import Event

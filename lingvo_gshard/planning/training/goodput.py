@@ -9,8 +9,8 @@ import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.training import failures, formulas
-from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.planning.training import formulas
+from lingvo_gshard.planning.training.formulas import RATES, Interruptions
 from lingvo_gshard.planning.training.job import Job, JobOptions, assumptions, make_job
 from lingvo_gshard.planning.training.record import Alternative, Goodput, Range
 
@@ -222,7 +222,7 @@ def _range(values: np.ndarray) -> Range:
 def _published_rates(job: Job) -> list[Alternative]:
     return [
         _alternative(f"{rate.name}", dataclasses.replace(job, failure_rate=rate), "failures")
-        for rate in failures.RATES.values()
+        for rate in RATES.values()
     ]
 
 

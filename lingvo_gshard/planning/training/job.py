@@ -9,9 +9,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.training import failures, formulas
-from lingvo_gshard.planning.training.failures import FailureRate
-from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.planning.training import formulas
+from lingvo_gshard.planning.training.formulas import FailureRate, Interruptions
 from lingvo_gshard.planning.training.record import Assumption
 
 # The rate of Llama 3's storage, divided by the hosts of 16,384 GPUs.
@@ -140,7 +139,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     topology = topologies.get(plan.topology)
     memory = plan.bytes_per_device
     own = memory.weights + memory.moments
-    rate = failures.get(options.failures) if options.failures else failures.default(topology)
+    rate = formulas.get(options.failures) if options.failures else formulas.default(topology)
     return Job(
         topology=topology,
         steps=math.ceil(options.tokens / plan.tokens_per_step),
@@ -185,7 +184,7 @@ def _or(value: float | None, default: float) -> float:
 def check(options: JobOptions) -> None:
     """Raises ValueError naming the flag of an option that is not a number in its range."""
     if options.failures is not None:
-        failures.get(options.failures)
+        formulas.get(options.failures)
     for name, example in (
         ("tokens", "1e12"),
         ("checkpoint_rate", "1e9 bytes per second"),

@@ -22,12 +22,7 @@ import msgspec
 import lingvo_gshard
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor, RollCall
-from lingvo_gshard.runtime.cluster.place import (
-    DEFAULT_TIMEOUT,
-    ClusterOptions,
-    Place,
-    find_place,
-)
+from lingvo_gshard.runtime.cluster.place import DEFAULT_TIMEOUT, ClusterOptions, Place, find_place
 from lingvo_gshard.runtime.cluster.rendezvous import (
     SECRET,
     bind_address,

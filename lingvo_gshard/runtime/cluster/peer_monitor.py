@@ -25,7 +25,7 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.runtime.cluster.rendezvous import send_line
-from lingvo_gshard.training.run.observers.hang_watch import Snapshot
+from lingvo_gshard.training.run.monitoring.hang_watch import Snapshot
 
 # A process whose interpreter runs answers within milliseconds.
 _ANSWER_SECONDS = 10.0

@@ -18,20 +18,18 @@ from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.lowering.annotations import shorten_shardings
-from lingvo_gshard.runtime.lowering.constants import (
-    captured_constants,
-    make_constants,
-    separate_constants,
-)
 from lingvo_gshard.runtime.lowering.folding import (
+    captured_constants,
+    keep_tables_whole,
+    make_constants,
+    make_iotas,
     remove_barriers,
+    separate_constants,
     unfolded_constants,
     without_folding,
 )
-from lingvo_gshard.runtime.lowering.iotas import keep_tables_whole, make_iotas
-from lingvo_gshard.runtime.lowering.partial_sums import add_before_reducing
-from lingvo_gshard.runtime.lowering.shardy import to_shardy
+from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
+from lingvo_gshard.runtime.lowering.shardy import shorten_shardings, to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla

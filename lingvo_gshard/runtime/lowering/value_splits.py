@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.annotations import annotation_of, split_of_text
+from lingvo_gshard.runtime.lowering.shardy import annotation_of, split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

@@ -17,7 +17,7 @@ import zipfile
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import json_text
+from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
@@ -128,9 +128,9 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
-        found = json_text.decode(text, _Header).format
+        found = atomic.decode(text, _Header).format
         if found == FORMAT:
-            record = json_text.decode(text, ProgramRecord)
+            record = atomic.decode(text, ProgramRecord)
     except Exception as error:  # zipfile raises many types on a damaged file.
         raise UserError(f"{path} is not a saved program: {error}") from None
     if found != FORMAT:

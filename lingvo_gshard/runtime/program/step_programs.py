@@ -20,7 +20,7 @@ from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
-from lingvo_gshard.training.run.routers.step import routing_sums
+from lingvo_gshard.training.run.routers.counts import routing_sums
 from lingvo_gshard.training.step.trainer import Trainer
 
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"

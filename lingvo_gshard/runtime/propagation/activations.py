@@ -7,9 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from lingvo_gshard.hlo.module import Computation, Instruction, Module
+from lingvo_gshard.hlo.module import Computation, Instruction, Module, element_bits, numpy_name
 from lingvo_gshard.hlo.names import operation_name
-from lingvo_gshard.hlo.shapes import element_bits, numpy_name
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.step_programs import PARTS
 from lingvo_gshard.runtime.propagation.propagated import Chosen, Traced, chosen

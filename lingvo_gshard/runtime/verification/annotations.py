@@ -9,7 +9,7 @@ import msgspec
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.core.tracing.graph_lines import line_of_operation
+from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 

@@ -11,7 +11,7 @@ import msgspec
 from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.tracing.graph_lines import line_of_operation
+from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.annotations import (
     REGION_END,
@@ -20,8 +20,7 @@ from lingvo_gshard.runtime.verification.annotations import (
     nearest_line,
     sources,
 )
-from lingvo_gshard.runtime.verification.comparison import Difference
-from lingvo_gshard.runtime.verification.report import Compared, Finding, NearCollective
+from lingvo_gshard.runtime.verification.report import Compared, Difference, Finding, NearCollective
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.step.trainer import Trainer

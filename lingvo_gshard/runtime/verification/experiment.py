@@ -18,22 +18,23 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local_updates.outer_step import outer_step_program
+from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.verification import shrinking
 from lingvo_gshard.runtime.verification.causes import describe, find_first, narrowed
-from lingvo_gshard.runtime.verification.comparison import (
+from lingvo_gshard.runtime.verification.observation import uncompared_outputs
+from lingvo_gshard.runtime.verification.report import (
+    Compared,
     Difference,
+    Finding,
+    Verification,
     compare,
     compare_digests,
     compare_update,
 )
-from lingvo_gshard.runtime.verification.float64 import in_float64
-from lingvo_gshard.runtime.verification.observation import uncompared_outputs
-from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification
-from lingvo_gshard.runtime.verification.steps import ObservedStep, run_step
+from lingvo_gshard.runtime.verification.steps import ObservedStep, in_float64, run_step
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning

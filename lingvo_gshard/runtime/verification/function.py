@@ -1,4 +1,9 @@
-"""Verifies a function: partitioned as `partition` does it, compared with one device."""
+"""Verifies a function: partitioned as `partition` does it, compared with one device.
+
+In float32, two orders of one sum differ by rounding. That is enough to send a token to another
+expert, or to move an activation over the kink of a ReLU. Gradients then differ by a hundredth.
+In float64 such cases are a billion times rarer, so a difference means something.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +20,13 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.causes import describe, narrowed
-from lingvo_gshard.runtime.verification.comparison import compare
-from lingvo_gshard.runtime.verification.float64 import in_float64
 from lingvo_gshard.runtime.verification.observation import (
     Observation,
     Observed,
     uncompared_outputs,
 )
-from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification
+from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification, compare
+from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 

@@ -2,10 +2,197 @@
 
 from __future__ import annotations
 
-import msgspec
+import math
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.verification.annotations import Annotation
-from lingvo_gshard.runtime.verification.comparison import Difference
+from lingvo_gshard.runtime.verification.observation import PROJECTIONS
+from lingvo_gshard.sharding.mesh import Mesh
+
+# A multiple that the partitioned result may be of the whole one, to this precision.
+_SAME_FACTOR = 1e-3
+# Rounding of a float64 weight when an update is added, relative to the weight.
+_ROUNDING = 2.0**-51
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The difference between a partitioned tensor and the whole one.
+
+    Attributes:
+      relative: largest difference of two elements, relative to the scale of the whole tensor.
+      index: the element that differs most; empty for a scalar or a tensor inside of a loop.
+      partitioned: its value in the partitioned computation.
+      whole: its value in the whole computation.
+      factor: the number that the whole tensor times it equals the partitioned one, if there is one.
+      unequal_copies: mesh axes along which devices hold different copies of the tensor.
+      first_is_right: mesh axes along which only the shard of the first device is right.
+      shapes: the shape over the mesh and the shape on one device if they are unequal, else empty.
+    """
+
+    relative: float
+    index: tuple[int, ...] = ()
+    partitioned: float = 0.0
+    whole: float = 0.0
+    factor: float | None = None
+    unequal_copies: tuple[str, ...] = ()
+    first_is_right: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+def compare(
+    partitioned: np.ndarray | jax.Array,
+    whole: np.ndarray | jax.Array,
+    mesh: Mesh,
+    least_scale: float = 0.0,
+) -> Difference:
+    """Compares two tensors. Those of two shapes differ infinitely.
+
+    Args:
+      partitioned: the partitioned result.
+      whole: the whole result.
+      mesh: the mesh of the partitioned result.
+      least_scale: lower bound of the scale that the difference is relative to. Gradients that are
+        zero but for rounding need one.
+    """
+    if partitioned.shape != whole.shape:
+        shapes = tuple(partitioned.shape), tuple(whole.shape)
+        return Difference(relative=math.inf, shapes=shapes)
+    unequal = _unequal_copies(partitioned, mesh)
+    p, w = (np.asarray(x, np.float64) for x in (partitioned, whole))
+    scale = max(float(np.abs(w).max(initial=0.0)), least_scale)
+    apart = np.abs(p - w)
+    apart = np.where(np.isnan(apart) & (np.isnan(p) == np.isnan(w)), 0.0, apart)
+    index = np.unravel_index(int(np.argmax(apart)), apart.shape) if apart.size else ()
+    worst = max(float(apart[index]), _spread(partitioned) if unequal else 0.0)
+    return Difference(
+        relative=_ratio(worst, scale),
+        index=tuple(map(int, index)),
+        partitioned=float(p[index]),
+        whole=float(w[index]),
+        factor=_factor(p, w),
+        unequal_copies=unequal,
+        first_is_right=_first_is_right(partitioned, apart / (scale or 1), mesh),
+    )
+
+
+def compare_update(
+    partitioned: jax.Array, whole: jax.Array, before: np.ndarray, mesh: Mesh
+) -> Difference:
+    """Compares the values of a weight after a step, relative to how far the step moved it.
+
+    Args:
+      partitioned: the weight after the partitioned step.
+      whole: the weight after the whole step.
+      before: the weight before the step.
+      mesh: the mesh of the partitioned step.
+    """
+    found = compare(partitioned, whole, mesh)
+    old, new = np.asarray(before, np.float64), np.asarray(whole, np.float64)
+    moved = float(np.abs(new - old).max(initial=0.0))
+    largest = float(np.abs(new).max(initial=0.0))
+    apart = abs(found.partitioned - found.whole)
+    if found.unequal_copies:
+        apart = max(apart, _spread(partitioned))
+    relative = _ratio(max(apart - _ROUNDING * largest, 0.0), max(moved, _ROUNDING * largest))
+    return msgspec.structs.replace(found, relative=relative)
+
+
+def compare_digests(partitioned: np.ndarray, whole: np.ndarray) -> Difference:
+    """Compares two digests of `Observation`: estimates the difference of the tensors by norm."""
+    apart = float(np.sqrt(np.mean(np.square(partitioned - whole)[:PROJECTIONS])))
+    scales = np.sqrt(np.abs([partitioned[PROJECTIONS], whole[PROJECTIONS]]))
+    # Tensors of another norm differ, even if all projections agree.
+    apart = max(apart, float(abs(scales[0] - scales[1])))
+    return Difference(
+        relative=_ratio(apart, float(scales[1])),
+        partitioned=float(scales[0]),
+        whole=float(scales[1]),
+        factor=_factor(partitioned[:PROJECTIONS], whole[:PROJECTIONS]),
+    )
+
+
+def _ratio(apart: float, scale: float) -> float:
+    if math.isnan(apart):
+        return math.inf
+    return apart / scale if scale else (math.inf if apart else 0.0)
+
+
+def _factor(partitioned: np.ndarray, whole: np.ndarray) -> float | None:
+    """Returns c if partitioned = c * whole, and c is not 1."""
+    square = float(np.sum(whole * whole))
+    if not square or not np.isfinite(partitioned).all():
+        return None
+    factor = float(np.sum(partitioned * whole)) / square
+    rest = float(np.abs(partitioned - factor * whole).max(initial=0.0))
+    largest = float(np.abs(partitioned).max(initial=0.0))
+    is_multiple = rest <= _SAME_FACTOR * largest and abs(factor - 1) > _SAME_FACTOR
+    return factor if is_multiple else None
+
+
+def _copies(array: np.ndarray | jax.Array) -> dict[str, list[jax.Shard]]:
+    """Returns the shards of an array by their place in it."""
+    found: dict[str, list[jax.Shard]] = {}
+    for shard in getattr(array, "addressable_shards", ()):
+        found.setdefault(str(shard.index), []).append(shard)
+    return found
+
+
+def _spread(array: np.ndarray | jax.Array) -> float:
+    """Returns the largest difference between two copies of an element."""
+    spreads = [
+        float(np.ptp(np.stack([np.asarray(s.data, np.float64) for s in copies]), axis=0).max())
+        for copies in _copies(array).values()
+        if np.asarray(copies[0].data).size
+    ]
+    return max(spreads, default=0.0)
+
+
+def _unequal_copies(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[str, ...]:
+    """Returns the mesh axes along which devices hold different copies of an array."""
+    axes: set[str] = set()
+    for first, *others in _copies(array).values():
+        place = _place(first, mesh, array)
+        for other in others:
+            if not np.array_equal(np.asarray(first.data), np.asarray(other.data), equal_nan=True):
+                pairs = zip(place, _place(other, mesh, array), mesh.names, strict=True)
+                differing = [name for mine, its, name in pairs if mine != its]
+                # Devices that are neighbors along one axis tell which axis it is.
+                axes.update(differing if len(differing) == 1 else ())
+    return tuple(name for name in mesh.names if name in axes)
+
+
+def _first_is_right(
+    array: np.ndarray | jax.Array, apart: np.ndarray, mesh: Mesh
+) -> tuple[str, ...]:
+    """Returns the mesh axes along which only the first device's shard is right.
+
+    Args:
+      array: the partitioned result.
+      apart: relative differences, in the shape of the array.
+      mesh: the mesh.
+    """
+    places: dict[tuple[int, ...], bool] = {
+        _place(shard, mesh, array): bool(np.all(apart[shard.index] <= _SAME_FACTOR))
+        for shard in getattr(array, "addressable_shards", ())
+    }
+    found = []
+    for axis, name in enumerate(mesh.names):
+        wrong = {place[axis] for place, is_right in places.items() if not is_right}
+        if wrong and wrong == set(range(1, mesh.shape[axis])):
+            found.append(name)
+    return tuple(found)
+
+
+def _place(shard: jax.Shard, mesh: Mesh, array: Any) -> tuple[int, ...]:
+    """Returns the place of a shard's device in the mesh."""
+    devices = list(array.sharding.mesh.devices.flat) if hasattr(array.sharding, "mesh") else None
+    position = devices.index(shard.device) if devices else shard.device.id
+    return tuple(int(i) for i in np.unravel_index(position, mesh.shape))
+
 
 # In the order in which a step computes them.
 KINDS = (

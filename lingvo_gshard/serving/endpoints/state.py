@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lingvo_gshard.inference.requests import END
 from lingvo_gshard.serving.errors import json_response
 from lingvo_gshard.serving.service import Service
 
@@ -68,3 +72,26 @@ async def models(service: Service, request: Request) -> Response:
         "most_beam_size": service.limits.beam_size,
     }
     return json_response({"object": "list", "data": [described]})
+
+
+def tokens_json(
+    pieces: Sequence[str], log_probabilities: Sequence[float], reason: str = ""
+) -> list[dict]:
+    """Returns tokens with their log-probabilities, that of the end included if it was chosen.
+
+    Args:
+      pieces: the text of each token.
+      log_probabilities: that of each token, and of the end.
+      reason: why the text ended.
+    """
+    end = ["</s>"] if reason == END else []
+    return [
+        {"text": piece, "log_probability": value}
+        for piece, value in zip([*pieces, *end], log_probabilities, strict=True)
+    ]
+
+
+def server_sent(value: object, event: str = "") -> str:
+    """Returns a server-sent event with a JSON value as its data."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -13,7 +13,7 @@ from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.serving.bodies import SearchBody, Texts, listed, parse, with_options
-from lingvo_gshard.serving.endpoints.tokens import tokens_json
+from lingvo_gshard.serving.endpoints.state import tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.serving.service import Service
 

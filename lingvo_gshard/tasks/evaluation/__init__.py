@@ -1,6 +1,11 @@
 """Evaluation of tasks: the scores of a trained model on a split of its data."""
 
-from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, Table
-from lingvo_gshard.tasks.evaluation.means import MeanMetrics, WeightedMeans, perplexity
+from lingvo_gshard.tasks.evaluation.evaluation import (
+    Evaluation,
+    MeanMetrics,
+    Table,
+    WeightedMeans,
+    perplexity,
+)
 
 __all__ = ["Evaluation", "MeanMetrics", "Table", "WeightedMeans", "perplexity"]

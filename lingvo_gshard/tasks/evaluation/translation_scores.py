@@ -10,19 +10,21 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.data.batching.batches import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.tasks.evaluation import chrf_bleu
-from lingvo_gshard.tasks.evaluation.chrf_bleu import LanguageScores
+from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
+    Likelihood,
     ShowProgress,
     Table,
+    combined,
+    measure_by_language,
     no_progress,
 )
-from lingvo_gshard.tasks.evaluation.likelihood import Likelihood, combined, measure_by_language
+from lingvo_gshard.tasks.evaluation.text_scores import LanguageScores
 
 _SAMPLES = 5
 
@@ -75,7 +77,7 @@ class TranslationScores(Evaluation):
 
     def to_record(self) -> dict[str, Any]:
         """Returns all scores by name, without the translations."""
-        mean, averaged = chrf_bleu.average(self.languages)
+        mean, averaged = text_scores.average(self.languages)
         return {
             "rows": len(self.rows),
             "sources_cut": self.sources_cut,
@@ -86,7 +88,7 @@ class TranslationScores(Evaluation):
                 name: dataclasses.asdict(scores) | _likelihood(self.likelihoods[name])
                 for name, scores in self.languages.items()
             },
-            "signatures": chrf_bleu.signatures(),
+            "signatures": text_scores.signatures(),
         }
 
     def table(self) -> Table:
@@ -99,7 +101,7 @@ class TranslationScores(Evaluation):
             (name, *_cells(scores, with_shuffled), _perplexity(self.likelihoods[name]))
             for name, scores in self.languages.items()
         ]
-        mean, _ = chrf_bleu.average(self.languages)
+        mean, _ = text_scores.average(self.languages)
         return Table(columns, rows, mean and ("average", *_cells(mean, with_shuffled), ""))
 
     def notes(self) -> list[str]:
@@ -112,8 +114,8 @@ class TranslationScores(Evaluation):
             yield row.language, row.source, row.target, translation
 
     def _average_notes(self) -> list[str]:
-        mean, averaged = chrf_bleu.average(self.languages)
-        least = chrf_bleu.LEAST_ROWS
+        mean, averaged = text_scores.average(self.languages)
+        least = text_scores.LEAST_ROWS
         if mean is None:
             return [f"No average: no language has {least} rows or more."]
         if len(averaged) == len(self.languages):
@@ -129,7 +131,7 @@ class TranslationScores(Evaluation):
             f"cross-entropy {found.cross_entropy:.4f} nats  perplexity {found.perplexity:.2f}  "
             f"token accuracy {found.accuracy:.4f}  over {found.tokens:,} tokens"
         ]
-        notes += [f"{name}: sacrebleu {text}" for name, text in chrf_bleu.signatures().items()]
+        notes += [f"{name}: sacrebleu {text}" for name, text in text_scores.signatures().items()]
         if found.rows_too_long:
             count = found.rows_too_long
             notes.append(f"{count} rows are too long for the cross-entropy: left out.")
@@ -201,7 +203,7 @@ def measure(
     sources = [row.source for row in rows]
     with show_progress("Translating", "rows", len(rows)) as progress:
         translations = translate(sources, progress.update)
-    scores = chrf_bleu.score_languages(
+    scores = text_scores.score_languages(
         [row.language for row in rows],
         sources,
         [row.target for row in rows],

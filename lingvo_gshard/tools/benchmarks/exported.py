@@ -10,19 +10,267 @@ prints the JSON of `gshard-bench exported train_step.zip --json`.
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
+from lingvo_gshard.data.batching import synthetic
+from lingvo_gshard.runtime.program import program_file
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import check_platform
+from lingvo_gshard.runtime.program.program_file import ProgramRecord
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+
+STEP, INITIAL = "train_step", "init_state"
+# Standard deviation of synthetic weights.
+_WEIGHT = 0.02
+
+_DOT = re.compile(
+    r"stablehlo\.dot(?:_general .*contracting_dims = \[([\d, ]*)\] x)?.*"
+    r": \(tensor<([\w?]+)>, tensor<[\w?]+>\) -> tensor<([\w?]+)>"
+)
+_DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+class SavedStep:
+    """A compiled training step from a file, with a state and a batch."""
+
+    def __init__(
+        self,
+        path: str,
+        report: Callable[[str], None],
+        initial: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ):
+        """Loads and compiles a step.
+
+        Args:
+          path: file of the training step.
+          report: called with each stage.
+          initial: file of an init_state program; None for synthetic weights.
+          options: options of XLA's compiler.
+
+        Raises:
+          UserError: names the file that is not such a program or needs other devices.
+        """
+        record, exported = _load(path, STEP)
+        if not record.work:
+            raise UserError(
+                f"{path} does not say its useful operations: it was written by an earlier "
+                "version, or it is not a training step"
+            )
+        self.path, self.record, self.work = path, record, record.work
+        check_platform(path, record, jax.devices()[0])
+        self.devices, self._exported = _devices(path, record), exported
+        self._options = dict(options or {})
+        self.gemm_dtype = product_dtype(exported.mlir_module())
+        report("compiling the step")
+        started = time.perf_counter()
+        self.compiled = _compile(record, exported, self.devices, self._options)
+        self.compile_seconds = time.perf_counter() - started
+        report("making a state")
+        shardings = _shardings(record, record.inputs, self.devices)
+        pairs = list(zip(record.inputs, shardings, strict=True))
+        with jax.enable_x64(True):
+            if initial:
+                self._state = _drawn(initial, path, record, self.devices)
+            else:
+                self._state = [_made_up(*pair) for pair in pairs if not _is_batch(pair[0])]
+            batch = [(array, sharding) for array, sharding in pairs if _is_batch(array)]
+            self._batch = [
+                jax.device_put(_batch_value(path, array, dict(self.work.vocabularies)), sharding)
+                for array, sharding in batch
+            ]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Returns the bytes of one device: state, batch, temporaries and code."""
+        found: Any = self.compiled.memory_analysis()
+        outputs = found.output_size_in_bytes - found.alias_size_in_bytes
+        code = found.generated_code_size_in_bytes
+        return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
+
+    @property
+    def memory_in_use(self) -> int | None:
+        """Returns the most bytes that were in use on a device; None if jax does not count them."""
+        found = [device.memory_stats() or {} for device in self.devices]
+        return max((each.get("peak_bytes_in_use", 0) for each in found), default=0) or None
+
+    def recompile(self, options: Mapping[str, str]) -> None:
+        """Compiles the step again with more options of XLA's compiler; the state stays."""
+        options = {**self._options, **options}
+        self.compiled = _compile(self.record, self._exported, self.devices, options)
+
+    def __call__(self) -> Callable[[], float]:
+        """Starts a step and returns a function that waits for its loss."""
+        *self._state, metrics = self.compiled(*self._state, *self._batch)
+        metrics.copy_to_host_async()
+        return lambda: float(np.asarray(metrics)[0])
+
+
+def product_dtype(module: str) -> str:
+    """Returns the dtype of most matrix product operations in a StableHLO module.
+
+    The body of a loop counts once.
+    """
+    operations: collections.Counter[str] = collections.Counter()
+    for contracted, left, result in _DOT.findall(module):
+        *sizes, element = left.split("x")
+        if element in _DTYPES:
+            places = [int(place) for place in contracted.split(",") if place.strip()] or [-1]
+            depth = math.prod(int(sizes[place]) for place in places)
+            operations[_DTYPES[element]] += depth * math.prod(map(int, result.split("x")[:-1]))
+    return max(operations, key=operations.__getitem__, default="float32")
+
+
+def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
+    record, exported = program_file.read(path)
+    if record.name != name:
+        raise UserError(
+            f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
+            f"with gshard-inspect --function={name} --program={path}"
+        )
+    return record, jax.export.deserialize(bytearray(exported))
+
+
+def _devices(path: str, record: ProgramRecord) -> list[Device]:
+    """Returns the devices of the mesh; JAX makes virtual CPU devices if it has only a CPU."""
+    count = math.prod(_axes(record).values())
+    with contextlib.suppress(RuntimeError):
+        if jax.config.values["jax_num_cpu_devices"] < count:
+            jax.config.update("jax_num_cpu_devices", count)
+    found = jax.devices()
+    if len(found) < count:
+        raise UserError(
+            f"{path} is for --mesh={record.mesh}, {count} devices, but there are {len(found)} "
+            f"({found[0].device_kind}); write it for as many, such as --mesh=data={len(found)}"
+        )
+    return found[:count]
+
+
+def _axes(record: ProgramRecord) -> dict[str, int]:
+    pairs = (axis.split("=") for axis in record.mesh.split(",") if axis)
+    return {name: int(size) for name, size in pairs}
+
+
+def _shardings(
+    record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[Device]
+) -> list[NamedSharding | None]:
+    axes = _axes(record)
+    arranged = np.array(devices).reshape(tuple(axes.values()))
+    if record.device_order == "topology":
+        from jax.experimental import mesh_utils
+
+        arranged = mesh_utils.create_device_mesh(
+            arranged.shape, devices=list(devices), allow_split_physical_axes=True
+        )
+    mesh = jax.sharding.Mesh(arranged, tuple(axes))
+    return [array.sharding(mesh) for array in arrays]
+
+
+@contextlib.contextmanager
+def _partitioner(name: str) -> Iterator[None]:
+    before = jax.config.values["jax_use_shardy_partitioner"]
+    jax.config.update("jax_use_shardy_partitioner", name == "shardy")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def _compile(
+    record: ProgramRecord,
+    exported: jax.export.Exported,
+    devices: Sequence[Device],
+    options: Mapping[str, str] | None = None,
+) -> jax.stages.Compiled:
+    inputs = _shardings(record, record.inputs, devices)
+    outputs = _shardings(record, record.outputs, devices)
+    function = jax.jit(
+        exported.call, donate_argnums=tuple(record.donated), out_shardings=tuple(outputs)
+    )
+    with _partitioner(record.partitioner), jax.enable_x64(True):
+        arguments = [
+            jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding)
+            for array, sharding in zip(record.inputs, inputs, strict=True)
+        ]
+        return function.lower(*arguments).compile(dict(options) if options else None)
+
+
+def _is_batch(array: Array) -> bool:
+    return array.path.startswith("batch.")
+
+
+def _drawn(
+    path: str, step: str, record: ProgramRecord, devices: Sequence[Device]
+) -> list[jax.Array]:
+    """Returns the state from an init_state program; ValueError if it is not the step's state."""
+    initial, exported = _load(path, INITIAL)
+    found = [(a.path, a.shape, a.dtype, a.split) for a in initial.outputs]
+    expected = [(a.path, a.shape, a.dtype, a.split) for a in record.inputs if not _is_batch(a)]
+    if initial.mesh != record.mesh or found != expected:
+        differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
+        raise UserError(
+            f"--init_state={path} draws another state than {step} takes: "
+            f"{len(found)} arrays on {initial.mesh or 'one device'}, {len(expected)} on "
+            f"{record.mesh or 'one device'} expected"
+            + (f"; the first that differs is {differ[0]}" if differ else "")
+        )
+    return list(_compile(initial, exported, devices)())
+
+
+def _made_up(array: Array, sharding: NamedSharding | None) -> jax.Array:
+    """Returns a synthetic array: small random weights, scales of 1, all else 0."""
+    path, dtype = array.path, jnp.dtype(array.dtype)
+    shape = tuple(array.shape)
+    if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("moments."):
+        value = 0.0
+    elif not shape or path.endswith("scale"):
+        value = 1.0
+    elif path.startswith("theta.") and len(shape) > 1:
+        value = None
+    else:
+        value = 0.0
+    return _maker(shape, dtype, sharding, value)(jax.random.key(len(path)))
+
+
+@functools.cache
+def _maker(
+    shape: tuple, dtype: jnp.dtype, sharding: NamedSharding, value: float | None
+) -> Callable:
+    """Returns a function that makes a sharded array of one value, or of small random values."""
+
+    def make(key: jax.Array) -> jax.Array:
+        if value is None:
+            return jax.random.normal(key, shape, dtype) * jnp.asarray(_WEIGHT, dtype)
+        return jnp.full(shape, value, dtype)
+
+    return jax.jit(make, out_shardings=sharding)
+
+
+def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.ndarray:
+    """Returns a synthetic array of the batch; raises ValueError naming the file."""
+    name = array.path
+    try:
+        return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
 
 REPEATS = 10
 # Duration of a run of steps in seconds, and its maximum number of steps.

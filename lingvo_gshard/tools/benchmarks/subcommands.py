@@ -10,12 +10,12 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import moe, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
-from lingvo_gshard.tools.profile_reports.bench_profile import make_directory, profile_case
+from lingvo_gshard.tools.profile_reports.profile_report import make_directory, profile_case
 
 
 def run(

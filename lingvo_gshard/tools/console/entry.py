@@ -5,13 +5,13 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from lingvo_gshard.tools.console import standard_streams
-from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.tools.console import process_start
+from lingvo_gshard.tools.console.process_start import SignalWatch
 
 
 def run_script() -> None:
     """Entry point of every console script: runs the tool that the script is named after."""
-    standard_streams.open_closed_streams()
+    process_start.open_closed_streams()
     with SignalWatch(pathlib.Path(sys.argv[0]).stem):
         from lingvo_gshard.tools.console import launcher
 
@@ -20,7 +20,7 @@ def run_script() -> None:
 
 def run_module() -> None:
     """Entry point of `python -m lingvo_gshard`: runs the tool that the first argument names."""
-    standard_streams.open_closed_streams()
+    process_start.open_closed_streams()
     with SignalWatch("-".join(["gshard", *sys.argv[1:2]])):
         from lingvo_gshard.tools.console import launcher
 

@@ -2,6 +2,10 @@
 
 A tool is imported only when it runs, and TensorFlow and jax only when it uses them. So --help,
 --list and mistakes in flags are answered at once.
+
+Python runs a signal handler only between two operations of the main thread, so not while a library
+is loaded or XLA compiles. An exception raised by a handler may also crash a library that is being
+loaded, or be swallowed by it. A thread that is woken by the signal itself has none of these limits.
 """
 
 from __future__ import annotations
@@ -16,13 +20,19 @@ import pkgutil
 import sys
 from collections.abc import Callable
 
+from absl import flags
+
 import lingvo_gshard
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.console import libraries, standard_streams
-from lingvo_gshard.tools.console.harmless_text import warn
+from lingvo_gshard.tools.console import libraries, startup
+from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console.process_start import open_closed_streams
 from lingvo_gshard.training.run.monitoring.closed_output import discard
-from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES
+from lingvo_gshard.training.run.signals import (
+    CLOSED_OUTPUT,
+    EXIT_CODES,
+)
 
 _PREFIX = "gshard-"
 VERSION = frozenset(("--version", "-version"))
@@ -75,7 +85,7 @@ def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], 
       argv: the program's name and the arguments.
       load: imports and returns the main function, which takes `argv` and returns the exit code.
     """
-    standard_streams.open_closed_streams()
+    open_closed_streams()
     if sys.stdout is None:
         return _fail(command, _CLOSED)
     if VERSION.intersection(argv[1:]):
@@ -102,9 +112,6 @@ def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], 
 def _call(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
     """Imports a program, calls its main function, and returns its exit code."""
     # A package that is missing is reported, also one that starting a command needs.
-    from absl import flags
-
-    from lingvo_gshard.tools.console import startup
 
     # Libraries may read absl's own flags. The tool has its own FlagValues.
     flags.FLAGS(argv[:1])

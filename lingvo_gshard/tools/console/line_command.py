@@ -3,28 +3,194 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TextIO, TypeVar
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO, TextIO, TypeVar
 
 from absl import flags
 
 from lingvo_gshard.api.run import Run, load
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.harmless_text import warn
-from lingvo_gshard.tools.console.line_input import (
-    STANDARD_INPUT,
-    LineReader,
-    answer_lines,
-    open_input,
-    skips_bad_lines,
-)
-from lingvo_gshard.tools.console.terminal_progress import LineProgress
+from lingvo_gshard.tools.console.libraries import harmless, warn
+from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.options import given_options
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.tools.flags.runtime import runtime_options
+
+STANDARD_INPUT = "standard input"
+_REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
+
+# Largest number of lines answered as one batch, so that answers keep coming.
+_BATCH_LINES = 1024
+
+
+def define_line_flags(values: flags.FlagValues) -> None:
+    """Defines --input, and --on_bad_line, which says what happens to lines that are not text."""
+    flags.DEFINE_string(
+        "input", None, "File with the lines. Default: standard input.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "on_bad_line",
+        _REFUSE,
+        "What happens to a line that is not UTF-8: refuse (stop with an error that names it) or "
+        "skip (warn, and treat it as an empty line).",
+        flag_values=values,
+    )
+
+
+def skips_bad_lines(values: flags.FlagValues) -> bool:
+    """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
+    if values.on_bad_line not in _BAD_LINE:
+        hint = names.nearest(values.on_bad_line, _BAD_LINE)
+        raise UserError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
+    return values.on_bad_line == _SKIP
+
+
+class LineReader:
+    """Reads a stream in a background thread so that waiting lines can be answered as one batch."""
+
+    def __init__(self, stream: BinaryIO):
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * _BATCH_LINES)
+        self._error: OSError | None = None
+        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yields the waiting lines, at least one and at most _BATCH_LINES, until the stream ends.
+
+        Raises:
+          OSError: the stream cannot be read.
+        """
+        ended = False
+        while not ended:
+            line = self._waiting.get()
+            batch: list[bytes] = []
+            while line is not None:
+                batch.append(line)
+                if len(batch) == _BATCH_LINES:
+                    break
+                try:
+                    line = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+            ended = line is None
+            if batch:
+                yield batch
+        if self._error is not None:
+            raise self._error
+
+    def _read(self, stream: BinaryIO) -> None:
+        try:
+            for line in stream:
+                self._waiting.put(line)
+        except OSError as error:
+            self._error = error
+        self._waiting.put(None)
+
+
+def open_input(values: flags.FlagValues) -> BinaryIO:
+    """Returns the file of --input, or else standard input.
+
+    Raises:
+      UserError: the file cannot be opened, or standard input is closed.
+    """
+    if values.input:
+        try:
+            return open(values.input, "rb")
+        except OSError as error:
+            raise UserError(f"--input={values.input}: {error.strerror}") from None
+    if sys.stdin is None:
+        raise UserError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
+    return sys.stdin.buffer
+
+
+def answer_lines(
+    lines: LineReader,
+    respond: Callable[[list[str], int], None],
+    skip_bad: bool,
+    name: str,
+    progress: LineProgress,
+) -> int:
+    """Answers lines as they arrive and returns the exit code.
+
+    Args:
+      lines: the lines.
+      respond: writes the answers to a batch of lines. Its second argument is the number of lines
+        before the batch.
+      skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
+      name: what the lines come from, for errors.
+      progress: shows that a batch is being answered.
+
+    Raises:
+      UserError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
+    """
+    answered = 0
+    try:
+        for batch in lines.batches():
+            texts, error = _decode(batch, answered, skip_bad, name)
+            progress.begin_batch(answered)
+            respond(texts, answered)
+            if error:
+                raise error
+            answered += len(batch)
+    except BrokenPipeError:
+        # The reader of the answers is gone; keep Python from flushing them at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    return 0
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Writes lines to standard output and flushes it."""
+    write("".join(f"{line}\n" for line in lines))
+
+
+def write(text: str) -> None:
+    """Writes a text to standard output and flushes it; to a terminal without its commands."""
+    if sys.stdout.isatty():
+        text = harmless(text)
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def _decode(
+    batch: Sequence[bytes], answered: int, skip_bad: bool, name: str
+) -> tuple[list[str], UserError | None]:
+    """Decodes lines; stops at the first that is not UTF-8 unless `skip_bad`.
+
+    Args:
+      batch: the lines.
+      answered: number of lines before them.
+      skip_bad: whether a bad line becomes an empty text, with a warning.
+      name: what the lines come from.
+
+    Returns:
+      The texts, and the error of the line that follows them, if any.
+    """
+    texts: list[str] = []
+    for number, line in enumerate(batch, start=answered + 1):
+        try:
+            text = line.decode("utf-8")
+            texts.append(text.removeprefix("\ufeff") if number == 1 else text)
+        except UnicodeDecodeError as error:
+            bad = f"line {number} is not UTF-8 (byte {error.start + 1})"
+            if not skip_bad:
+                return texts, UserError(
+                    f"{name}: {bad}; --on_bad_line=skip leaves such lines empty"
+                )
+            warn(f"Warning: {bad}: left empty")
+            texts.append("")
+    return texts, None
+
 
 Decoder = TypeVar("Decoder", Translator, Writer)
 # Answers a batch of lines, given the decoder, the flags, the file for JSON if there is one, the

@@ -16,7 +16,7 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.libraries import harmless
 from lingvo_gshard.tools.console.spelling import with_flags
 
 # The path that stands for standard output.

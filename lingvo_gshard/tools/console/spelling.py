@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 # Flags that have another name than the argument of the API.
 _FLAGS = {"settings": "gin_param", "gin_files": "gin_file"}
+
+
 # The flags of the command. A process runs one command.
 _names: set[str] = set()
 

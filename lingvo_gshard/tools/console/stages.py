@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+from collections.abc import Iterator
 
 import rich.console
 import rich.progress
 
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.training.run.monitoring.progress import duration
+from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
 
 # Columns of the spinner and the elapsed time.
 _BESIDE_STAGE = 10
@@ -71,3 +75,119 @@ class Stages:
             self._spinner.update(self._task, description=stage)
         else:
             self.say(stage)
+
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress(BarOnTerminal):
+    """Shows how much is done, how fast, and the time left. Used as a context manager."""
+
+    def __init__(self, console: rich.console.Console, what: str, unit: str, total: int):
+        """Prepares the bar.
+
+        Args:
+          console: where to show it.
+          what: the work, such as "Translating".
+          unit: what is counted, such as "sentences".
+          total: number of units in all.
+        """
+        self._console = console
+        self._what, self._unit, self._total = what, unit, total
+        self._started = self._last_line = time.monotonic()
+        self._bar = None
+        if console.is_terminal:
+            columns = (
+                rich.progress.TextColumn(what),
+                rich.progress.BarColumn(bar_width=None),
+                rich.progress.TextColumn("{task.description}"),
+            )
+            self._bar = rich.progress.Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("compiling", total=total)
+
+    def update(self, done: int) -> None:
+        """Shows that `done` units are done."""
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=self._describe(done, now))
+        elif done == self._total or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            text = f"{self._what}: {self._describe(done, now)}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _describe(self, done: int, now: float) -> str:
+        seconds = max(now - self._started, 1e-9)
+        text = f"{done:,}/{self._total:,} {self._unit}  {done / seconds:,.0f} {self._unit}/s"
+        if done == self._total:
+            return f"{text}  in {duration(seconds)}"
+        return f"{text}  {duration(seconds * (self._total - done) / max(done, 1))} left"
+
+
+@contextlib.contextmanager
+def stages_on_terminal() -> Iterator[DataProgress]:
+    """Shows stages on standard error if that is a terminal, for as long as a `with` block lasts.
+
+    Standard error itself is hidden while libraries are loaded, so they go to a duplicate of it.
+    """
+    stream, is_own = output.copy_of_standard_error()
+    try:
+        with DataProgress(rich.console.Console(file=stream), is_transient=True) as stages:
+            stages.begin("Starting")
+            yield stages
+    finally:
+        if is_own:
+            stream.close()
+
+
+class LineProgress:
+    """Shows how far a command is that reads and answers lines. Used as a context manager.
+
+    It is shown on standard error if that is a terminal, and never while the command waits for a
+    typed line or writes answers to the terminal.
+
+    Attributes:
+      stages: the display. Loading and compiling are shown there, too.
+    """
+
+    def __init__(self, what: str):
+        """Prepares the display.
+
+        Args:
+          what: how lines are answered, such as "Translating".
+        """
+        self._what = what
+        self._stack = contextlib.ExitStack()
+        self._is_on, self._before, self._first = False, 0, 0
+
+    def __enter__(self) -> LineProgress:
+        self.stages = self._stack.enter_context(stages_on_terminal())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def rest(self) -> None:
+        """Clears the display until the next batch of lines."""
+        self.stages.pause()
+        self._is_on = False
+
+    def begin_batch(self, before: int) -> None:
+        """Shows that lines are being answered.
+
+        Args:
+          before: number of lines before them.
+        """
+        self._before = before
+        if not self._is_on:
+            self._is_on, self._first = True, before
+            self.stages.begin(self._what, "lines")
+
+    def update(self, done: int) -> None:
+        """Shows how many lines of the batch are done."""
+        if self._is_on:
+            self.stages.update(self._before - self._first + done)
+
+    def before_answers(self) -> None:
+        """Clears the display if answers, or lines that are typed, would mix with it."""
+        if self._is_on and (sys.stdout.isatty() or sys.stdin.isatty()):
+            self.rest()

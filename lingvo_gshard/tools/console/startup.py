@@ -15,10 +15,10 @@ from collections.abc import Callable
 from absl import flags
 
 import lingvo_gshard
-from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.tools.console.harmless_text import warn
+from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.training.run.monitoring.closed_output import discard
@@ -78,7 +78,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
 def _import(name: str) -> None:
     """Imports a module of the user's; ValueError if there is none, or if it fails."""
     try:
-        user_modules.import_module(name)
+        registry.import_module(name)
     except ModuleNotFoundError:
         raise UserError(
             f"--import={name}: there is no such module; it must be installed, in the current "
@@ -149,7 +149,7 @@ def show_bug(name: str, error: Exception) -> int:
 
 def _whose(error: Exception) -> str:
     """Returns a sentence that says whether a user's module or this package raised an error."""
-    place = user_modules.raised_in(error)
+    place = registry.raised_in(error)
     if place is not None:
         return f"{place} raised this {type(error).__name__}. It is no module of lingvo_gshard"
     return (

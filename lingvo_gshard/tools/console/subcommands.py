@@ -1,4 +1,8 @@
-"""Runs commands that have subcommands, each a module with flags and help of its own."""
+"""Runs commands that have subcommands, each a module with flags and help of its own.
+
+The library writes an option in backquotes, as a caller of the API sets it: `mesh=data=4`. It writes
+Params as a gin file has them: `run.steps = 5`. A command line has flags for both.
+"""
 
 from __future__ import annotations
 

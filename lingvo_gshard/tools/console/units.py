@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 MISSING = "-"
-
 _LARGE = ("", "thousand", "million", "billion", "trillion", "quadrillion")
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")

@@ -2,16 +2,165 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
+import os
+import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.planning.machines.chips import Chip
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
-from lingvo_gshard.tools.diagnosis.check import Check, State
+from lingvo_gshard.tools.console import libraries
+from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.training.step.trainer import Trainer
+
+_STEPS = 3
+_LENGTH, _ROWS_PER_DEVICE = 16, 2
+# float32 sums in another order differ by less; bfloat16 products of a TPU by more.
+_LEAST_EQUAL = {"cpu": 1e-4}
+_LEAST_EQUAL_OF_ACCELERATORS = 2e-2
+_STRATEGY = "expert"
+
+
+def check_step(devices: Sequence[Device]) -> Check:
+    """Compares the weights after a few steps split over the devices with those of one device.
+
+    Experts and rows are split over all devices, so that a step has collectives of several kinds.
+    """
+    mesh = f"data={len(devices)}"
+    case = _case(len(devices))
+    options = SpmdOptions(partitioner="gspmd")
+    split = SpmdRuntime(case.trainer, Partitioning.make(mesh, _STRATEGY), devices, options)
+    whole = SingleDeviceRuntime(case.trainer)
+    whole.init_state()
+    split.load_state(whole.state())
+    for _ in range(_STEPS):
+        for runtime in (whole, split):
+            runtime.train_step(case.batch).read()
+    worst, path = _largest_difference(whole, split)
+    found = f"{_STEPS} steps on {mesh}, strategy {_STRATEGY}"
+    most = _LEAST_EQUAL.get(devices[0].platform, _LEAST_EQUAL_OF_ACCELERATORS)
+    if not worst <= most:
+        found += f": {path} differs by {worst:.1e} of its largest value"
+        advice = "gshard-verify finds the layer; do not train on these devices before it is found"
+        return Check("sharded step", State.FAILURE, found, advice)
+    return Check("sharded step", State.OK, f"{found}: equal to one device within {worst:.0e}")
+
+
+def _case(devices: int) -> StepCase:
+    """Returns a small encoder with experts, and a batch that divides by the devices."""
+    moe = MixtureOfExperts.params()
+    moe.num_experts = max(devices, 2)
+    # One group of tokens for each device.
+    moe.group_size = _ROWS_PER_DEVICE * _LENGTH
+    stack = TransformerStack.params().set(
+        model_dim=32, hidden_dim=64, num_heads=4, num_layers=2, moe_every=2, moe=moe
+    )
+    cases = stack_cases(stack, Trainer.params(), _ROWS_PER_DEVICE * devices, _LENGTH)
+    return cases[0]
+
+
+def _largest_difference(whole: SingleDeviceRuntime, split: SpmdRuntime) -> tuple[float, str]:
+    """Returns the largest difference of a weight, as a share of its largest value, and its path."""
+    expected = dict(whole.theta_on_host().flatten_items())
+    worst, worst_path = 0.0, ""
+    for path, found in split.theta_on_host().flatten_items():
+        scale = max(float(np.abs(expected[path]).max()), 1e-3)
+        difference = float(np.abs(found - expected[path]).max()) / scale
+        if math.isnan(difference) or difference > worst:
+            worst, worst_path = difference, path
+    return worst, worst_path
+
+
+_GIB = 2**30
+# The quickstart needs 1.6 GiB of memory. Its checkpoints and caches need less disk than this.
+_LEAST_MEMORY, _LEAST_DISK = 2 * _GIB, 2 * _GIB
+_CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
+# Files that exist where a driver has found an accelerator -> what jax needs to use it.
+_DRIVERS = {
+    "/dev/nvidia0": ("an NVIDIA GPU", "pip install 'jax[cuda12]=={version}'"),
+    "/dev/accel0": ("a TPU", "pip install 'jax[tpu]=={version}'"),
+}
+
+
+def check_host(directory: str = "") -> Iterator[Check]:
+    """Yields the checks of cores, memory, limits and disk.
+
+    Args:
+      directory: where runs will be written; the current directory by default.
+    """
+    yield Check("cores", State.OK, f"{len(os.sched_getaffinity(0))} cores")
+    free = available_memory()
+    is_enough = free >= _LEAST_MEMORY
+    yield Check(
+        "memory",
+        State.OK if is_enough else State.FAILURE,
+        f"{free / _GIB:.1f} GiB are free",
+        "" if is_enough else "end other programs: the quickstart needs 2 GiB",
+    )
+    try:
+        libraries.check_limits()
+    except UserError as error:
+        yield Check("limits", State.FAILURE, str(error), "see ulimit -a")
+    for name, place in (("runs", directory or "."), ("cache", cached.directory("programs"))):
+        yield _check_disk(name, place)
+
+
+def available_memory() -> int:
+    """Returns the bytes of memory that new programs may use, a container's limit included."""
+    fields = dict(
+        line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines()
+    )
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = _CGROUP.read_text().strip() if _CGROUP.exists() else "max"
+    return min(available, int(limit)) if limit.isdigit() else available
+
+
+def _check_disk(name: str, place: str) -> Check:
+    path = pathlib.Path(place).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        advice = "choose another directory, or set XDG_CACHE_HOME" if name == "cache" else "cd"
+        return Check(f"disk: {name}", State.FAILURE, f"{existing} cannot be written", advice)
+    free = shutil.disk_usage(existing).free
+    is_enough = free >= _LEAST_DISK
+    return Check(
+        f"disk: {name}",
+        State.OK if is_enough else State.WARNING,
+        f"{free / _GIB:.1f} GiB are free for {path}",
+        "" if is_enough else "checkpoints of large models need more; remove old runs",
+    )
+
+
+def check_devices(devices: Sequence[Device]) -> Iterator[Check]:
+    """Yields the checks of the devices that jax has found."""
+    for kind, count in collections.Counter(d.device_kind for d in devices).items():
+        first = next(d for d in devices if d.device_kind == kind)
+        limit = (first.memory_stats() or {}).get("bytes_limit")
+        memory = f", {limit / _GIB:.1f} GiB each for programs" if limit else ""
+        virtual = " (virtual, on the cores above)" if first.platform == "cpu" and count > 1 else ""
+        yield Check("devices", State.OK, f"{count} x {kind}{virtual}{memory}")
+    if all(device.platform == "cpu" for device in devices):
+        for file, (what, install) in _DRIVERS.items():
+            if pathlib.Path(file).exists():
+                found = f"this machine has {what} ({file}), but jax sees only the CPU"
+                advice = install.format(version=jax.__version__)
+                yield Check("devices", State.WARNING, found, advice)
+
 
 _REPEATS = 5
 # Size of square matrices, by platform.

@@ -23,8 +23,8 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.loads.record import RouterLoads
-from lingvo_gshard.planning.plan import file
+from lingvo_gshard.planning.loads.file import RouterLoads
+from lingvo_gshard.planning.plan import plan
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
@@ -81,7 +81,7 @@ def _loads(path: str | None) -> RouterLoads:
     """Returns the loads of the plan in a file; ValueError if it has none."""
     if not path:
         raise UserError("--plan is missing: the file that gshard-plan --loads --json wrote")
-    found = file.load(path).loads
+    found = plan.load(path).loads
     if found is None:
         raise UserError(f"--plan={path} has no placement of experts; plan with gshard-plan --loads")
     return found

@@ -26,7 +26,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
-from lingvo_gshard.tools.experts.language_use import (
+from lingvo_gshard.tools.experts.report import (
     choose_rows_by_flags,
     define_row_flags,
     use_by_language,

@@ -25,6 +25,15 @@ file name it prints them, and the tables go to standard error.
 
 from __future__ import annotations
 
+import base64
+import collections
+import hashlib
+import html
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 import rich.box
@@ -35,20 +44,318 @@ from rich.text import Text
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.experts import heat_map
-from lingvo_gshard.tools.experts.family_overlap import FamilyOverlap
-from lingvo_gshard.tools.experts.language_use import (
-    choose_rows_by_flags,
-    define_row_flags,
-    use_by_language,
-)
+from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
+
+# Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
+# ISO 639's; a creole stands with the language of its words.
+_CODES = {
+    "Romance": (
+        "an ast ca egl es ext fr frp gl ht it lij lmo nap oc pms pt rm ro roa scn sdc vec wa"
+    ),
+    "Germanic": "af da de fo frr fy gsw hrx is ksh lb nb nds nl nn no sco sli stq sv yi",
+    "Slavic": "be bg bs cs dsb hr hsb mk pl rsk ru rue sh sk sl sr szl uk",
+    "Celtic": "br cy ga gd",
+    "Baltic": "lt lv prg",
+    "Greek, Albanian and Armenian": "el grc hy sq",
+    "Indo-Aryan": ("as awa bho bn doi dv gu hi hif kok ks mai mr ne or pa pnb sa sd si skr ur"),
+    "Iranian": "bcc bgn ckb diq fa kmr ku lki lrc os ps tg",
+    "Uralic": "et fi hu koi kv mdf mhr mrj myv olo se smn udm vep vro",
+    "Turkic": "alt az azb ba crh cv kaa kjh kk krc ky sah tk tr tt tyv ug uz",
+    "Mongolic": "bxr mn xal",
+    "Afro-Asiatic": "acm am ar ary arz ha he kab mt om so ti",
+    "Caucasian": "ce inh ka xmf",
+    "Dravidian": "kn ml ta tcy te",
+    "Sino-Tibetan": "blk brx dz lzh mni my wuu yue zh",
+    "Japanese and Korean": "ja ko",
+    "Austroasiatic": "km vi",
+    "Tai-Kadai": "lo shn tdd th",
+    "Austronesian": ("ban bcl bew bjn btm fil hil id ilo jv kge ljp mg mi min ms su szy tet war"),
+    "Niger-Congo": ("bci ff gur guw ig kcg mos nr nso ny rw ss st sw tn ts ve wo xh yo zu"),
+    "Constructed": "avk eo ia ie io isv lfn tok vo",
+}
+_FAMILIES = {code: family for family, codes in _CODES.items() for code in codes.split()}
+OTHER = "Other"
+
+
+def family(language: str) -> str:
+    """Returns the family of a language.
+
+    Args:
+      language: a code, with or without a script, a region or a variant, such as "sr_Latn" or
+        "ca@valencia".
+    """
+    return _FAMILIES.get(re.split("[_@-]", language)[0], OTHER)
+
+
+class FamilyOverlap(msgspec.Struct, frozen=True):
+    """Mean overlaps of the expert use of pairs of languages, in one layer.
+
+    The overlap of two languages is the share of their choices that go to the same experts: the sum
+    over experts of the smaller of the two languages' shares. It is 1 if they use experts alike.
+
+    Attributes:
+      within: mean over pairs of one family; None if there is no pair.
+      between: mean over pairs of different families; None if there is no pair.
+      families: family -> family -> mean over the pairs of languages of the two.
+    """
+
+    within: float | None
+    between: float | None
+    families: dict[str, dict[str, float]]
+
+    @classmethod
+    def of(cls, shares: Mapping[str, np.ndarray]) -> FamilyOverlap:
+        """Returns the overlaps of languages.
+
+        Args:
+          shares: language -> [E], the share of its choices that each expert got.
+        """
+        pairs = collections.defaultdict(list)
+        for one, other in itertools.combinations(sorted(shares), 2):
+            names = tuple(sorted((family(one), family(other))))
+            pairs[names].append(float(np.minimum(shares[one], shares[other]).sum()))
+        families = collections.defaultdict(dict)
+        for (one, other), found in sorted(pairs.items()):
+            families[one][other] = families[other][one] = float(np.mean(found))
+        within, between = [], []
+        for (one, other), found in pairs.items():
+            (within if one == other else between).extend(found)
+        return cls(_mean(within), _mean(between), dict(families))
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def define_row_flags(values: flags.FlagValues, split: str) -> None:
+    """Adds the flags that choose the rows; `split` is the default of --split."""
+    flags.DEFINE_string(
+        "split", split, "Part of the data to read: train, dev or test.", flag_values=values
+    )
+    flags.DEFINE_list(
+        "languages", [], "Languages to read, such as es,de; default: all.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "max_rows_per_language",
+        200,
+        "Most rows to read of each language, a fixed random choice.",
+        1,
+        flag_values=values,
+    )
+
+
+def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
+    """Returns the rows that the flags choose; ValueError for an unknown split or language."""
+    if values.split not in SPLITS:
+        hint = names.nearest(values.split, SPLITS)
+        raise UserError(f"--split={values.split} is unknown. {hint}")
+    rows = _text_input(run).rows(values.split)
+    return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
+
+
+def use_by_language(
+    run: Run, task: Layer, theta: NestedMap, rows: Sequence[Row], console: rich.console.Console
+) -> dict[str, dict[str, ExpertUse]]:
+    """Returns language -> path of a layer -> the use of its experts for the language's rows.
+
+    The model reads the source and the target of each row in evaluation. Rows that are too long for
+    a batch are left out.
+
+    Args:
+      run: the trained run.
+      task: its task.
+      theta: its weights.
+      rows: rows of all languages.
+      console: shows progress.
+
+    Raises:
+      UserError: the model has no experts.
+    """
+    found: dict[str, dict[str, ExpertUse]] = {}
+    done = 0
+    with Progress(console, "Experts", "rows", len(rows)) as progress:
+
+        def count(batch: dict[str, np.ndarray]) -> None:
+            nonlocal done
+            done += int(batch["target_segments"].max(axis=1).sum())
+            progress.update(done)
+
+        for language, members in rows_by_language(rows).items():
+            batches = _batches(run, members)
+            found[language] = expert_use.measure(task, theta, batches, count)
+        progress.update(len(rows))
+    found = {language: use for language, use in found.items() if use}
+    if not found:
+        raise UserError(
+            f"the run of {run.params.name} has no experts, or none of its rows fits a batch"
+        )
+    return found
+
+
+def _text_input(run: Run) -> Any:
+    """Returns the input, which has `rows` and `pack_rows` where a run translates."""
+    return run.input
+
+
+def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of the rows that fit, packed as in training, without empty batch rows."""
+    batches, _ = _text_input(run).pack_rows(rows)
+    for batch in batches:
+        filled = int(np.count_nonzero(batch["target_segments"].any(axis=1)))
+        yield {name: values[:filled] for name, values in batch.items()}
+
+
+_CELL, _GAP, _HEAD = 26, 2, 20
+# With more experts than this the squares are too small for numbers.
+_MOST_WITH_NUMBERS = 32
+_SMALL_CELL = 8
+# Numbers on squares at least this strong are written in the color for dark squares.
+_DARK = 0.55
+
+_STYLE = """
+:root { --paper: #fbfbf9; --panel: #ffffff; --ink: #1c2126; --muted: #5c6670; --line: #e2e5e8;
+  --accent: #0068a6; --on-accent: #ffffff; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --paper: #121518; --panel: #191d21; --ink: #e6e9ec; --muted: #98a3ad; --line: #2c3238;
+    --accent: #6cb8ec; --on-accent: #0d1216; }
+}
+html { color-scheme: light dark; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
+main { max-width: 1200px; margin: 0 auto; padding: 48px 32px 96px; }
+h1 { font-size: 28px; margin: 0; }
+h2 { font-size: 17px; margin: 40px 0 4px; overflow-wrap: anywhere; }
+p { margin: 0 0 12px; color: var(--muted); }
+.scroll { overflow-x: auto; padding: 14px; background: var(--panel); border: 1px solid var(--line);
+  border-radius: 8px; }
+svg { display: block; font-size: 12px; font-variant-numeric: tabular-nums; }
+text { fill: var(--ink); }
+.expert { fill: var(--muted); text-anchor: middle; }
+.language { text-anchor: end; }
+.share { text-anchor: middle; font-size: 10.5px; }
+.dark { fill: var(--on-accent); }
+.cell { fill: var(--accent); }
+.frame { fill: none; stroke: var(--line); }
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p>{about}</p>
+{layers}
+</main>
+</body>
+</html>
+"""
+
+_ABOUT = (
+    "Step {step:,}, {rows:,} rows of {split}. Each square shows an expert's share of a language's "
+    "tokens, in percent. The darkest square is the largest share of the layer. With even loads "
+    "every square would show {even}."
+)
+
+
+def to_html(record: dict) -> str:
+    """Returns the HTML page of a report.
+
+    Args:
+      record: the report, as `gshard-experts report --json` writes it.
+    """
+    sizes = sorted({layer["num_experts"] for layer in record["layers"]})
+    even = " or ".join(f"{100 / size:.3g}" for size in sizes)
+    about = _ABOUT.format(**{name: record[name] for name in ("step", "rows", "split")}, even=even)
+    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    return _PAGE.format(
+        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
+        title=html.escape(f"Experts of {record['experiment']}"),
+        style=_STYLE,
+        about=html.escape(about),
+        layers="\n".join(_section(layer) for layer in record["layers"]),
+    )
+
+
+def _section(layer: dict) -> str:
+    found = layer["all"]
+    facts = (
+        f"{layer['num_experts']} experts, largest violation {found['largest_violation']:.2f}, "
+        f"{found['dropped_share']:.1%} dropped, {found['dead_experts']} dead; languages differ by "
+        f"{layer['languages_differ']:.1%} of their tokens"
+    )
+    return (
+        f"<section>\n<h2>{html.escape(layer['path'])}</h2>\n<p>{facts}</p>\n"
+        f'<div class="scroll">{_map(layer)}</div>\n</section>'
+    )
+
+
+def _map(layer: dict) -> str:
+    """Returns the squares of one layer as SVG."""
+    count = layer["num_experts"]
+    with_numbers = count <= _MOST_WITH_NUMBERS
+    cell = _CELL if with_numbers else _SMALL_CELL
+    shares = {
+        language: [load / max(sum(found["load"]), 1.0) for load in found["load"]]
+        for language, found in layer["languages"].items()
+    }
+    largest = max(max(row) for row in shares.values()) or 1.0
+    left = 12 + 8 * max(len(language) for language in shares)
+    # At most so many numbers of experts that each has room.
+    every = 1 if with_numbers else -(-_CELL // cell)
+    parts = [
+        f'<text class="expert" x="{left + (e + 0.5) * cell:g}" y="14">{e}</text>'
+        for e in range(0, count, every)
+    ]
+    for index, (language, row) in enumerate(shares.items()):
+        top = _HEAD + index * _CELL
+        name = html.escape(language)
+        parts.append(f'<text class="language" x="{left - 6}" y="{top + 17}">{name}</text>')
+        for expert, share in enumerate(row):
+            title = f"<title>{name}, expert {expert}: {share:.1%}</title>"
+            square = _square(left + expert * cell, top, cell - _GAP, share, largest, with_numbers)
+            parts.append(f"<g>{title}{square}</g>")
+    width, height = left + count * cell, _HEAD + len(shares) * _CELL
+    label = html.escape(f"Share of tokens by language and expert of {layer['path']}")
+    return (
+        f'<svg role="img" aria-label="{label}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
+    )
+
+
+def _square(x: int, y: int, width: int, share: float, largest: float, with_number: bool) -> str:
+    at = f'x="{x}" y="{y}" width="{width}" height="{_CELL - _GAP}"'
+    strength = share / largest
+    square = f'<rect class="cell" {at} fill-opacity="{strength:.3f}"/><rect class="frame" {at}/>'
+    if not with_number:
+        return square
+    dark = " dark" if strength > _DARK else ""
+    place = f'x="{x + width / 2:g}" y="{y + 16}"'
+    return f'{square}<text class="share{dark}" {place}>{100 * share:.0f}</text>'
+
 
 _MOST_SHOWN = 3
 # The columns of the report after the language.
@@ -91,7 +398,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     _print(console, record)
     output.write_json(values.json, record)
     if values.html:
-        output.write_text(values.html, heat_map.to_html(record), "html")
+        output.write_text(values.html, to_html(record), "html")
     return 0
 
 

@@ -35,8 +35,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.experiment import define_settings_flags
-from lingvo_gshard.tools.flags.run import required_logdir
+from lingvo_gshard.tools.flags.run import define_settings_flags, required_logdir
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import upcycling

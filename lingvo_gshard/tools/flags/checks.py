@@ -7,7 +7,7 @@ import dataclasses
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.checks.replay import replay
+from lingvo_gshard.api.replay import replay
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.runtime import runtime_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from lingvo_gshard.decoding.precision import TRAINED
+from lingvo_gshard.inference.decoding.precision import TRAINED
 
 
 def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:

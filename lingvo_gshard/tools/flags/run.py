@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import rich.console
 from absl import flags
 
+from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run.checkpoint.choice import BEST
+from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
 
 
 def define_logdir_flag(values: flags.FlagValues) -> None:
@@ -34,3 +38,83 @@ def required_logdir(values: flags.FlagValues) -> str:
     if not values.logdir:
         raise UserError("--logdir is missing: the directory that gshard-train wrote")
     return values.logdir
+
+
+def define_experiment_flags(values: flags.FlagValues) -> None:
+    """Defines --experiment, --gin_file and --gin_param."""
+    flags.DEFINE_string(
+        "experiment",
+        None,
+        "Name of the experiment; gshard-train --list shows those of the package. An experiment of "
+        "your own is named by its module, such as my_package.my_module.my_experiment; modules in "
+        "the current directory are found.",
+        flag_values=values,
+    )
+    define_settings_flags(values)
+
+
+def define_settings_flags(values: flags.FlagValues) -> None:
+    """Defines --gin_file and --gin_param."""
+    flags.DEFINE_multi_string(
+        "gin_file",
+        [],
+        "Gin file with settings, or the params.txt of a run; may be repeated.",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "gin_param",
+        [],
+        "One setting, such as 'step.clip_norm = 1.0'; may be repeated.",
+        flag_values=values,
+    )
+
+
+def experiment_params(values: flags.FlagValues) -> Params:
+    """Returns the experiment's Params with all settings; ValueError if a name is wrong."""
+    return experiment(values.experiment or "", values.gin_param, values.gin_file)
+
+
+def define_profile_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of a training run's profile."""
+    flags.DEFINE_string(
+        "profile_steps",
+        None,
+        "First and last step to profile, such as 20:23. Their trace and its summary are written "
+        "to LOGDIR/profile (docs/profiling.md).",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "plan",
+        None,
+        "Plan of the step, written by gshard-plan --json, that the profile of --profile_steps is "
+        "compared with. The ratios are written for gshard-plan --calibration.",
+        flag_values=values,
+    )
+
+
+def profilers(
+    values: flags.FlagValues, params: Params, console: rich.console.Console
+) -> list[ObserverFactory]:
+    """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
+
+    Raises:
+      UserError: names --profile_steps if the run has no such steps, and --plan if it is not a
+        plan of the experiment.
+    """
+    if values.profile_steps is None:
+        if values.plan is not None:
+            raise UserError(f"--plan={values.plan} applies to --profile_steps, which is not given")
+        return []
+    # Runs without a profile do not wait for these.
+    from lingvo_gshard.profiling import timeline
+    from lingvo_gshard.profiling.comparison import load_plan
+    from lingvo_gshard.profiling.observer import profile_steps
+    from lingvo_gshard.tools.profile_reports.profile_report import print_result
+
+    asked = timeline.parse(values.profile_steps)
+    timeline.check_within(asked, params.run.steps)
+
+    plan = None if values.plan is None else load_plan(values.plan, params.name)
+    return [
+        profile_steps(asked, lambda result: print_result(result, console), plan, values.plan or "")
+    ]

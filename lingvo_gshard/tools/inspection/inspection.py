@@ -4,31 +4,79 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.layers import lora
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
 from lingvo_gshard.runtime.propagation.activations import Activation, activations
-from lingvo_gshard.runtime.propagation.propagated import Traced, compile_with_shardings
-from lingvo_gshard.runtime.propagation.reshardings import Resharding, reshardings
+from lingvo_gshard.runtime.propagation.propagated import (
+    Resharding,
+    Traced,
+    compile_with_shardings,
+    reshardings,
+)
+from lingvo_gshard.sharding import reports
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.recording import Recorded
-from lingvo_gshard.sharding.reports import replication
-from lingvo_gshard.sharding.reports.listing import WeightRow, weight_rows
-from lingvo_gshard.sharding.reports.replication import Replicated
-from lingvo_gshard.tools.inspection import placement
+from lingvo_gshard.sharding.reports import Replicated, WeightRow, weight_rows
+from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a tensor, and the devices that hold it.
+
+    Attributes:
+      ranges: (first, end) of each dimension.
+      devices: positions of the devices in the mesh, ascending.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+
+
+def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
+    """Returns the different parts of a stored tensor, the first elements first.
+
+    Args:
+      shape: shape of the whole tensor.
+      split: the mesh axes that split each dimension, which must divide evenly.
+      mesh: the mesh.
+    """
+    counts = [mesh.parts(axes) for axes in split]
+    found = []
+    for numbers in itertools.product(*map(range, counts)):
+        index: list[int | slice] = [slice(None)] * len(mesh.names)
+        for number, axes in zip(numbers, split, strict=True):
+            # The first axis of a dimension is the outer one.
+            sizes = [mesh.axis_size(axis) for axis in axes]
+            for axis, place in zip(
+                axes, np.unravel_index(number, sizes) if axes else (), strict=True
+            ):
+                index[mesh.names.index(axis)] = int(place)
+        ranges = tuple(
+            (number * (size // count), (number + 1) * (size // count))
+            for number, size, count in zip(numbers, shape, counts, strict=True)
+        )
+        devices = np.ravel(mesh.ids[tuple(index)])
+        found.append(Part(ranges, tuple(int(device) for device in devices)))
+    return found
+
 
 FUNCTIONS = ("train_step", "eval_step", "init_state")
 # The compiler may combine collectives of several layers, and adds some that belong to none.
@@ -117,8 +165,8 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
     return StateSharding(
         weights=weight_rows(weights, partitioning),
         moments=weight_rows(moments, partitioning, "moments"),
-        replicated_weights=replication.replicated(weights, partitioning),
-        replicated_moments=replication.replicated(moments, partitioning, "moments"),
+        replicated_weights=reports.replicated(weights, partitioning),
+        replicated_moments=reports.replicated(moments, partitioning, "moments"),
     )
 
 
@@ -134,13 +182,13 @@ def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> li
       UserError: the pattern matches no weight.
     """
     specs = trainer.theta_specs
-    weight_groups.check("--placement", [pattern], specs)
+    lora.check("--placement", [pattern], specs)
     found = []
     for spec in specs.flatten():
-        if not weight_groups.matches(pattern, spec):
+        if not lora.matches(pattern, spec):
             continue
         split = partitioning.spec_storage_split(spec)
-        parts = placement.parts(spec.shape, split, partitioning.mesh)
+        parts = weight_parts(spec.shape, split, partitioning.mesh)
         found.append(
             {
                 "path": spec.path,
@@ -164,7 +212,7 @@ def check_replicated(sharding: StateSharding, limit: float | None) -> None:
     """
     if limit is not None:
         tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
-        replication.check_replicated(tensors, limit)
+        reports.check_replicated(tensors, limit)
 
 
 def lower(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pathlib
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import rich.box
 import rich.console
+import rich.table
+from absl import flags
 
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.plan import diff, limits, plan
 from lingvo_gshard.planning.plan.diff import Change, is_number
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports.layout import say
+from lingvo_gshard.planning.plan.limits import Checked
+from lingvo_gshard.tools.console import output, units
+from lingvo_gshard.tools.plan_reports.layout import make_table, say
 
 _UNITS: dict[str, Callable[[Any], str]] = {
     "bytes": units.in_bytes,
@@ -127,3 +136,159 @@ def value_text(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+_LIMIT_HEADINGS = ("limit", "before", "after", "change", "verdict")
+
+
+# Exit code of `diff` if a limit is exceeded.
+EXCEEDED = 2
+
+
+# A comment on a pull request is cut after so many rows of changes.
+_MOST_ROWS = 40
+
+
+def define_diff_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `diff`."""
+    flags.DEFINE_boolean(
+        "allow_other_versions",
+        False,
+        "Lets `diff` compare plans that different versions of the compiler made.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "fail_on",
+        "",
+        "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
+        f"as '{limits.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "markdown",
+        None,
+        "File to which `diff` writes limits and changes, for a comment on a pull request.",
+        flag_values=values,
+    )
+
+
+def print_limits(checked: Sequence[Checked], console: rich.console.Console) -> None:
+    """Prints a table of limits with the quantities before and after."""
+    table = make_table(*_LIMIT_HEADINGS, right=("before", "after", "change"))
+    for row in checked:
+        table.add_row(*_limit_cells(row))
+    console.print(table)
+    exceeded = sum(row.is_exceeded for row in checked)
+    say(console, f"{exceeded} of {len(checked)} limits exceeded.")
+
+
+def markdown(checked: Sequence[Checked], changes: Sequence[Change], names: Sequence[str]) -> str:
+    """Returns limits and changes as Markdown, for a comment on a pull request.
+
+    Args:
+      checked: the limits; may be empty.
+      changes: all changes.
+      names: names of the two plans.
+    """
+    lines = [f"### Plan of {names[1]}, compared with {names[0]}", ""]
+    if checked:
+        lines += _table(_LIMIT_HEADINGS, [_limit_cells(row) for row in checked])
+    if not changes:
+        lines += ["Nothing changed."]
+    for section, group in itertools.groupby(changes[:_MOST_ROWS], lambda change: change.section):
+        rows = [
+            (
+                " ".join(filter(None, (change.what, change.field))),
+                value_text(change.before, change.unit),
+                value_text(change.after, change.unit),
+            )
+            for change in group
+        ]
+        lines += _table((section, "before", "after"), rows)
+    if len(changes) > _MOST_ROWS:
+        lines += [f"And {len(changes) - _MOST_ROWS} more changes."]
+    return "\n".join(lines) + "\n"
+
+
+def _limit_cells(row: Checked) -> tuple[str, ...]:
+    change = ""
+    if row.before is not None and row.after is not None:
+        difference = row.after - row.before
+        share = f" ({difference / abs(row.before):+.2%})" if row.before else ""
+        sign = "+" if difference >= 0 else "-"
+        change = f"{sign}{value_text(abs(difference), row.unit)}{share}"
+    verdict = "exceeded" if row.is_exceeded else "ok"
+    before, after = (value_text(value, row.unit) for value in (row.before, row.after))
+    return row.limit.text, before, after, change, verdict
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    ruler = ["---", *("---:" for _ in headings[1:])]
+    escaped = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (headings, ruler, *escaped)] + [""]
+
+
+DIFF = "diff"
+_DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
+
+
+def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the two files that `diff` compares and the remaining arguments.
+
+    Without `diff` there are no files, and all arguments remain.
+
+    Raises:
+      UserError: another subcommand was given, or another number of files.
+    """
+    subcommand = next(iter(argv[1:]), DIFF)
+    if not subcommand.startswith("-") and subcommand != DIFF:
+        raise UserError(
+            f"the subcommand {subcommand!r} is unknown. {names.nearest(subcommand, [DIFF])} "
+            "Without one, flags or the file of a program say what to plan, see --help"
+        )
+    if argv[1:2] != [DIFF]:
+        return [], argv
+    compared = [argument for argument in argv[2:] if not argument.startswith("--")]
+    rest = [argument for argument in argv[2:] if argument.startswith("--")]
+    if len(compared) != 2 and not set(rest) & {"--help", "-h"}:
+        raise UserError(
+            f"gshard-plan {DIFF} compares two files written by --json; {len(compared)} "
+            f"{'was' if len(compared) == 1 else 'were'} given"
+        )
+    return compared, [argv[0], *rest]
+
+
+def run(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Compares two plans and returns the exit code.
+
+    Args:
+      compared: the files of the plans.
+      values: the flags.
+      console: where the report goes.
+
+    Raises:
+      UserError: a flag does not apply, or a file is no plan.
+    """
+    for name in values:
+        if values[name].present and name not in _DIFF_FLAGS:
+            valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
+            raise UserError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
+    limited = limits.parse(values.fail_on)
+    output.check_writable(values, "markdown")
+    before, after = (plan.load(path) for path in compared)
+    changes = diff.diff(
+        before,
+        after,
+        allow_other_versions=values.allow_other_versions,
+        names=(compared[0], compared[1]),
+    )
+    print_diff(changes, console)
+    checked = [limit.check(before, after) for limit in limited]
+    if checked:
+        print_limits(checked, console)
+    if values.markdown:
+        text = markdown(checked, changes, compared)
+        pathlib.Path(values.markdown).write_text(text, encoding="utf-8")
+    rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
+    output.write_json(values.json, rows)
+    return EXCEEDED if any(row.is_exceeded for row in checked) else 0

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import rich.box
 import rich.console
+import rich.table
 
 from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.plan_reports import (
-    goodput_report,
-    loads_report,
-    memory_tables,
-    time_tables,
-)
+from lingvo_gshard.tools.plan_reports import goodput_report, loads_report, memory_tables
 from lingvo_gshard.tools.plan_reports.layout import escape, make_table, print_table, say
 
 
@@ -28,9 +25,9 @@ def print_plan(plan: Plan, console: rich.console.Console) -> None:
     memory_tables.print_layer_sizes(console, plan.tensors)
     memory_tables.print_tensors(console, plan.tensors)
     memory_tables.print_temporaries(console, plan.largest_temporaries)
-    time_tables.print_collectives(console, plan.collectives)
-    time_tables.print_arithmetic(console, plan.flops)
-    time_tables.print_layer_times(console, plan.layers)
+    memory_tables.print_collectives(console, plan.collectives)
+    memory_tables.print_arithmetic(console, plan.flops)
+    memory_tables.print_layer_times(console, plan.layers)
     _print_totals(console, plan)
     _print_budget(console, plan.budget)
     if plan.loads:

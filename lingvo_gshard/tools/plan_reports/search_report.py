@@ -13,7 +13,7 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan.plan import Plan, Record
-from lingvo_gshard.planning.search import result as search_result
+from lingvo_gshard.planning.search import experiment_search as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 from lingvo_gshard.tools.console.spelling import flag_of
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds

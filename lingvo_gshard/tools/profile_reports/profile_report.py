@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import rich.console
 
-from lingvo_gshard.planning.kinds import COLLECTIVES
-from lingvo_gshard.profiling.files import CALIBRATION, SUMMARY
-from lingvo_gshard.profiling.observer import ProfileResult
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.operation_rows import COLLECTIVES
+from lingvo_gshard.profiling.comparison import Comparison, PartComparison
+from lingvo_gshard.profiling.files import CALIBRATION, COMPARISON, SUMMARY, ProfileFiles
+from lingvo_gshard.profiling.observer import ProfiledStep, ProfileResult, write_profile
 from lingvo_gshard.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -21,23 +26,69 @@ from lingvo_gshard.profiling.profile import (
     OperationTime,
     Profile,
 )
+from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.profiling.trace import Recorder, tracer_of
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports.layout import (
-    MAX_ROWS,
-    escape,
-    make_table,
-    print_table,
-    say,
-)
-from lingvo_gshard.tools.profile_reports import comparison_report
-from lingvo_gshard.tools.profile_reports.hidden_rows import say_hidden
+from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, escape, make_table, print_table, say
+
+_Row = TypeVar("_Row")
+
+
+def say_hidden(
+    console: rich.console.Console,
+    rows: Sequence[_Row],
+    seconds_of: Callable[[_Row], float],
+    file: str,
+) -> None:
+    """Prints how many rows a table leaves out, the sum of their seconds, and the file with all."""
+    hidden = rows[MAX_ROWS:]
+    if hidden:
+        total = units.in_seconds(sum(map(seconds_of, hidden)))
+        say(console, f"and {len(hidden)} more, {total}; {file} has them all")
+
+
+_NUMBERS = ("predicted", "measured", "measured by predicted")
+
+
+def print_comparison(comparison: Comparison, console: rich.console.Console) -> None:
+    """Prints the comparison by kind of work and by layer."""
+    table = make_table("plan and profile", right=_NUMBERS)
+    for row in comparison.kinds:
+        table.add_row(row.part, *_cells(row.predicted, row.measured))
+    table.add_section()
+    predicted = sum(row.predicted for row in comparison.kinds)
+    measured = sum(row.measured for row in comparison.kinds)
+    table.add_row("all operations", *_cells(predicted, measured))
+    table.add_row("step", *_cells(comparison.predicted, comparison.measured))
+    print_table(console, table)
+    _print_compared_layers(console, comparison.layers)
+    say(
+        console,
+        "\nA plan knows neither waiting for input, nor pauses between operations, nor the host.",
+    )
+
+
+def _print_compared_layers(console: rich.console.Console, rows: Sequence[PartComparison]) -> None:
+    table = make_table("plan and profile of a layer", "phase", right=_NUMBERS)
+    for row in rows[:MAX_ROWS]:
+        cells = _cells(row.predicted, row.measured)
+        table.add_row(escape(row.part or "(no layer)"), row.phase, *cells)
+    print_table(console, table)
+    say_hidden(console, rows, lambda row: row.measured, COMPARISON)
+
+
+def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
+    ratio = f"{units.digits(measured / predicted)}x" if predicted else ""
+    return units.in_seconds(predicted), units.in_seconds(measured), ratio
 
 
 def print_result(result: ProfileResult, console: rich.console.Console) -> None:
     """Prints a profile, the comparison with its plan if it has one, and its files."""
     print_profile(result.profile, console)
     if result.comparison is not None:
-        comparison_report.print_comparison(result.comparison, console)
+        print_comparison(result.comparison, console)
     _print_files(result, console)
 
 
@@ -178,3 +229,38 @@ def _print_devices(console: rich.console.Console, rows: Sequence[DeviceTime]) ->
     print_table(console, table)
     if len(rows) > MAX_ROWS:
         say(console, f"and {len(rows) - MAX_ROWS} more devices")
+
+
+_STEPS = StepRange(1, 3)
+
+
+def profile_case(
+    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: rich.console.Console
+) -> None:
+    """Takes some steps of a measured model, writes their profile and prints it.
+
+    Args:
+      case: the model and its batch.
+      runtime: has compiled the step, and its state.
+      directory: gets a folder for each model.
+      console: where to print.
+    """
+    recorder = Recorder(tracer_of(runtime))
+    for step in range(_STEPS.first, _STEPS.last + 1):
+        recorder.begin(step)
+        recorder.start_step()
+        runtime.train_step(case.batch).read()
+    trace = recorder.end()
+    name = re.sub(r"[^\w.]+", "_", case.name)
+    files = ProfileFiles(pathlib.Path(directory) / name, _STEPS)
+    step = ProfiledStep(case.name, case.trainer, runtime, None)
+    print_result(write_profile(step, recorder, trace, case.batch, files), console)
+
+
+def make_directory(directory: str) -> None:
+    """Makes the directory of --profile; ValueError names the flag if that is impossible."""
+    try:
+        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core.files.cell import Cell, Generation
+from lingvo_gshard.core.files.objects import Cell, Generation
 from lingvo_gshard.training.run.run_lock import (
     STALE_SECONDS,
     Holder,

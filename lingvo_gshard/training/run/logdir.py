@@ -16,18 +16,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from lingvo_gshard.core.config import renamed
+from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects, paths
+from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.mirror import Mirror
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.bucket_lock import BucketLock
-from lingvo_gshard.training.run.checkpoint.parts import PARAMS_COPY
-from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
+from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.run_lock import LockedError, RunLock
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
@@ -49,9 +49,9 @@ class Logdir:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.place = paths.absolute(path)
+        self.place = stores.absolute(path)
         self.checkpoints = self.place / "checkpoints"
-        self._is_remote = paths.is_bucket(path)
+        self._is_remote = stores.is_bucket(path)
         self._lock: RunLock | BucketLock | None = None
 
     @property
@@ -308,7 +308,7 @@ def _params_in(path: pathlib.Path) -> Params:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     today, _, _ = params.to_text().splitlines()[-1].partition(" : ")
-    last = renamed.last_path(text) or today
+    last = params_text.last_path(text) or today
     if not text.endswith("\n") or f"\n{last} : " not in text:
         raise UserError(f"{path} is cut off: it does not end with {last}")
     return params

@@ -15,15 +15,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.checkpoint.keep_best import KeepBest
+from lingvo_gshard.training.run.checkpoint.choice import KeepBest
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.run.determinism.replay import batch_digest
+from lingvo_gshard.training.run.determinism import batch_digest
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.compilations import CompilationWatch
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.run.monitoring.diagnosis import NonFiniteError, diagnose
+from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError, diagnose
 from lingvo_gshard.training.run.monitoring.metrics import (
     BATCH_DIGEST,
     DEVICE_MEMORY,
@@ -31,7 +31,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     Row,
 )
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
-from lingvo_gshard.training.run.observers.step_observer import StepObserver, StepObservers
+from lingvo_gshard.training.run.monitoring.step_observer import StepObserver, StepObservers
 from lingvo_gshard.training.run.options import DEV
 from lingvo_gshard.training.run.roll_back import (
     BatchesWithoutSkipped,

@@ -22,7 +22,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.training.run.monitoring.compilations import Compilation
-from lingvo_gshard.training.run.routers.step import ReadSums
+from lingvo_gshard.training.run.routers.counts import ReadSums
 
 # Maps a metric's name to (value, weight); the mean over batches weights values by their weights.
 WeightedMetrics = dict[str, tuple[float, float]]

@@ -1,4 +1,8 @@
-"""Turns signals and a closed standard output into a request to finish the step, save, and end."""
+"""Turns signals and a closed standard output into a request to finish the step, save, and end.
+
+jax counts the processes that `jax.distributed` has connected. In the usual case of one process, the
+functions here return at once and start nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
 
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.processes import Ballot, count
 
 CLOSED_OUTPUT = "closed standard output"
 # Signal -> its name in messages.
@@ -102,7 +106,7 @@ class StopRequest:
         self.finishing = False
         self._received_at = 0.0
         self._previous: dict[int, Any] = {}
-        self._ballot: processes.Ballot | None = None
+        self._ballot: Ballot | None = None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -119,16 +123,16 @@ class StopRequest:
 
     def announce(self) -> None:
         """Shares this process's request. All processes call it before they start the same step."""
-        if processes.count() == 1:
+        if count() == 1:
             return
         if self._ballot is None:
-            self._ballot = processes.Ballot()
+            self._ballot = Ballot()
         self._ballot.cast(_REQUESTS.index(self.requested))
 
     @property
     def agreed(self) -> str | None:
         """The request that all processes know, as of the last `announce`."""
-        if processes.count() == 1:
+        if count() == 1:
             return self.requested
         return _REQUESTS[self._ballot.highest()] if self._ballot else None
 

@@ -1,4 +1,17 @@
-"""Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay."""
+"""Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay.
+
+bfloat16 is the upper half of a float32.
+
+int8 stores 8 bits for each element and a float32 scale for each block (Dettmers et al. 2021, arXiv
+2110.02861, section 2). A block is a row along the last dimension, so scales are sharded as the rows
+are. Levels are scale x (q / Q)^2, finer towards zero. A second moment is stored by its root, since
+it spans the square of the gradients' range. None of its elements is read as less than the lowest
+level; the update would divide by almost nothing where an element was rounded to zero.
+
+Both formats are rounded stochastically. In a step a moment changes by a share 1 - beta of itself,
+often less than half a level, and rounding to nearest would lose every such change. The random
+numbers depend on the step and the moment's path.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +23,19 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import weight_groups
-from lingvo_gshard.training.step import narrow_moments
-from lingvo_gshard.training.step.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8
+from lingvo_gshard.layers import lora
+from lingvo_gshard.training.step.narrow_moments import (
+    BFLOAT16,
+    DTYPES,
+    FLOAT32,
+    INT8,
+    dequantize,
+    dequantize_square,
+    quantize,
+    quantize_square,
+    rounding_key,
+    to_bfloat16,
+)
 from lingvo_gshard.training.step.optimizer import Commit, Moments, Optimizer
 
 # Names of moments: a running mean of gradients, and one of their squares.
@@ -81,7 +104,7 @@ class MomentOptimizer(Optimizer):
     def check(self, specs: NestedMap) -> None:
         super().check(specs)
         where = "step.optimizer.weight_decay_exclude"
-        weight_groups.check(where, self.p.weight_decay_exclude, specs)
+        lora.check(where, self.p.weight_decay_exclude, specs)
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         layouts = {name: spec.layout for name in self.moment_names}
@@ -99,7 +122,7 @@ class MomentOptimizer(Optimizer):
         """Returns a moment in float32."""
         if self._dtype(spec) != INT8:
             return tf.cast(moments[name], tf.float32)
-        read = narrow_moments.dequantize_square if name == SECOND else narrow_moments.dequantize
+        read = dequantize_square if name == SECOND else dequantize
         return read(moments[name], moments[_scale(name)])
 
     def store(
@@ -121,10 +144,10 @@ class MomentOptimizer(Optimizer):
         if dtype == FLOAT32:
             value = commit(moments[name], value)
             return value, {name: value}
-        key = narrow_moments.key(f"{spec.path}/{name}", step)
+        key = rounding_key(f"{spec.path}/{name}", step)
         if dtype == BFLOAT16:
-            return value, {name: commit(moments[name], narrow_moments.to_bfloat16(value, key))}
-        write = narrow_moments.quantize_square if name == SECOND else narrow_moments.quantize
+            return value, {name: commit(moments[name], to_bfloat16(value, key))}
+        write = quantize_square if name == SECOND else quantize
         parts = zip((name, _scale(name)), write(value, key), strict=True)
         return value, {part: commit(moments[part], new) for part, new in parts}
 
@@ -140,7 +163,7 @@ class MomentOptimizer(Optimizer):
         decay = self.p.weight_decay
         if not decay or spec.role not in _DECAYING:
             return change
-        if any(weight_groups.matches(p, spec) for p in self.p.weight_decay_exclude):
+        if any(lora.matches(p, spec) for p in self.p.weight_decay_exclude):
             return change
         return change + learning_rate * decay * weight
 

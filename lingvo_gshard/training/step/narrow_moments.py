@@ -21,13 +21,7 @@ from lingvo_gshard.core.shapes import known_sizes
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 DTYPES = (FLOAT32, BFLOAT16, INT8)
-
 _SIGNED_LEVELS, _ROOT_LEVELS = 127, 255
-
-
-def key(path: str, step: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 [2] key of the random numbers that round an array after a step."""
-    return tf.stack([tf.constant(random_numbers.word(path), tf.int32), tf.cast(step, tf.int32)])
 
 
 def to_bfloat16(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -73,3 +67,8 @@ def _levels(x: tf.Tensor, most: int, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     upward = (level * level - lower * lower) / (2.0 * lower + 1.0)
     chance = random_numbers.hashed_uniform(known_sizes(x.shape), key)
     return lower + tf.cast(chance < upward, tf.float32), scale
+
+
+def rounding_key(path: str, step: tf.Tensor) -> tf.Tensor:
+    """Returns the int32 [2] key of the random numbers that round an array after a step."""
+    return tf.stack([tf.constant(random_numbers.word(path), tf.int32), tf.cast(step, tf.int32)])

@@ -18,8 +18,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import weight_groups
-from lingvo_gshard.training.step import narrow_moments
+from lingvo_gshard.layers import lora
+from lingvo_gshard.training.step.narrow_moments import rounding_key, to_bfloat16
 
 # Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
 SCOPE = "optimizer"
@@ -72,7 +72,7 @@ class Optimizer(Configurable):
         Raises:
           UserError: a pattern matches no weight, or all weights are frozen.
         """
-        weight_groups.check(_FACTORS, self.p.learning_rate_factors, specs)
+        lora.check(_FACTORS, self.p.learning_rate_factors, specs)
         if not any(self.moves(spec) for spec in specs.flatten()):
             raise UserError(f"{_FACTORS}: {self.p.learning_rate_factors} leaves no weight to train")
 
@@ -95,7 +95,7 @@ class Optimizer(Configurable):
     def learning_rate_factor(self, spec: VariableSpec) -> float:
         """Returns the factor of a weight's learning rate."""
         for pattern, factor in self.p.learning_rate_factors.items():
-            if weight_groups.matches(pattern, spec):
+            if lora.matches(pattern, spec):
                 return float(factor)
         return 0.0 if spec.is_frozen else 1.0
 
@@ -274,7 +274,7 @@ class Optimizer(Configurable):
 def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
     """Returns an updated weight in its own dtype. Values that the dtype holds do not change."""
     if dtype == tf.bfloat16 and updated.dtype == tf.float32:
-        return narrow_moments.to_bfloat16(updated, narrow_moments.key(spec.path, step))
+        return to_bfloat16(updated, rounding_key(spec.path, step))
     return tf.cast(updated, dtype)
 
 

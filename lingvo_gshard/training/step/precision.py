@@ -3,6 +3,11 @@
 Some things are float32 with every precision: routing, softmax, losses, the statistics of norms,
 sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
 `moment_dtype` says otherwise.
+
+The backward pass computes the gradient of the loss times a scale; the gradient is then divided by
+the scale in float32. The scale is as large as the type allows: it grows after many finite steps in
+a row. If a gradient is not finite, the step is skipped and the scale becomes smaller. Micikevicius
+et al. 2018, arXiv 1710.03740, section 3.2.
 """
 
 from __future__ import annotations
@@ -11,9 +16,96 @@ import dataclasses
 from typing import cast
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
+
+# The part of a trainer's state that holds the scale.
+PART = "loss_scale"
+
+
+class LossScale(Configurable):
+    """Decides how the scale changes. Its state is a NestedMap with these scalars:
+
+    scale          float32
+    good_steps     int32, finite steps since the scale last changed
+    skipped_steps  int32, skipped steps of the run
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("initial", 2.0**15, "The scale of the first step.", above=0)
+        p.define(
+            "growth_interval", 2000, "Finite steps in a row before the scale grows.", minimum=1
+        )
+        p.define("growth_factor", 2.0, "The factor by which the scale grows.", minimum=1)
+        p.define(
+            "backoff_factor",
+            0.5,
+            "The factor of the scale after a step that is not finite.",
+            above=0,
+            below=1,
+        )
+        p.define(
+            "minimum",
+            1.0,
+            "The smallest scale. A step that is not finite with it ends the run.",
+            above=0,
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        p = self.p
+        if p.initial < p.minimum:
+            raise UserError(
+                f"step.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
+            )
+
+    def specs(self) -> NestedMap:
+        """Returns the state's tree of VariableSpec."""
+
+        def spec(name: str, dtype: str, start: float) -> VariableSpec:
+            return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(start))
+
+        return NestedMap(
+            good_steps=spec("good_steps", "int32", 0),
+            scale=spec("scale", "float32", self.p.initial),
+            skipped_steps=spec("skipped_steps", "int32", 0),
+        )
+
+    def begin(self) -> NestedMap:
+        """Returns the state before the first step."""
+        return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+
+    def is_minimal(self, scale: tf.Tensor | float) -> tf.Tensor | bool:
+        """Returns whether the scale cannot become smaller."""
+        return scale <= self.p.minimum
+
+    def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
+        """Returns the state after a step.
+
+        Args:
+          state: the state before the step.
+          finite: a bool scalar, whether the step's loss and gradients were finite.
+        """
+        p, good_steps = self.p, state.good_steps + 1
+        grows = good_steps >= p.growth_interval
+        grown = state.scale * p.growth_factor
+        # A scale does not grow beyond the range of float32.
+        grown = tf.where(grows & tf.math.is_finite(grown), grown, state.scale)
+        reduced = tf.maximum(state.scale * p.backoff_factor, p.minimum)
+        return NestedMap(
+            good_steps=tf.where(finite & ~grows, good_steps, 0),
+            scale=tf.where(finite, grown, reduced),
+            skipped_steps=state.skipped_steps + tf.cast(tf.logical_not(finite), tf.int32),
+        )
+
 
 _PARAM = "step.precision"
 _DEFAULT = "float32"

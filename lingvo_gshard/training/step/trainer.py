@@ -17,19 +17,12 @@ from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import (
-    averages,
-    gradient_norm,
-    loss_scale,
-    micro_batches,
-    optimizer,
-    precision,
-)
+from lingvo_gshard.training.step import averages, micro_batches, optimizer, precision, update_ratios
 from lingvo_gshard.training.step import spikes as spikes
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.local_updates import LocalUpdates
-from lingvo_gshard.training.step.loss_scale import LossScale
 from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.update_ratios import UpdateRatios
 
@@ -159,7 +152,7 @@ class Trainer(Configurable):
         if self.p.average_decay:
             specs[averages.PART] = averages.specs(self.theta_specs)
         if self.loss_scale:
-            specs[loss_scale.PART] = self.loss_scale.specs()
+            specs[precision.PART] = self.loss_scale.specs()
         if self.spikes:
             specs[spikes.PART] = self.spikes.specs()
         return specs
@@ -183,7 +176,7 @@ class Trainer(Configurable):
         if self.p.average_decay:
             parts[averages.PART] = averages.begin(theta)
         if self.loss_scale:
-            parts[loss_scale.PART] = self.loss_scale.begin()
+            parts[precision.PART] = self.loss_scale.begin()
         if self.spikes:
             parts[spikes.PART] = self.spikes.begin()
         return parts
@@ -236,13 +229,13 @@ class Trainer(Configurable):
         scale = state.loss_scale.scale if self.loss_scale else None
         with tf.name_scope(f"{optimizer.SCOPE}/"):
             specs = self.theta_specs
-            norm = gradient_norm.global_norm(
+            norm = update_ratios.global_norm(
                 gradients, [*map(self.optimizer.moves, specs.flatten())]
             )
             learning_rate = self.schedule(state.step)
 
             def clipped() -> NestedMap:
-                return gradient_norm.clipped(gradients, specs, norm, self.p.clip_norm)
+                return update_ratios.clipped(gradients, specs, norm, self.p.clip_norm)
 
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
@@ -297,7 +290,7 @@ class Trainer(Configurable):
             new_state[averages.PART] = self._next_averages(state, theta, updates, is_frozen)
         if self.loss_scale:
             new = self.loss_scale.update(state.loss_scale, finite)
-            new_state[loss_scale.PART] = _unless(stopped, state.loss_scale, new)
+            new_state[precision.PART] = _unless(stopped, state.loss_scale, new)
         if verdict:
             new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
         ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_frozen)

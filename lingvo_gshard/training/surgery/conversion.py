@@ -3,6 +3,9 @@
 Arrays are matched by the names of their layers. Each slice of the stacked weights of a compiled
 loop has the name that it would have without the loop. So the match does not depend on which layers
 are compiled as loops.
+
+Devices have equal parts of the experts, in their order. A router's weights are put into the same
+order, so that the model computes the same function.
 """
 
 from __future__ import annotations

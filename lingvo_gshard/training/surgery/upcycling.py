@@ -17,7 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import activations, token_context
+from lingvo_gshard.layers import feed_forward, token_context
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
@@ -94,7 +94,7 @@ def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
     moe = MixtureOfExperts.params().set(
         num_experts=num_experts, hidden_dim=dense.hidden_dim, dtype=dense.dtype
     )
-    moe.experts.set(use_bias=dense.use_bias, **activations.options(dense))
+    moe.experts.set(use_bias=dense.use_bias, **feed_forward.options(dense))
     moe.router.set(
         evaluation_capacity_factor=float(num_experts), auxiliary_loss_weight=0.01 * num_experts**2
     )

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.autodiff.joint_graph import JointGraph
-from lingvo_gshard.core.autodiff.remat_costs import MemoryCosts, TimeCosts
+from lingvo_gshard.core.autodiff.remat_policy import MemoryCosts, TimeCosts
 
 B, M, H = 4, 8, 16
 X, W_IN, W_OUT = ([B, M], [M, H], [H, M])

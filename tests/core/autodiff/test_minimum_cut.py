@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.core.autodiff.minimum_cut import tensors_to_save
+from lingvo_gshard.core.autodiff.remat_policy import tensors_to_save
 
 
 class Case:

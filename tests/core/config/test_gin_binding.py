@@ -6,9 +6,9 @@ import pytest
 from absl.testing import absltest
 from hypothesis import strategies
 
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Configurable
+from lingvo_gshard.core.config.registry import Experiment
 
 
 class Optimizer(Configurable):

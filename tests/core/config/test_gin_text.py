@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from lingvo_gshard.api.experiments import describe, experiment
-from lingvo_gshard.core.config import params_text, user_modules
+from lingvo_gshard.core.config import params_text, registry
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_class_of_another_module_is_not_imported(saved, module):
 def test_a_class_of_a_module_that_the_user_named_is_imported(saved, tmp_path, monkeypatch):
     (tmp_path / "my_named_tasks.py").write_text("from lingvo_gshard.tasks.translation import *")
     monkeypatch.syspath_prepend(tmp_path)
-    user_modules.import_module("my_named_tasks")
+    registry.import_module("my_named_tasks")
     text = saved[0].read_text()
     own = text.replace("task.cls : lingvo_gshard.tasks.translation", "task.cls : my_named_tasks")
     assert own != text

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.registry import Experiment
 
 
 @pytest.fixture(autouse=True)

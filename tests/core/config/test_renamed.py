@@ -1,12 +1,14 @@
 """Runs of earlier versions are read: their params.txt, as those versions wrote it."""
 
+import importlib
 import pathlib
 
 import pytest
 
 import lingvo_gshard.params  # noqa: F401
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.layers.stacks.loop import Repeat
 
 OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
 
@@ -34,3 +36,13 @@ def test_todays_params_are_read_as_they_are():
 def test_a_setting_with_an_old_name_is_refused_with_todays(old, new):
     with pytest.raises(ValueError, match=f"Did you mean '{new}'"):
         gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
+
+
+def test_every_class_with_a_new_module_is_found_there():
+    """Also in gin files, which name classes as params.txt does."""
+    old = "lingvo_gshard.layers.stacks.repeat.Repeat"
+    params = registry.get("translation.quickstart")
+    params = gin_binding.apply_gin(params, [], [f"task.decoder.execution = @{old}"])
+    assert params.task.decoder.execution.cls is Repeat
+    for module in params_text.RENAMED_MODULES.values():
+        importlib.import_module(f"lingvo_gshard.{module}")

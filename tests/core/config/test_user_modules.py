@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.config import registry
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def module(tmp_path, monkeypatch):
 
 def test_a_module_is_returned(module):
     module("size = 3\n")
-    assert user_modules.import_module("of_the_user").size == 3
+    assert registry.import_module("of_the_user").size == 3
 
 
 @pytest.mark.parametrize("name", ["of_nobody", "of_nobody.inner", "os.of_nobody"])
 def test_a_module_that_is_not_there_is_missing(name):
     with pytest.raises(ModuleNotFoundError):
-        user_modules.import_module(name)
+        registry.import_module(name)
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_the_line_of_the_user_that_fails_is_named(module, text, line, error):
     file = module(text)
     expected = f"^the module of_the_user cannot be imported: {file}:{line}: {error}$"
     with pytest.raises(ValueError, match=expected):
-        user_modules.import_module("of_the_user")
+        registry.import_module("of_the_user")

@@ -5,8 +5,8 @@ import inspect
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.tracing import graph_lines
-from lingvo_gshard.core.tracing.graph_lines import GraphLines
+from lingvo_gshard.core.tracing import source_lines
+from lingvo_gshard.core.tracing.source_lines import GraphLines
 
 
 def compute(x):
@@ -67,9 +67,9 @@ def differentiate(x):
 def test_a_gradient_belongs_to_the_line_that_it_differentiates(monkeypatch):
     # A trainer calls the tape, and its lines are none of the model.
     tape_line = _line(differentiate, "return tape")
-    own = graph_lines.line_of_operation
+    own = source_lines.line_of_operation
     monkeypatch.setattr(
-        graph_lines, "line_of_operation", lambda o: own(o) if own(o) != tape_line else ""
+        source_lines, "line_of_operation", lambda o: own(o) if own(o) != tape_line else ""
     )
     traced = tf.function(differentiate).get_concrete_function(tf.TensorSpec([3])).graph
     lines = GraphLines([traced])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching import batches, mixing, prefetch
+from lingvo_gshard.data.batching import batches
 from lingvo_gshard.data.batching.packing import SentencePairs, Tokens
 
 COUNT = 150
@@ -21,7 +21,7 @@ def stream(seed=1, rows=4, window=60, identity="x"):
         [[10 + i] + [3] * numbers.integers(0, longest) + [2] for i in range(COUNT)]
     )
     members = {"de": np.arange(100), "fr": np.arange(100, COUNT)}
-    mixture = mixing.Mixture(members, 2.0, window, seed)
+    mixture = batches.Mixture(members, 2.0, window, seed)
     pairs = SentencePairs(make(14), make(10), (rows, 32, 24))
     return batches.PackedBatches(pairs, mixture, identity)
 
@@ -51,12 +51,12 @@ def test_every_sentence_is_eventually_batched():
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(st.integers(0, 60), st.integers(0, 4), st.sampled_from([5, 60]))
 def test_resumes_exactly(steps, depth, window):
-    first = prefetch.Prefetcher(stream(window=window), depth)
+    first = batches.Prefetcher(stream(window=window), depth)
     for _ in range(steps):
         next(first)
     state = json.loads(json.dumps(first.get_state()))
     expected = [next(first) for _ in range(12)]
-    second = prefetch.Prefetcher(stream(window=window), depth)
+    second = batches.Prefetcher(stream(window=window), depth)
     next(second)
     second.set_state(state)
     assert second.get_state() == state

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.batching import batches
 
 
 @hypothesis.given(
@@ -18,24 +18,24 @@ from lingvo_gshard.data.batching import mixing
 def test_probabilities_follow_the_formula(counts, temperature):
     expected = [n ** (1 / temperature) for n in counts]
     expected = np.array(expected) / sum(expected)
-    actual = mixing.temperature_probabilities(counts, temperature)
+    actual = batches.temperature_probabilities(counts, temperature)
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 def test_probability_errors():
     with pytest.raises(ValueError, match="temperature must be at least 1, not 0.5"):
-        mixing.temperature_probabilities([1, 2], 0.5)
+        batches.temperature_probabilities([1, 2], 0.5)
     with pytest.raises(ValueError, match="temperature"):
-        mixing.temperature_probabilities([1, 2], math.nan)
+        batches.temperature_probabilities([1, 2], math.nan)
     for counts in ([], [1, 0]):
         with pytest.raises(ValueError, match="at least one sentence"):
-            mixing.temperature_probabilities(counts, 1.0)
+            batches.temperature_probabilities(counts, 1.0)
 
 
 def mixture(sizes, temperature=1.0, block_size=50, seed=3):
     starts = np.cumsum([0] + list(sizes))
     members = {f"l{i}": np.arange(starts[i], starts[i + 1]) for i in range(len(sizes))}
-    return mixing.Mixture(members, temperature, block_size, seed), members
+    return batches.Mixture(members, temperature, block_size, seed), members
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0])

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lingvo_gshard.data.batching import prefetch
+from lingvo_gshard.data.batching import batches
 
 
 class Counter:
@@ -28,7 +28,7 @@ class Counter:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_order_and_positions(depth):
-    items = prefetch.Prefetcher(Counter(), depth)
+    items = batches.Prefetcher(Counter(), depth)
     assert items.get_state() == {"at": 0}
     for expected in range(10):
         assert next(items) == expected
@@ -40,7 +40,7 @@ def test_order_and_positions(depth):
 
 def test_prefetches_at_most_depth_items():
     counter = Counter()
-    items = prefetch.Prefetcher(counter, 3)
+    items = batches.Prefetcher(counter, 3)
     next(items)
     items.close()
     assert 1 <= counter.at <= 4
@@ -48,7 +48,7 @@ def test_prefetches_at_most_depth_items():
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_errors_are_raised_in_order(depth):
-    items = prefetch.Prefetcher(Counter(fails_at=2), depth)
+    items = batches.Prefetcher(Counter(fails_at=2), depth)
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(RuntimeError, match="broken"):
         next(items)
@@ -58,7 +58,7 @@ def test_errors_are_raised_in_order(depth):
 
 def test_close_stops_the_thread():
     before = threading.active_count()
-    items = prefetch.Prefetcher(Counter(), 2)
+    items = batches.Prefetcher(Counter(), 2)
     next(items)
     items.close()
     assert threading.active_count() == before
@@ -66,4 +66,4 @@ def test_close_stops_the_thread():
 
 def test_rejects_a_negative_depth():
     with pytest.raises(ValueError, match="prefetch_batches must be at least 0, not -1"):
-        prefetch.Prefetcher(Counter(), -1)
+        batches.Prefetcher(Counter(), -1)

@@ -4,7 +4,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching.row_filler import RowFiller
+from lingvo_gshard.data.batching.packing import RowFiller
 
 K, L = 24, 12
 

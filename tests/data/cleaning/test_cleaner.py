@@ -4,9 +4,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.cleaning import duplicates, normalization
+from lingvo_gshard.data.cleaning import all_rules, markup, near_duplicates, normalization
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.cleaning.rules import all_rules, markup
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 
@@ -42,7 +41,7 @@ def test_duplicates_are_detected_after_normalization_within_a_language():
     ]
     kept, report = cleaner().clean(rows, "train")
     assert [row.line for row in kept] == [1, 3]
-    assert report.dropped == {duplicates.REASON: 1}
+    assert report.dropped == {near_duplicates.DUPLICATE: 1}
     assert report.rewritten == {normalization.REWRITTEN_NFC: 1, normalization.REWRITTEN_SPACE: 1}
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.data.cleaning import documents, duplicates, normalization
-from lingvo_gshard.data.cleaning.documents import DocumentCleaner
+from lingvo_gshard.data.cleaning import leaks, near_duplicates, normalization
+from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -26,10 +26,10 @@ def test_dropped_documents_are_counted():
     kept, report = clean(texts, min_characters=2, max_characters=5)
     assert kept == ["abc"]
     assert report.dropped == {
-        documents.EMPTY: 1,
-        documents.SHORT: 1,
-        duplicates.REASON: 1,
-        documents.LONG: 1,
+        leaks.EMPTY: 1,
+        leaks.SHORT: 1,
+        near_duplicates.DUPLICATE: 1,
+        leaks.LONG: 1,
     }
     assert report.read == 5 and report.kept == 1
 

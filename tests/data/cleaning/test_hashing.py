@@ -4,8 +4,8 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.cleaning import hashing
-from lingvo_gshard.data.cleaning.hashing import TextHashes
+from lingvo_gshard.data.cleaning import near_duplicates
+from lingvo_gshard.data.cleaning.near_duplicates import TextHashes
 
 _MASK = (1 << 64) - 1
 
@@ -18,7 +18,7 @@ def _mixed(x):
 
 
 def _hash(text):
-    terms = (_mixed(ord(c)) * hashing._BASE**i for i, c in enumerate(text))
+    terms = (_mixed(ord(c)) * near_duplicates._BASE**i for i, c in enumerate(text))
     return _mixed(sum(terms) & _MASK)
 
 

@@ -10,7 +10,7 @@ from lingvo_gshard.data.cleaning.leaks import (
     SeenInTrain,
     Wanted,
 )
-from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.cleaning.near_duplicates import fold
 from lingvo_gshard.data.sources.row import Row
 
 _TEXT = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE".split()), max_size=8)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.cleaning.near_duplicates import NearDuplicates
-from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.cleaning.near_duplicates import NearDuplicates, fold
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -135,6 +134,6 @@ def test_the_cleaner_drops_and_counts_them():
     ]
     kept, report = p.instantiate().clean(rows, "train")
     assert [row.line for row in kept] == [1, 3]
-    assert report.dropped == {near_duplicates.REASON: 1}
-    assert report.examples[near_duplicates.REASON].startswith("a:2: 'Die Datei")
+    assert report.dropped == {near_duplicates.NEAR_DUPLICATE: 1}
+    assert report.examples[near_duplicates.NEAR_DUPLICATE].startswith("a:2: 'Die Datei")
     assert len(p.instantiate().clean(rows, "test")[0]) == 3

@@ -13,7 +13,7 @@ import sentencepiece
 from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.shard_writer import ShardWriter
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 # (language, source) -> rows in each split.

@@ -8,8 +8,8 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.console import standard_streams, startup
-from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.tools.console import process_start, startup
+from lingvo_gshard.tools.console.process_start import SignalWatch
 from tests import tiny
 
 
@@ -46,6 +46,6 @@ def prepared_experiment() -> Params:
 
 
 if __name__ == "__main__":
-    standard_streams.open_closed_streams()
+    process_start.open_closed_streams()
     with SignalWatch(train.NAME):
         sys.exit(startup.guarded(train.NAME, train.main)(sys.argv))

@@ -10,7 +10,7 @@ import pytest
 from array_record.python import array_record_module
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.prepared import manifest, record, shard_writer
+from lingvo_gshard.data.prepared import manifest, shard_writer
 
 _IDS = st.lists(st.integers(0, 0xFFFF), max_size=20)
 _ROWS = [([4, 5, 2], [6, 2]), ([], [9, 8, 7, 2]), ([70, 2], [2])]
@@ -18,25 +18,25 @@ _ROWS = [([4, 5, 2], [6, 2]), ([], [9, 8, 7, 2]), ([70, 2], [2])]
 
 @hypothesis.given(st.lists(st.tuples(_IDS, _IDS), max_size=10), st.sampled_from([2, 4]))
 def test_records_hold_the_ids(rows, width):
-    records = [record.encode(source, target, width) for source, target in rows]
+    records = [manifest.encode(source, target, width) for source, target in rows]
     letter = {2: "H", 4: "I"}[width]
     for (source, target), content in zip(rows, records, strict=True):
         values = [len(source), *source, *target]
         assert content == struct.pack(f"<{len(values)}{letter}", *values)
-    for side, tokens in enumerate(record.decode(records, width)):
+    for side, tokens in enumerate(manifest.decode(records, width)):
         assert tokens.ids.dtype == np.int32
         found = np.split(tokens.ids, tokens.offsets[1:-1]) if rows else []
         assert [part.tolist() for part in found] == [row[side] for row in rows]
 
 
 def test_ids_need_two_bytes_up_to_65536_ids():
-    assert [record.id_bytes(n) for n in (4, 1 << 16, (1 << 16) + 1)] == [2, 2, 4]
+    assert [manifest.id_bytes(n) for n in (4, 1 << 16, (1 << 16) + 1)] == [2, 2, 4]
 
 
 @pytest.mark.parametrize("ids", [[1 << 16], [-1]])
 def test_an_id_that_does_not_fit_is_refused(ids):
     with pytest.raises(ValueError, match="up to 65,535"):
-        record.encode([3], ids, 2)
+        manifest.encode([3], ids, 2)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_id_that_does_not_fit_is_refused(ids):
 )
 def test_bytes_that_are_no_record_are_refused(content, message):
     with pytest.raises(ValueError, match=message):
-        record.decode([record.encode([4], [5], 2), content], 2)
+        manifest.decode([manifest.encode([4], [5], 2), content], 2)
 
 
 def _write(directory, rows=_ROWS, **names):
@@ -64,7 +64,7 @@ def test_a_shard_is_an_array_record_file_with_its_lengths(tmp_path):
     shard = _write(tmp_path, number=1, count=4)
     assert shard.file == "train/de/web-00001-of-00004.array_record"
     reader = array_record_module.ArrayRecordReader(str(tmp_path / shard.file))
-    assert reader.read_all() == [record.encode(*row, 2) for row in _ROWS]
+    assert reader.read_all() == [manifest.encode(*row, 2) for row in _ROWS]
     lengths = np.load(tmp_path / shard.lengths, mmap_mode="r")
     assert lengths.dtype == np.uint16 and lengths.tolist() == [[3, 2], [0, 4], [2, 1]]
     assert (shard.rows, shard.source_tokens, shard.target_tokens) == (3, 5, 7)

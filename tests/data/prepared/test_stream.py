@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.prepared import base_input, manifest
+from lingvo_gshard.data.prepared import base_input, manifest, mixture_plan
 from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
-from lingvo_gshard.data.prepared.planning import plan
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from tests.data.prepared import corpora
 
@@ -25,7 +24,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short_chapters(monkeypatch):
-    monkeypatch.setattr(plan, "BLOCKS_OF_CHAPTER", 3)
+    monkeypatch.setattr(mixture_plan, "BLOCKS_OF_CHAPTER", 3)
 
 
 def make(directory, own_rows=None, **values):

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from lingvo_gshard.data.sources import mo
+from lingvo_gshard.data.sources.gettext import DamagedCatalogError, parse
 
 STRINGS = [
     (b"", b"Content-Type: text/plain; charset=UTF-8\nLanguage: de\n"),
@@ -35,7 +35,7 @@ def catalog(order="<", revision=0):
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_reads_what_the_standard_library_reads(order):
     content = catalog(order)
-    found = mo.parse(content)
+    found = parse(content)
     assert found.headers["Language"] == "de"
     assert found.messages == [
         (1, "Open", "", ["Öffnen"]),
@@ -51,26 +51,26 @@ def test_reads_what_the_standard_library_reads(order):
 def test_every_truncation_is_refused(order):
     content = catalog(order)
     for size in range(len(content)):
-        with pytest.raises(mo.DamagedCatalogError, match=r"truncated|empty|no \.mo file"):
-            mo.parse(content[:size])
+        with pytest.raises(DamagedCatalogError, match=r"truncated|empty|no \.mo file"):
+            parse(content[:size])
 
 
 def test_wrong_offsets_and_revisions_are_refused():
     content = bytearray(catalog())
     struct.pack_into("<I", content, 28 + 8, 3)
-    with pytest.raises(mo.DamagedCatalogError, match="message 2 of 5 does not end with a NUL"):
-        mo.parse(bytes(content))
+    with pytest.raises(DamagedCatalogError, match="message 2 of 5 does not end with a NUL"):
+        parse(bytes(content))
     struct.pack_into("<I", content, 8, 0xFFFFFFFF)
-    with pytest.raises(mo.DamagedCatalogError, match="the table of messages ends at byte"):
-        mo.parse(bytes(content))
-    with pytest.raises(mo.DamagedCatalogError, match="unknown revision 7"):
-        mo.parse(catalog(revision=7 << 16))
+    with pytest.raises(DamagedCatalogError, match="the table of messages ends at byte"):
+        parse(bytes(content))
+    with pytest.raises(DamagedCatalogError, match="unknown revision 7"):
+        parse(catalog(revision=7 << 16))
 
 
 def test_a_codec_that_is_no_character_set_is_refused():
     content = catalog().replace(b"charset=UTF-8\n", b"charset=hex  \n")
-    with pytest.raises(mo.DamagedCatalogError, match="character set 'hex' is unknown"):
-        mo.parse(content)
+    with pytest.raises(DamagedCatalogError, match="character set 'hex' is unknown"):
+        parse(content)
 
 
 def test_strings_that_overlap_are_refused_before_they_fill_the_memory():
@@ -79,5 +79,5 @@ def test_strings_that_overlap_are_refused_before_they_fill_the_memory():
     tables, begin = 28, 28 + 16 * count
     rows = struct.pack("<2I", 2**20, begin) * (2 * count)
     header = struct.pack("<7I", 0x950412DE, 0, count, tables, tables + 8 * count, 0, begin)
-    with pytest.raises(mo.DamagedCatalogError, match="its messages overlap"):
-        mo.parse(header + rows + text)
+    with pytest.raises(DamagedCatalogError, match="its messages overlap"):
+        parse(header + rows + text)

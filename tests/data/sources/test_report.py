@@ -2,8 +2,8 @@
 
 import collections
 
+from lingvo_gshard.data.cleaning import all_rules
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.cleaning.rules import all_rules
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 

@@ -6,7 +6,7 @@ import lzma
 import pytest
 
 from lingvo_gshard.data.cleaning import leaks
-from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.cleaning.near_duplicates import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.text import IN_HELD_OUT, EmbeddedEnglish, TextReader
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.data.vocabularies.coverage import TARGETS, coverage, of_rows, to_note
+from lingvo_gshard.data.vocabularies.vocabulary_trainer import TARGETS, coverage, of_rows, to_note
 from tests.data import corpora
 from tests.data.vocabularies.test_json_vocabulary import JsonVocabulary, tokenizer
 

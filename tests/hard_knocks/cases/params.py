@@ -390,8 +390,7 @@ CASES = (
     ),
     Case(
         "an unknown remat policy",
-        _MODEL
-        + "--gin_param='task.encoder.execution = @lingvo_gshard.layers.stacks.repeat.Repeat' "
+        _MODEL + "--gin_param='task.encoder.execution = @lingvo_gshard.layers.stacks.loop.Repeat' "
         "--gin_param='task.encoder.execution.rematerialize = \"al\"'",
         error="task.encoder: encoder.execution.rematerialize: unknown rematerialization "
         "policy 'al'. Valid: full, none, products, products_but_hidden.",

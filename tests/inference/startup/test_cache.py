@@ -5,10 +5,10 @@ import os
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.model_facts import ModelFacts
-from lingvo_gshard.inference.startup import cache
-from lingvo_gshard.inference.startup.fingerprint import code_stamp
+from lingvo_gshard.inference.programs import startup_cache
+from lingvo_gshard.inference.programs.startup_cache import code_stamp
 from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.tasks.model_facts import ModelFacts
 
 FACTS = ModelFacts(
     vocabulary_size=13, bos_id=1, end_ids=(2,), has_source=True, most_source=8, most_positions=16
@@ -21,7 +21,7 @@ ARRAYS = (
 
 def written(directory, logdir, owner, content, used):
     """Returns an entry with two weights, last used at a time."""
-    entry = cache.find_entry(directory, owner, content)
+    entry = startup_cache.find_entry(directory, owner, content)
     values = [jax.numpy.arange(6.0).reshape(2, 3), jax.numpy.arange(4, dtype="bfloat16")]
     entry.write_model(str(logdir), FACTS, ARRAYS, values)
     os.utime(entry.path, (used, used))
@@ -58,11 +58,11 @@ def test_what_nobody_needs_is_removed(tmp_path):
     other = written(directory, run, "she", 1, 150)
     (tmp_path / "cache" / "my-files").mkdir()
     newest = written(directory, run, "me", 2, 10)
-    size = cache._size(newest.path)
-    cache.prune(newest, most_bytes=4 * size)
+    size = startup_cache._size(newest.path)
+    startup_cache.prune(newest, most_bytes=4 * size)
     assert not older.path.exists() and not deleted.path.exists()
     assert unused.path.exists() and other.path.exists() and newest.path.exists()
-    cache.prune(newest, most_bytes=2 * size)
+    startup_cache.prune(newest, most_bytes=2 * size)
     assert not unused.path.exists() and other.path.exists() and newest.path.exists()
     assert (tmp_path / "cache" / "my-files").exists()
 

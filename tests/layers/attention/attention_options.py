@@ -3,9 +3,9 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
-from lingvo_gshard.layers.attention.positions.rotary_scaling import YarnScaling
+from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.attention.rotary import YarnScaling
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import HeadsRMSNorm
 

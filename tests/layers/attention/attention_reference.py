@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.layers.attention.positions.rotary_scaling import YarnScaling
+from lingvo_gshard.layers.attention.rotary import YarnScaling
 from lingvo_gshard.layers.norm import HeadsRMSNorm
 
 

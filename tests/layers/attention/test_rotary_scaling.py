@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.attention.positions import rotary
-from lingvo_gshard.layers.attention.positions.rotary_scaling import (
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.attention.rotary import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.capacity import ORDERS, PRIORITIES, Choice, assign
+from lingvo_gshard.layers.moe.routing import ORDERS, PRIORITIES, Choice, assign
 
 EXPERTS = 3
 

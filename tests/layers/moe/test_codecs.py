@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import codecs
+from lingvo_gshard.layers.moe import exchange
 
 ROWS = (2, 3, 2)
 SOME = np.random.default_rng(1).normal(size=(*ROWS, 5)).astype(np.float32)
@@ -22,13 +22,13 @@ finite = hnp.arrays(
 
 
 def round_trip(name: str, x) -> np.ndarray:
-    codec = codecs.CODECS[name]
+    codec = exchange.CODECS[name]
     return codec.decode(codec.encode(tf.constant(x)), tf.float32).numpy()
 
 
 @hypothesis.given(finite)
 def test_int8_error_is_at_most_half_a_step(x):
-    steps, scale = codecs.CODECS["int8"].encode(tf.constant(x))
+    steps, scale = exchange.CODECS["int8"].encode(tf.constant(x))
     assert steps.dtype == tf.int8 and steps.shape == x.shape and scale.shape == ROWS
     exact_scale = np.abs(x.astype(np.float64)).max(-1) / 127
     np.testing.assert_allclose(scale, exact_scale, rtol=1e-6, atol=1e-38)
@@ -39,7 +39,7 @@ def test_int8_error_is_at_most_half_a_step(x):
 def test_int8_rounds_to_nearest_even():
     x = np.array([127, 0.5, 1.5, -0.5, -2.5, 3.5001], np.float32).reshape(1, 1, 1, 6)
     for scale in (1.0, 2.0**-20, 2.0**40):
-        steps, _ = codecs.CODECS["int8"].encode(tf.constant(x * np.float32(scale)))
+        steps, _ = exchange.CODECS["int8"].encode(tf.constant(x * np.float32(scale)))
         assert steps.numpy().ravel().tolist() == [127, 0, 2, 0, -2, 4]
 
 
@@ -63,7 +63,7 @@ def test_nonfinite_values_affect_only_their_row(name, bad):
 @hypothesis.given(hnp.arrays(np.uint32, 24))
 def test_bfloat16_equals_the_cast_of_tensorflow(bits):
     x = bits.view(np.float32).reshape(*ROWS, 2)
-    (sent,) = codecs.CODECS["bfloat16"].encode(tf.constant(x))
+    (sent,) = exchange.CODECS["bfloat16"].encode(tf.constant(x))
     assert sent.dtype == tf.bfloat16
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
     normal = ~(np.abs(expected) < 2.0**-126)
@@ -75,7 +75,7 @@ def test_bfloat16_equals_the_cast_of_tensorflow(bits):
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_compiled_codecs_round_too(name):
     """XLA may remove a cast to bfloat16 and back."""
-    codec = codecs.CODECS[name]
+    codec = exchange.CODECS[name]
     compiled = tf.function(
         lambda x: codec.decode(codec.encode(x), x.dtype), autograph=False, jit_compile=True
     )
@@ -84,11 +84,11 @@ def test_compiled_codecs_round_too(name):
     assert not np.array_equal(found, SOME)
 
 
-@pytest.mark.parametrize("name", codecs.CODECS)
+@pytest.mark.parametrize("name", exchange.CODECS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_decoded_rows_have_their_original_dtype(name, dtype):
     x = tf.cast(SOME, dtype)
-    codec = codecs.CODECS[name]
+    codec = exchange.CODECS[name]
     read = codec.decode(codec.encode(x), x.dtype)
     assert read.dtype == x.dtype
     np.testing.assert_allclose(tf.cast(read, tf.float32), SOME, atol=0.03)

@@ -12,9 +12,9 @@ from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     MixtureOfExperts,
     Top2Router,
-    uneven,
 )
 from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.groups import warn_of_experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe import algorithm
@@ -254,7 +254,7 @@ def test_rejects_invalid_options(values, message):
 @pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
 def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypatch):
     said = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", said.append)
+    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", said.append)
     layer = make_params(group_size=group_size).instantiate(path="moe")
     with use_partitioning(Partitioning.make("data=4", "expert")):
         tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
@@ -277,9 +277,9 @@ def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypa
 )
 def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, monkeypatch):
     warnings = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", warnings.append)
+    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", warnings.append)
     with use_partitioning(Partitioning.make(mesh, strategy)):
-        uneven.warn_of_experts(2, "moe")
+        warn_of_experts(2, "moe")
         if said:
             parts = 8 if mesh == "data=8" else 4
             assert warnings == [
@@ -287,15 +287,15 @@ def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, 
                 f"{1 - 2 / parts:.0%} of the experts' time is padding. On `mesh={said}` they do."
             ]
     with use_partitioning(Partitioning.make(said or mesh, strategy)):
-        uneven.warn_of_experts(2, "moe")
+        warn_of_experts(2, "moe")
     assert len(warnings) == bool(said)
 
 
 def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(monkeypatch):
     warnings = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", warnings.append)
+    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", warnings.append)
     with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
-        uneven.warn_of_experts(2, "moe")
+        warn_of_experts(2, "moe")
     assert warnings[0].endswith("On `mesh=fsdp=2,data=4` they do.")
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.capacity import expert_capacity
 from lingvo_gshard.layers.moe.load_metrics import load_metrics
-from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting, expert_capacity
 from lingvo_gshard.testing.tolerances import assert_close
 
 

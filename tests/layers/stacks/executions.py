@@ -1,9 +1,9 @@
 """Params of all executions of a stack, for tests."""
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.sequential import Sequential
 
 
 def sequential(policy: str = "none") -> Params:

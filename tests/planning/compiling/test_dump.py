@@ -2,7 +2,7 @@
 
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from lingvo_gshard.planning.compiling import dump
+from lingvo_gshard.planning.compiling import cache
 
 VMEM = 1
 
@@ -20,15 +20,15 @@ def test_memory_is_the_sum_of_the_buffers_of_a_device(tmp_path):
     buffers.add(size=2, is_thread_local=True)
     buffers.add(size=9999, color=VMEM)
     (tmp_path / "m.after_optimizations.hlo.pb").write_bytes(proto.SerializeToString())
-    module, memory = dump.read(str(tmp_path), code=11)
+    module, memory = cache.read(str(tmp_path), code=11)
     assert hlo_pb2.HloModuleProto.FromString(module) == proto.hlo_module
     sizes = {"arguments": 130, "outputs": 7, "temporaries": 1007, "code": 11}
     assert memory == sizes | {"peak": 130 + 7 + 1007 + 11}
 
 
 def test_program_is_accepted_once_the_stage_after_its_buffers_is_there(tmp_path):
-    assert not dump.is_accepted(str(tmp_path))
+    assert not cache.is_accepted(str(tmp_path))
     (tmp_path / "m.after_optimizations.hlo.pb").write_bytes(b"")
-    assert not dump.is_accepted(str(tmp_path))
+    assert not cache.is_accepted(str(tmp_path))
     (tmp_path / "m.after_optimizations_after_buffer_assignment.hlo.pb").write_bytes(b"")
-    assert dump.is_accepted(str(tmp_path))
+    assert cache.is_accepted(str(tmp_path))

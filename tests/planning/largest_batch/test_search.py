@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lingvo_gshard.planning import largest_batch
-from lingvo_gshard.planning.plan.generation_plan import GenerationPlan
+from lingvo_gshard.planning.generation import GenerationPlan
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.roofline import Budget
 from tests.planning.example_plan import as_plan, example_plan

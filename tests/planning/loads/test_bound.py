@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.planning.loads.file import LayerRows
 from lingvo_gshard.planning.loads.layers import expert_layers
-from lingvo_gshard.planning.loads.rows import LayerRows
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -8,8 +8,12 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, ExpertChoiceRouter, Top2Router
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
-from lingvo_gshard.training.run.routers.step import routing_sums, watched_batch
+from lingvo_gshard.training.run.routers.counts import (
+    records_of,
+    routing_sums,
+    watched_batch,
+    watched_layers,
+)
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 

@@ -4,9 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.file import LayerRows, Loads
 from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.planning.loads.rows import LayerRows
 from lingvo_gshard.planning.plan.plan import Plan
 from tests.planning.loads.example_loads import (
     EXCHANGE_SECONDS,

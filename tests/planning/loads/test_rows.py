@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.planning.loads.devices import EMPTY
-from lingvo_gshard.planning.loads.rows import LayerRows
+from lingvo_gshard.planning.loads.file import LayerRows
 from tests.planning.loads.example_loads import (
     CHOICES,
     EXPERTS,
@@ -87,7 +87,7 @@ def test_a_sufficient_capacity_drops_nothing_and_one_slot_less_does():
     ):
         assert sum(record_of(chosen, 0, int(slots)).kept) == chosen.size
         assert sum(record_of(chosen, 0, int(slots) - 1).kept) < chosen.size
-        # As layers/moe/capacity.py computes the slots from the factor.
+        # As layers/moe/routing.py computes the slots from the factor.
         assert int(SIZE * factor * CHOICES / EXPERTS) == slots
 
 

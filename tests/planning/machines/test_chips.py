@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.planning.machines import chips, libtpu
+from lingvo_gshard.planning.machines import chips, compilers
 
 
 @pytest.mark.parametrize("key", chips.CHIPS)
@@ -46,7 +46,7 @@ def test_figures_are_found_by_the_name_of_a_device(platform, kind, key):
 def test_the_usable_share_of_the_memory_is_explained():
     assert chips.get("v3").capacity_reason == (
         "a program may use 15.48 of the 16.00 GiB of a device (97%): the available memory that "
-        f"libtpu {libtpu.VERSION} reports when a program needs more"
+        f"libtpu {compilers.VERSION} reports when a program needs more"
     )
     h100 = chips.get("h100").capacity_reason
     assert "a program may use 59.33 of the 79.11 GiB of a device (75%): " in h100

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.machines import chips, cuda, interconnect, libtpu, topologies
+from lingvo_gshard.planning.machines import chips, compilers, gpu_targets, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -105,26 +105,26 @@ def test_listing_has_one_line_per_kind_of_chip():
 
 
 def test_without_libtpu_the_cpu_compiler_is_used(monkeypatch):
-    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    monkeypatch.setattr(compilers, "installed", lambda: None)
     topology = topologies.get("v3:2x2")
     assert topology.compiler == "cpu"
     for text in (topology.notes[0], topology.compiler_choice, topologies.listing()):
-        assert "libtpu is not installed" in text and libtpu.INSTALL in text
+        assert "libtpu is not installed" in text and compilers.INSTALL in text
     assert [device.platform for device in topology.compile_devices()] == ["cpu"] * 8
     with pytest.raises(ValueError, match="libtpu is not installed"):
-        libtpu.check_version()
+        compilers.check_version()
 
 
 def test_install_command_installs_the_tested_version_for_this_python():
-    python, *_, version = shlex.split(libtpu.INSTALL)
+    python, *_, version = shlex.split(compilers.INSTALL)
     assert python == sys.executable
     assert version in (ROOT / "constraints.txt").read_text().splitlines()
     assert f'"plan": ["{version}"]' in (ROOT / "setup.py").read_text()
 
 
 def test_the_choice_of_the_compiler_is_explained(monkeypatch):
-    monkeypatch.setattr(libtpu, "installed", lambda: "1.2.3")
-    monkeypatch.setattr(cuda, "installed", lambda: "4.5.6")
+    monkeypatch.setattr(compilers, "installed", lambda: "1.2.3")
+    monkeypatch.setattr(gpu_targets, "installed", lambda: "4.5.6")
     expected = {
         "v5e:2x4": "libtpu 1.2.3 compiles the step: it is the compiler of TPU v5e",
         "gpu:h100:1x8": "XLA's compiler for GPUs (jax-cuda12-pjrt 4.5.6) compiles the step for",
@@ -135,7 +135,7 @@ def test_the_choice_of_the_compiler_is_explained(monkeypatch):
 
 
 def test_mismatched_libtpu_version_is_reported(monkeypatch):
-    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    monkeypatch.setattr(compilers, "installed", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, .* requires libtpu=="):
         topologies.get("v3:2x2").compile_devices()
 
@@ -224,10 +224,10 @@ def test_several_processes_can_compile_at_once():
 
 
 def test_compiler_options_appear_in_the_notes(monkeypatch):
-    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
-    monkeypatch.delenv(libtpu.OPTIONS, raising=False)
+    monkeypatch.setattr(compilers, "installed", lambda: "0.0.1")
+    monkeypatch.delenv(compilers.OPTIONS, raising=False)
     assert topologies.get("v3:2x2").notes == ()
-    monkeypatch.setenv(libtpu.OPTIONS, "--xla_tpu_enable_async_all_to_all=true")
+    monkeypatch.setenv(compilers.OPTIONS, "--xla_tpu_enable_async_all_to_all=true")
     (note,) = topologies.get("v3:2x2").notes
     assert note == "compiled with LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true"
     assert topologies.get("cpu:8").notes != (note,)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lingvo_gshard.planning.plan import file
+from lingvo_gshard.planning.plan.plan import load
 from tests.planning import example_plan
 
 
@@ -19,7 +19,7 @@ def test_plan_round_trips_through_a_file(record, path):
     plan = example_plan.as_plan(record)
     path.write_text(plan.to_json(), encoding="utf-8")
     assert json.loads(path.read_text()) == record
-    assert file.load(path) == plan
+    assert load(path) == plan
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_file_without_a_plan_is_rejected_by_name(path, text, reason):
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}: {reason}")):
-        file.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_file_without_a_plan_is_rejected_by_name(path, text, reason):
 def test_wrong_field_is_named(path, change, reason):
     path.write_text(json.dumps(example_plan.example_plan() | change), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(reason)) as error:
-        file.load(path)
+        load(path)
     assert str(error.value).startswith(f"{path}: not ")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.planning.plan import limits
+from lingvo_gshard.planning.plan.limits import parse
 from tests.planning import example_plan
 
 
@@ -10,7 +10,7 @@ def exceeded(text: str, change) -> list[bool]:
     before, after = example_plan.example_plan(), example_plan.example_plan()
     change(after)
     plans = [example_plan.as_plan(record) for record in (before, after)]
-    return [limit.check(*plans).is_exceeded for limit in limits.parse(text)]
+    return [limit.check(*plans).is_exceeded for limit in parse(text)]
 
 
 def set_peak(factor: float, extra: int = 0):
@@ -67,4 +67,4 @@ def test_collectives_across_slices_count_for_their_kind_too():
 )
 def test_wrong_limits_are_explained(text, words):
     with pytest.raises(ValueError, match=f"`fail_on`: .*{words}"):
-        limits.parse(text)
+        parse(text)

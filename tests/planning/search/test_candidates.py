@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.planning.search import candidates, search
-from lingvo_gshard.planning.search.candidates import Candidate, candidate, patterns, policy_params
-from lingvo_gshard.planning.search.groups import group
+from lingvo_gshard.planning.search.candidates import (
+    Candidate,
+    candidate,
+    group,
+    patterns,
+    policy_params,
+)
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

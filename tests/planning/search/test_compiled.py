@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from lingvo_gshard import hlo
+from lingvo_gshard.planning.search.candidates import LayerGroups, group
 from lingvo_gshard.planning.search.cost_model import CostModel
-from lingvo_gshard.planning.search.groups import LayerGroups, group
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.runtime.program.program import memory_bytes
 from lingvo_gshard.runtime.program.step_programs import train_program

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.training import failures
+from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.planning.training.job import JobOptions, make_job
 from tests.planning import example_plan
@@ -57,7 +57,7 @@ def test_sensitivities_begin_with_the_largest_effect():
     found = plan_training(plan("gpu:h100:2048x8"), OPTIONS)
     assert {row.flag for row in found.sensitivities[:4]} == {"failures", "restart"}
     names = [row.change for row in found.published_rates]
-    assert names == list(failures.RATES)
+    assert names == list(formulas.RATES)
     rates = {row.change: row for row in found.published_rates}
     assert rates["opt"].goodput < rates["llama3"].goodput < rates["tpu_v4"].goodput
     assert (rates["opt"].days or 0) > (rates["llama3"].days or 0)
@@ -83,13 +83,13 @@ def test_machines_without_a_price_have_none():
 
 def test_rates_are_those_of_similar_chips():
     names = [
-        failures.default(topologies.get(name)).name
+        formulas.default(topologies.get(name)).name
         for name in ("v5p:4x4x4", "gpu:a100:2x8", "gpu:h200:2x8", "cpu:4")
     ]
     assert names == ["tpu_v4", "rsc1", "llama3", "llama3"]
     # Kokolis et al. project 1.8 h for 16,384 GPUs, The Llama 3 paper counts about 3.1 h.
-    assert failures.RATES["rsc1"].chip_hours / 16_384 == pytest.approx(1.8, rel=0.01)
-    assert failures.RATES["llama3"].chip_hours / 16_384 == pytest.approx(3.1, rel=0.01)
+    assert formulas.RATES["rsc1"].chip_hours / 16_384 == pytest.approx(1.8, rel=0.01)
+    assert formulas.RATES["llama3"].chip_hours / 16_384 == pytest.approx(3.1, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.runtime.step_metrics import MeanMetrics
+from lingvo_gshard.runtime.step_compiler import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state

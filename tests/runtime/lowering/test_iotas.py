@@ -9,7 +9,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from lingvo_gshard import hlo
-from lingvo_gshard.runtime.lowering.iotas import make_iotas
+from lingvo_gshard.runtime.lowering.folding import make_iotas
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from lingvo_gshard.runtime.lowering.constants import separate_constants
+from lingvo_gshard.runtime.lowering.folding import separate_constants
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.manual import full_to_shard, manual, shard_to_full
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.runtime.lowering.annotations import shortened, split_of_text, text_of_split
+from lingvo_gshard.runtime.lowering.shardy import shortened, split_of_text, text_of_split
 from lingvo_gshard.sharding.mesh import Mesh
 
 MESH = Mesh.parse("data=2,model=4")

@@ -7,7 +7,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.program import compilation_cache
+from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny
@@ -18,7 +18,7 @@ def cache(tmp_path):
     """A cache of jax that keeps every program."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
-    compilation_cache.keep_in(tmp_path)
+    executable.keep_in(tmp_path)
     jax.config.update(names[1], 0.0)
     jax_cache.reset_cache()
     yield tmp_path
@@ -35,7 +35,7 @@ def test_a_program_that_jax_has_cached_can_be_kept(cache):
     assert cached
     # What this process remembers would be found first.
     jax.clear_caches()
-    with compilation_cache.without_cache():
+    with executable.without_cache():
         compiled = jitted.lower(x).compile()
     serialized = serialize_executable.serialize(compiled)
     loaded = serialize_executable.deserialize_and_load(

@@ -12,8 +12,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.propagation.activations import activations
-from lingvo_gshard.runtime.propagation.propagated import Traced, compile_with_shardings
-from lingvo_gshard.runtime.propagation.reshardings import reshardings
+from lingvo_gshard.runtime.propagation.propagated import Traced, compile_with_shardings, reshardings
 from lingvo_gshard.sharding import annotate, einsum, recording
 from lingvo_gshard.sharding.partitioning import Partitioning
 

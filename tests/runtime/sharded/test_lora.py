@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime

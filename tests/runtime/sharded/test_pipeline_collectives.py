@@ -12,8 +12,8 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights

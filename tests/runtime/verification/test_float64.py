@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.verification.float64 import in_float64, to_float64
+from lingvo_gshard.runtime.verification.steps import in_float64, to_float64
 
 
 def test_sums_have_the_precision_of_float64_and_bits_stay_those_of_float32():

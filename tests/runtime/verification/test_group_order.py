@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import token_context

@@ -6,7 +6,7 @@ import lingvo_gshard
 from lingvo_gshard.sharding.partitioning import current_partitioning
 from lingvo_gshard.training.step import averages
 from lingvo_gshard.training.step.local_updates import LocalUpdates
-from lingvo_gshard.training.step.loss_scale import LossScale
+from lingvo_gshard.training.step.precision import LossScale
 from tests.tiny import experiment_params
 
 MESH, STRATEGY = "data=2,model=2", "B->data; H->model"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
-from lingvo_gshard.tasks.evaluation import likelihood
-from lingvo_gshard.tasks.evaluation.likelihood import Likelihood
+from lingvo_gshard.tasks.evaluation import evaluation
+from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
 from tests.data.prepared import corpora
 
 
@@ -45,7 +45,7 @@ def labels_of(input_, rows):
 
 def test_each_language_has_the_mean_over_its_own_tokens(input_):
     rows, done = input_.rows("dev"), []
-    found = likelihood.measure_by_language(NatsOfIds(), input_, rows, done.append)
+    found = evaluation.measure_by_language(NatsOfIds(), input_, rows, done.append)
     assert list(found) == ["de", "fr"]
     for language, measured in found.items():
         labels, too_long = labels_of(input_, [row for row in rows if row.language == language])
@@ -56,7 +56,7 @@ def test_each_language_has_the_mean_over_its_own_tokens(input_):
     assert done == sorted(done) and done[-1] == len(rows)
     labels, too_long = labels_of(input_, rows)
     assert too_long > 0
-    everything = likelihood.combined(found.values())
+    everything = evaluation.combined(found.values())
     assert (everything.tokens, everything.rows_too_long) == (labels.size, too_long)
     assert everything.cross_entropy == pytest.approx(labels.mean() / 100)
     assert everything.accuracy == pytest.approx((labels % 2 == 0).mean())
@@ -64,6 +64,6 @@ def test_each_language_has_the_mean_over_its_own_tokens(input_):
 
 def test_languages_without_a_row_that_fits_do_not_count():
     empty = Likelihood(math.nan, math.nan, 0, 3)
-    found = likelihood.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
+    found = evaluation.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
     assert found == Likelihood(2.0, 0.5, 10, 4)
-    assert math.isnan(likelihood.combined([empty]).perplexity)
+    assert math.isnan(evaluation.combined([empty]).perplexity)

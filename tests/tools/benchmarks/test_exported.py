@@ -21,7 +21,7 @@ from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import exported as exported_bench
-from lingvo_gshard.tools.benchmarks import exported_step
+from lingvo_gshard.tools.benchmarks.exported import SavedStep, product_dtype
 from lingvo_gshard.tools.console import startup
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -175,9 +175,7 @@ def test_reference_matmul_is_large_enough_for_full_speed(monkeypatch):
 
 def test_non_finite_loss_is_an_error(files, monkeypatch):
     steps = iter([1.0, 1.0, 1.0])
-    monkeypatch.setattr(
-        exported_step.SavedStep, "__call__", lambda self: lambda: next(steps, float("nan"))
-    )
+    monkeypatch.setattr(SavedStep, "__call__", lambda self: lambda: next(steps, float("nan")))
     with pytest.raises(
         ValueError, match="step.zip: the loss is 1.0 and then nan; pass real weights"
     ):
@@ -216,9 +214,9 @@ def test_reference_matmul_uses_the_steps_main_dtype():
 
     sizes = {"a": (4, 64, "float32"), "b": (64, 4, "float32"), "c": (16, 16, "bfloat16")}
     structs = [jax.ShapeDtypeStruct(shape[:2], shape[2]) for shape in sizes.values()]
-    assert exported_step.product_dtype(jax.jit(products).lower(*structs).as_text()) == "bfloat16"
+    assert product_dtype(jax.jit(products).lower(*structs).as_text()) == "bfloat16"
     plain = (
         "%1 = stablehlo.dot %0, %0 : (tensor<64x64xf16>, tensor<64x64xf16>) -> tensor<64x64xf16>"
     )
-    assert exported_step.product_dtype(plain) == "float16"
-    assert exported_step.product_dtype("nothing") == "float32"
+    assert product_dtype(plain) == "float16"
+    assert product_dtype("nothing") == "float32"

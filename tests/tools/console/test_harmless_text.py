@@ -5,13 +5,13 @@ import pty
 import subprocess
 import sys
 
-from lingvo_gshard.tools.console.harmless_text import harmless
+from lingvo_gshard.tools.console.libraries import harmless
 
 # Sets the title, clears the screen, asks for the cursor's position, and one of C1 (CSI).
 ATTACK = "a\x1b]0;mine\x07b\x1b[2Jc\x1b[6nd\x9be\tf"
 SHOWN = "a\\x1b]0;mine\\x07b\\x1b[2Jc\\x1b[6nd\\x9be\tf"
-WRITE = f"from lingvo_gshard.tools.console import line_input; line_input.write({ATTACK!r})"
-WARN = f"from lingvo_gshard.tools.console import harmless_text; harmless_text.warn({ATTACK!r})"
+WRITE = f"from lingvo_gshard.tools.console import line_command; line_command.write({ATTACK!r})"
+WARN = f"from lingvo_gshard.tools.console import libraries; libraries.warn({ATTACK!r})"
 
 
 def on_a_terminal(code):

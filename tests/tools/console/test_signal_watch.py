@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 # A command that works in C.
 BUSY = """
 import ctypes, sys
-from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.tools.console.process_start import SignalWatch
 from lingvo_gshard.training.run.signals import State, called_before_abrupt_end
 
 class Training:
@@ -35,7 +35,7 @@ with SignalWatch("gshard-test"):
 CONSOLE_SCRIPT = """
 import sys
 from lingvo_gshard.tools.console import entry
-from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.tools.console.process_start import SignalWatch
 
 class Watch(SignalWatch):
     def __enter__(self):

@@ -11,9 +11,9 @@ from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
-from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
-from lingvo_gshard.tools.diagnosis.check import Check, State
-from lingvo_gshard.training.run.records import launch
+from lingvo_gshard.tools.diagnosis import environment, speed
+from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.training.run import records
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 
@@ -23,7 +23,7 @@ def states(checks):
 
 
 def test_the_tested_versions_are_those_of_the_constraints():
-    assert versions.tested_versions()["jax"] == "0.10.2"
+    assert environment.tested_versions()["jax"] == "0.10.2"
 
 
 def test_another_version_is_a_warning_and_an_old_or_missing_one_a_failure(monkeypatch):
@@ -35,7 +35,7 @@ def test_another_version_is_a_warning_and_an_old_or_missing_one_a_failure(monkey
         return {"jax": "0.4.1", "numpy": "9.0"}.get(name) or installed(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = {check.name: check for check in versions.check_versions()}
+    found = {check.name: check for check in environment.check_versions()}
     assert found["numpy"].state == State.WARNING and "was tested" in found["numpy"].found
     assert found["jax"].state == State.FAILURE and "is required" in found["jax"].found
     assert found["jax"].advice == "pip install 'jax==0.10.2'"
@@ -63,25 +63,25 @@ def test_settings_of_the_environment():
 
 def test_the_environment_is_that_of_the_start(monkeypatch):
     monkeypatch.setenv("JAX_SET_LATER", "1")
-    assert "JAX_SET_LATER" not in launch.environment_at_start()
-    assert "PATH" in launch.environment_at_start()
+    assert "JAX_SET_LATER" not in records.environment_at_start()
+    assert "PATH" in records.environment_at_start()
 
 
 def test_memory_of_a_container_counts(monkeypatch, tmp_path):
-    free = machine.available_memory()
+    free = speed.available_memory()
     limit = tmp_path / "memory.max"
     limit.write_text("1073741824\n")
-    monkeypatch.setattr(machine, "_CGROUP", limit)
-    assert machine.available_memory() == min(free, 2**30)
-    found = {check.name: check for check in machine.check_host(str(tmp_path / "runs" / "new"))}
+    monkeypatch.setattr(speed, "_CGROUP", limit)
+    assert speed.available_memory() == min(free, 2**30)
+    found = {check.name: check for check in speed.check_host(str(tmp_path / "runs" / "new"))}
     assert found["memory"].state == State.FAILURE and found["memory"].advice
     assert str(tmp_path / "runs" / "new") in found["disk: runs"].found
 
 
 def test_an_accelerator_that_jax_does_not_see_is_named(monkeypatch, tmp_path):
     (driver := tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(machine, "_DRIVERS", {str(driver): ("a GPU", "pip install jax=={version}")})
-    *_, check = machine.check_devices(devices_for(2))
+    monkeypatch.setattr(speed, "_DRIVERS", {str(driver): ("a GPU", "pip install jax=={version}")})
+    *_, check = speed.check_devices(devices_for(2))
     assert check.state == State.WARNING
     assert check.advice == f"pip install jax=={jax.__version__}"
 
@@ -120,14 +120,14 @@ def test_collectives_equal_numpy_and_a_lost_message_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_sharded_step_equals_one_device_and_another_batch_does_not(monkeypatch):
-    assert step.check_step(devices_for(2)).state == State.OK
+    assert speed.check_step(devices_for(2)).state == State.OK
     train = SpmdRuntime.train_step
 
     def on_turned_rows(runtime, batch):
         return train(runtime, batch | {"x": np.roll(batch["x"], 1, 0)})
 
     monkeypatch.setattr(SpmdRuntime, "train_step", on_turned_rows)
-    check = step.check_step(devices_for(2))
+    check = speed.check_step(devices_for(2))
     assert check.state == State.FAILURE and "differs by" in check.found
 
 

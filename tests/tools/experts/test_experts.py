@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.tasks.evaluation.likelihood import measure_likelihood
+from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.experts import heat_map, source_run
+from lingvo_gshard.tools.experts import report, source_run
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
@@ -168,7 +168,7 @@ def test_heat_map_of_many_experts_has_no_numbers():
     found |= {"dead_experts": 1}
     layer = {"path": "a<b", "num_experts": 64, "languages_differ": 0.5, "all": found}
     record = {"experiment": "x", "step": 1, "rows": 2, "split": "dev"}
-    page = heat_map.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
+    page = report.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
     assert 'class="share' not in page and page.count('class="cell"') == 64
     assert "a&lt;b" in page and "a<b" not in page
 

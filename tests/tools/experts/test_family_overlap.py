@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.tools.experts.families import family
-from lingvo_gshard.tools.experts.family_overlap import FamilyOverlap
+from lingvo_gshard.tools.experts.report import FamilyOverlap, family
 
 LANGUAGES = ("de", "nl", "sv", "es", "pt_BR", "ja")
 

@@ -10,7 +10,7 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.layers.moe import HashRouter, TopKRouter
 from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.tasks.evaluation.likelihood import measure_likelihood
+from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore

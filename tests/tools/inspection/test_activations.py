@@ -6,7 +6,7 @@ import pytest
 import rich.console
 
 from lingvo_gshard.runtime.propagation.activations import Activation
-from lingvo_gshard.runtime.propagation.reshardings import Resharding
+from lingvo_gshard.runtime.propagation.propagated import Resharding
 from lingvo_gshard.tools.inspection import activations
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.tools.inspection.placement import parts
+from lingvo_gshard.tools.inspection.inspection import weight_parts
 
 CASES = [
     ("data=8", (8, 4), (("data",), ())),
@@ -31,7 +31,7 @@ def test_parts_are_those_of_jax(mesh, shape, split):
     for device, index in sharding.devices_indices_map(shape).items():
         ranges = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
         expected.setdefault(ranges, []).append(place[device])
-    found = parts(shape, split, mesh)
+    found = weight_parts(shape, split, mesh)
     assert {part.ranges: sorted(part.devices) for part in found} == {
         ranges: sorted(held) for ranges, held in expected.items()
     }

@@ -10,7 +10,7 @@ from tests.tools import tiny_translation
 
 STEPS = 2
 LOOP = {
-    "execution": "@lingvo_gshard.layers.stacks.repeat.Repeat",
+    "execution": "@lingvo_gshard.layers.stacks.loop.Repeat",
     "execution.rematerialize": "'full'",
 }
 

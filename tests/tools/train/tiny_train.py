@@ -5,8 +5,8 @@ import sys
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.console import standard_streams, startup
-from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.tools.console import process_start, startup
+from lingvo_gshard.tools.console.process_start import SignalWatch
 from tests import tiny
 
 
@@ -20,6 +20,6 @@ def tiny_experiment() -> Params:
 
 
 if __name__ == "__main__":
-    standard_streams.open_closed_streams()
+    process_start.open_closed_streams()
     with SignalWatch(train.NAME):
         sys.exit(startup.guarded(train.NAME, train.main)(sys.argv))

@@ -9,8 +9,8 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.determinism import shard_digests
-from lingvo_gshard.training.run.determinism.checked_runtime import CheckedRuntime, WrongResultError
+from lingvo_gshard.training.run import determinism
+from lingvo_gshard.training.run.determinism import CheckedRuntime, WrongResultError
 from tests import tiny
 from tests.training.determinism.flipped import FlippingRuntime, flipped
 
@@ -93,22 +93,22 @@ def test_digests_differ_for_any_single_bit():
     for dtype in ("float32", "bfloat16", "int8", "int32", "bool"):
         array = jax.numpy.asarray(generator.integers(0, 2, (5, 3))).astype(dtype)
         on_host = np.asarray(array)
-        found = {shard_digests._on_host(on_host)}
-        assert int(shard_digests._digest(array)) in found
+        found = {determinism._on_host(on_host)}
+        assert int(determinism._digest(array)) in found
         bits = on_host.view(np.uint8).reshape(-1)
         for at in range(bits.size):
             changed = bits.copy()
             changed[at] ^= 1
-            found.add(shard_digests._on_host(changed.view(on_host.dtype).reshape(5, 3)))
+            found.add(determinism._on_host(changed.view(on_host.dtype).reshape(5, 3)))
         assert len(found) == bits.size + 1
 
 
 def test_words_name_devices_and_count_the_rest():
-    rows = [shard_digests.Difference(f"t{k}", f"d{k % 6}") for k in range(30)]
-    text = shard_digests.words(rows, 8)
+    rows = [determinism.Difference(f"t{k}", f"d{k % 6}") for k in range(30)]
+    text = determinism.words(rows, 8)
     assert text == (
         "d0: t0, t6, t12 and 2 more tensors; d1: t1, t7, t13 and 2 more tensors; "
         "d2: t2, t8, t14 and 2 more tensors; d3: t3, t9, t15 and 2 more tensors; "
         "and 2 more devices"
     )
-    assert shard_digests.words(rows, 6).endswith("a collective may have passed a wrong value on")
+    assert determinism.words(rows, 6).endswith("a collective may have passed a wrong value on")

@@ -9,12 +9,12 @@ import pytest
 import rich.console
 
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.checks.replay import replay
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.api.replay import replay
 from lingvo_gshard.api.training import train
 from lingvo_gshard.tools import train as command
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.run.determinism.replay import batch_digest
+from lingvo_gshard.training.run.determinism import batch_digest
 from tests import tiny
 from tests.tools.train.train_processes import train_in_two
 from tests.training.determinism.flipped import FlippingRuntime

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.training.run.monitoring.diagnosis import diagnose
+from lingvo_gshard.training.run.monitoring.divergence import diagnose
 from tests import tiny
 
 

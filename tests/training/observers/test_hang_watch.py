@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from lingvo_gshard.training.run.monitoring import compilations
-from lingvo_gshard.training.run.observers import hang_watch
-from lingvo_gshard.training.run.observers.hang_watch import HangWatch
+from lingvo_gshard.training.run.monitoring import compilations, hang_watch
+from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.options import RunOptions
 from tests.tools.train.train_processes import run_in_two, start
 from tests.training.observers import stuck

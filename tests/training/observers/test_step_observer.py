@@ -4,7 +4,7 @@ import pytest
 import rich.console
 
 from lingvo_gshard.api.training import train
-from lingvo_gshard.training.run.observers.step_observer import StepObserver
+from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 from tests import tiny
 
 

@@ -25,7 +25,7 @@ def many(x: tf.Tensor, square: bool) -> tuple[tf.Tensor, tf.Tensor]:
     read = narrow_moments.dequantize_square if square else narrow_moments.dequantize
 
     def draw(step):
-        levels, scale = write(x, narrow_moments.key("w/moment", step))
+        levels, scale = write(x, narrow_moments.rounding_key("w/moment", step))
         return read(levels, scale), tf.cast(levels, tf.float32)
 
     return tf.map_fn(draw, tf.range(DRAWS), fn_output_signature=(tf.float32, tf.float32))
@@ -75,7 +75,8 @@ def test_bfloat16_rounds_to_a_neighbor_without_bias():
     x = rows().ravel()
     draw = tf.function(
         lambda step: tf.cast(
-            narrow_moments.to_bfloat16(tf.constant(x), narrow_moments.key("w", step)), tf.float32
+            narrow_moments.to_bfloat16(tf.constant(x), narrow_moments.rounding_key("w", step)),
+            tf.float32,
         )
     )
     found = np.stack([draw(tf.constant(step)).numpy() for step in range(600)]).astype(np.float64)

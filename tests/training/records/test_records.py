@@ -11,8 +11,7 @@ import pytest
 
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.run import loop
-from lingvo_gshard.training.run.records import evaluations, json_lines, launch, sharding
+from lingvo_gshard.training.run import loop, records
 from tests import tiny
 
 
@@ -33,17 +32,17 @@ def a_launch(**fields):
         "versions": {"python": "3.11"},
         "environment": {},
     }
-    return launch.Launch(**given | fields)
+    return records.Launch(**given | fields)
 
 
 def test_each_launch_is_a_row_and_damaged_rows_are_left_out(tmp_path):
-    assert launch.read(tmp_path) == []
+    assert records.read_launches(tmp_path) == []
     rows = [a_launch(), a_launch(step=8)]
-    launch.append(tmp_path, rows[0])
-    with open(tmp_path / launch.LAUNCHES_FILE, "ab") as file:
+    records.append_launch(tmp_path, rows[0])
+    with open(tmp_path / records.LAUNCHES_FILE, "ab") as file:
         file.write(b'{"time": 1, "step"\n\xff\n')
-    launch.append(tmp_path, rows[1])
-    assert launch.read(tmp_path) == rows
+    records.append_launch(tmp_path, rows[1])
+    assert records.read_launches(tmp_path) == rows
 
 
 @pytest.mark.parametrize(
@@ -58,28 +57,28 @@ def test_each_launch_is_a_row_and_damaged_rows_are_left_out(tmp_path):
 )
 def test_the_command_is_what_was_typed(monkeypatch, typed, expected):
     monkeypatch.setattr(sys, "orig_argv", typed)
-    assert launch.command_line() == expected
+    assert records.command_line() == expected
     arguments = shlex.split(expected)[1:]
     assert arguments == typed[len(typed) - len(arguments) :]
 
 
 def test_settings_have_no_variables_of_other_programs():
     given = {"TF_VAR_password": "secret", "HOME": "/root", "XLA_FLAGS": "-a", "TF_XLA_FLAGS": "b"}
-    assert launch.settings(given) == {"TF_XLA_FLAGS": "b", "XLA_FLAGS": "-a"}
+    assert records.settings(given) == {"TF_XLA_FLAGS": "b", "XLA_FLAGS": "-a"}
 
 
 def test_versions_have_what_computes():
-    assert {"python", "lingvo_gshard", "tensorflow", "jax", "numpy"} <= launch.versions().keys()
+    assert {"python", "lingvo_gshard", "tensorflow", "jax", "numpy"} <= records.versions().keys()
 
 
 def test_sharding_lists_weights_and_moments_with_the_bytes_of_a_device(tmp_path):
-    assert sharding.read(tmp_path) is None
+    assert records.read_sharding(tmp_path) is None
     trainer = experiments.make_trainer(tiny.experiment_params())
     split = Partitioning.make("data=2,model=2", "data_tensor_fsdp")
     for partitioning in (None, split):
-        found = sharding.of_trainer(trainer, partitioning)
-        sharding.write(tmp_path, found)
-        assert sharding.read(tmp_path) == found
+        found = records.trainer_sharding(trainer, partitioning)
+        records.write_sharding(tmp_path, found)
+        assert records.read_sharding(tmp_path) == found
         assert {row.kind for row in found.tensors} == {"weights", "moments"}
         for row in found.tensors:
             parts = row.bytes / row.bytes_per_device
@@ -87,8 +86,8 @@ def test_sharding_lists_weights_and_moments_with_the_bytes_of_a_device(tmp_path)
             assert (row.split == "replicated") == (parts == 1)
     assert (found.mesh, found.devices, found.strategy) == ("data=2,model=2", 4, "data_tensor_fsdp")
     assert any(row.bytes > row.bytes_per_device for row in found.tensors)
-    (tmp_path / sharding.SHARDING_FILE).write_bytes(b"{")
-    assert sharding.read(tmp_path) is None
+    (tmp_path / records.SHARDING_FILE).write_bytes(b"{")
+    assert records.read_sharding(tmp_path) is None
 
 
 def test_memory_is_that_of_the_process_and_of_its_devices():
@@ -103,13 +102,13 @@ def test_memory_is_that_of_the_process_and_of_its_devices():
 
 
 def test_evaluations_are_rows(tmp_path):
-    row = evaluations.EvaluationRow(1.0, 12, "dev", "trained", "3 rows", {"a": [1]}, {"loss": 2.0})
-    evaluations.append(tmp_path, row)
-    assert evaluations.read(tmp_path) == [row]
+    row = records.EvaluationRow(1.0, 12, "dev", "trained", "3 rows", {"a": [1]}, {"loss": 2.0})
+    records.append_evaluation(tmp_path, row)
+    assert records.read_evaluations(tmp_path) == [row]
     (line,) = (tmp_path / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["scores"] == {"loss": 2.0}
 
 
 def test_rows_of_an_unreadable_file_are_none(tmp_path):
-    assert json_lines.read(tmp_path, dict) == []
-    assert json_lines.read(tmp_path / os.fsdecode(b"no"), dict) == []
+    assert records.read_rows(tmp_path, dict) == []
+    assert records.read_rows(tmp_path / os.fsdecode(b"no"), dict) == []

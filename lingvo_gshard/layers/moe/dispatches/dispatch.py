@@ -5,9 +5,12 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.sharding import annotate
 
 
 class Dispatch(Configurable):
@@ -57,3 +60,88 @@ class Dispatch(Configurable):
           exchange: moves rows between the devices of the groups and those of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
+
+
+class Buffers:
+    """The experts' buffers of one routing: fills them and reads them back.
+
+    The last dimension may be U, rows of M for each part of the experts, in place of M.
+    """
+
+    def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
+        """Returns the experts' inputs [G,E,C,M]; empty slots are zero.
+
+        Args:
+          x_GSM: the tokens.
+          row: letter of the last dimension, M or U.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no dispatch")
+
+    def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs.
+
+        Args:
+          y_GECM: the experts' outputs.
+          row: letter of the last dimension, M or U.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no combine")
+
+
+class BufferDispatch(Dispatch):
+    """Fills the buffers, runs the experts on all slots, and combines the outputs.
+
+    A subclass defines `buffers`.
+    """
+
+    def buffers(self, routing: Routing, dtype: tf.DType) -> Buffers:
+        """Returns the buffers of a routing for activations of type `dtype`."""
+        raise NotImplementedError(f"{type(self).__name__} defines no buffers")
+
+    def run(
+        self,
+        routing: Routing,
+        x_GSM: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        exchange: Exchange,
+    ) -> tf.Tensor:
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
+
+        Where H is split, each device along its axes computes a part of the experts, and the parts'
+        outputs are to be added. That is done for tokens, after `combine`, and not for the slots of
+        buffers, of which a token has one for each of its experts. So is the sum of the gradients
+        with respect to the experts' inputs. Rows that are rounded on their way are added before.
+        """
+        buffers = self.buffers(routing, x_GSM.dtype)
+        # Experts of another class need no parts.
+        parts = 1 if exchange.rounds else getattr(experts, "parts", 1)
+        row = "U" if parts > 1 else "M"
+        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+            x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
+
+        def compute(x_EGCM: tf.Tensor) -> tf.Tensor:
+            with ordered_along("EGCM".index("G")):
+                return experts.fprop(theta, x_EGCM)
+
+        y_GECM = exchange.run(x_GECM, compute, row)
+        with tf.name_scope(exchanges.COMBINE_SCOPE):
+            return _sum_parts(buffers.combine(y_GECM, row), parts)
+
+
+def _for_parts(x_GSM: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns [G,S,U]: the rows of tokens, once for each part of the experts."""
+    if parts == 1:
+        return x_GSM
+    groups, size, model_dim = x_GSM.shape.as_list()
+    x_GSUM = tf.broadcast_to(x_GSM[:, :, tf.newaxis], [groups, size, parts, model_dim])
+    x_GSUM = annotate(x_GSUM, "GSUM")
+    return annotate(tf.reshape(x_GSUM, [groups, size, parts * model_dim]), "GSU")
+
+
+def _sum_parts(y_GSU: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns [G,S,M]: the sums over the parts."""
+    if parts == 1:
+        return y_GSU
+    groups, size, row = y_GSU.shape.as_list()
+    y_GSUM = annotate(tf.reshape(y_GSU, [groups, size, parts, row // parts]), "GSUM")
+    return annotate(tf.reduce_sum(y_GSUM, 2), "GSM")

@@ -6,26 +6,287 @@ expert, and each expert computes exactly its rows in blocks; see expert_blocks.p
 On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
 expert and sends them there in one all-to-all. It computes the rows that arrive as a single device
 would, and sends the outputs back in a second all-to-all.
+
+A device holds a part of the groups and of the experts. Weights that the strategy splits along
+other letters are gathered before the region, and their gradients are scattered after it.
 """
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context
+import dataclasses
+import math
+
+from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.dispatches.sorted_exchange import SortedExchange
-from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
+from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
+from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
-from lingvo_gshard.sharding.manual import mesh_in_use
+from lingvo_gshard.sharding import collectives
+from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
-LOCAL_LETTERS = {"k": "choices of a token"}
+LOCAL_LETTERS = {"k": "choices of a token", "d": "devices along the axes of the experts"}
+
+
+class SortedRows:
+    """One row for each choice of each token, sorted by expert.
+
+    Attributes:
+      position_kT: int32, each row's position in the sorted order. Rows without an expert are last.
+      load_E: int32, the number of rows of each expert.
+    """
+
+    def __init__(self, expert_kT: tf.Tensor, num_experts: int):
+        """Sorts the rows.
+
+        Args:
+          expert_kT: int32, the expert of each choice of each token; num_experts or more where there
+            is none.
+          num_experts: size of E.
+        """
+        self._expert_kT = expert_kT
+        count = expert_kT.shape.num_elements()
+        order = tf.argsort(tf.reshape(expert_kT, [count]), stable=True)
+        position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
+        self.position_kT = tf.reshape(position, expert_kT.shape)
+        # XLA sums float32 faster than int32.
+        chosen_kTE = tf.one_hot(expert_kT, num_experts)
+        self.load_E = tf.cast(tf.reduce_sum(chosen_kTE, (0, 1)), tf.int32)
+
+    def compute(
+        self,
+        x_TM: tf.Tensor,
+        gate_kT: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        most_over_even: int = 1,
+    ) -> tf.Tensor:
+        """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
+
+        Args:
+          x_TM: the tokens.
+          gate_kT: float32, the gate of each choice.
+          experts: the experts.
+          theta: the weights of the experts of `load_E`.
+          most_over_even: how many times as many rows there is room for as balanced loads take.
+        """
+        num_experts = self.load_E.shape[0]
+        rows = self._expert_kT.shape.num_elements()
+        sizes = BlockSizes.for_rows(rows, num_experts)
+        # The last block may read up to one block past the last row.
+        slots = rows + sizes.full
+        slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
+        permutation = Permutation(tf.unstack(slot_kT), slots)
+        loads = ExpertRows.for_loads(self.load_E)
+        even_rows = -(-rows // most_over_even)
+        blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
+        y_rows = blocks.run(permutation.permute(x_TM))
+        return permutation.unpermute(y_rows, tf.unstack(gate_kT))
+
+
+Axes = tuple[str, ...]
+
+# Purpose of the random key for dropout in the region.
+_PURPOSE = "dropless"
+
+
+@dataclasses.dataclass(frozen=True)
+class SortedExchange:
+    """The manual region of one layer.
+
+    Attributes:
+      experts: the experts.
+      group_axes: mesh axes that split the groups.
+      expert_axes: those of `group_axes` that also split the experts.
+      bound: as in DroplessDispatch.
+    """
+
+    experts: Experts
+    group_axes: Axes
+    expert_axes: Axes
+    bound: float
+
+    @classmethod
+    def for_partitioning(cls, experts: Experts, bound: float) -> SortedExchange:
+        """Returns the region for the current partitioning.
+
+        Along axes that split experts but not groups, every device has all experts.
+        """
+        groups = resolve("GSM", 3)[0]
+        return cls(experts, groups, tuple(a for a in resolve("EGCM", 4)[0] if a in groups), bound)
+
+    def run(
+        self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes the experts' outputs on all devices.
+
+        Groups and experts that do not divide evenly over the devices are padded.
+
+        Args:
+          x_GSM: the tokens.
+          expert_kGS: int32, the expert of each choice; num_experts or more where there is none.
+          gate_kGS: float32, the gate of each choice.
+          theta: the experts' weights.
+
+        Returns:
+          [G,S,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
+        """
+        groups = x_GSM.shape[0]
+        group_parts, expert_parts = map(_count_devices, (self.group_axes, self.expert_axes))
+        num_experts = self.experts.p.num_experts
+        padded_experts = _round_up(num_experts, expert_parts)
+        expert_kGS = tf.where(expert_kGS < num_experts, expert_kGS, padded_experts)
+        padding = _round_up(groups, group_parts) - groups
+        expert_kGS = tf.pad(
+            expert_kGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
+        )
+        gate_kGS = tf.pad(gate_kGS, [[0, 0], [0, padding], [0, 0]])
+        weights = [
+            _pad_experts(tf.cast(w, x_GSM.dtype), padded_experts) for w in tf.nest.flatten(theta)
+        ]
+        outer = context.current()
+
+        def on_device(x_GSM, expert_kGS, gate_kGS, seed, *weights):
+            tokens = math.prod(x_GSM.shape[:2])
+            x_TM = tf.reshape(x_GSM, [tokens, x_GSM.shape[-1]])
+            by_choice = [expert_kGS.shape[0], tokens]
+            expert_kT, gate_kT = (tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS))
+            theta_E = tf.nest.pack_sequence_as(theta, weights)
+            device_context = dataclasses.replace(
+                outer.part(),
+                seed=self._device_seed(seed),
+                on_output=None,
+            )
+            without_tokens = {"ids": None, "group_order": None}
+            with context.use(device_context), token_context.override(**without_tokens):
+                y_TM, over_bound = self._run_on_device(
+                    x_TM, expert_kT, gate_kT, theta_E, padded_experts
+                )
+            return tf.reshape(y_TM, x_GSM.shape), over_bound[tf.newaxis]
+
+        by_group, by_choice = (self.group_axes, (), ()), ((), self.group_axes, ())
+        by_expert = [(self.expert_axes, *[()] * (w.shape.rank - 1)) for w in weights]
+        splits = [by_group, by_choice, by_choice, ((),), *by_expert]
+        region = manual(on_device, splits, [by_group, (self.group_axes,)])
+        seed = self._seed(outer)
+        y_GSM, over_bound = region(
+            tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_kGS, gate_kGS, seed, *weights
+        )
+        return y_GSM[:groups], tf.reduce_sum(over_bound)
+
+    def _run_on_device(
+        self,
+        x_TM: tf.Tensor,
+        expert_kT: tf.Tensor,
+        gate_kT: tf.Tensor,
+        theta: NestedMap,
+        num_experts: int,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes one device's tokens, on all devices.
+
+        Args:
+          x_TM: the device's tokens.
+          expert_kT: int32, the expert of each choice; `num_experts` where there is none.
+          gate_kT: float32, the gate of each choice.
+          theta: the weights of the device's experts.
+          num_experts: the number of experts on all devices, padding included.
+
+        Returns:
+          [T,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
+        """
+        rows = SortedRows(expert_kT, num_experts)
+        devices = _count_devices(self.expert_axes)
+        if devices == 1:
+            return rows.compute(x_TM, gate_kT, self.experts, theta), tf.constant(0.0)
+        local_experts = num_experts // devices
+        bound = self._rows_per_device(expert_kT.shape.num_elements(), devices)
+        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+            load_dE = tf.reshape(rows.load_E, [devices, local_experts])
+            before_d = tf.cumsum(tf.reduce_sum(load_dE, 1), exclusive=True)
+            device_kT = tf.minimum(expert_kT // local_experts, devices - 1)
+            position_kT = rows.position_kT - tf.gather(before_d, device_kT)
+            kept_kT = (expert_kT < num_experts) & (position_kT < bound)
+            slots = devices * bound
+            slot_kT = tf.where(kept_kT, device_kT * bound + position_kT, slots)
+            permutation = Permutation(tf.unstack(slot_kT), slots)
+            sent_dE = _clip_loads(load_dE, bound)
+            sent_dCM = tf.reshape(permutation.permute(x_TM), [devices, bound, x_TM.shape[-1]])
+            received_CM = self._to_experts(sent_dCM)[0]
+            received_dE = tf.reshape(self._to_experts(sent_dE), [devices, local_experts])
+        expert_C = tf.reshape(_experts_of_rows(received_dE, bound), [1, slots])
+        y_CM = SortedRows(expert_C, local_experts).compute(
+            received_CM,
+            tf.ones_like(expert_C, tf.float32),
+            self.experts,
+            theta,
+            most_over_even=max(slots // expert_kT.shape.num_elements(), 1),
+        )
+        with tf.name_scope(exchanges.COMBINE_SCOPE):
+            y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
+            y_rows = tf.reshape(y_dCM, [slots, x_TM.shape[-1]])
+            y_TM = permutation.unpermute(y_rows, tf.unstack(gate_kT))
+        over_bound = tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE)
+        return y_TM, tf.cast(over_bound, tf.float32)
+
+    def _to_experts(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the rows received from all devices, concatenated along the second dimension."""
+        return collectives.all_to_all(x, self.expert_axes, 0, 1)
+
+    def _rows_per_device(self, rows: int, devices: int) -> int:
+        """Returns the number of its `rows` that a device can send to each device."""
+        return min(random_numbers.ceil(self.bound * rows / devices), rows) if self.bound else rows
+
+    def _seed(self, outer: Context) -> tf.Tensor:
+        """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""
+        if not (outer.training and self.experts.p.dropout_rate):
+            return tf.zeros([2], tf.int32)
+        return outer.random_seed(f"{context.layer_path()}/{_PURPOSE}")
+
+    def _device_seed(self, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the key of one device: devices with different rows draw different numbers."""
+        if not self.experts.p.dropout_rate:
+            return seed
+        for axis in self.group_axes:
+            seed = random_numbers.hashed_fold_in_word(seed, collectives.axis_index(axis))
+        return seed
+
+
+def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
+    """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
+    padding = num_experts - weight.shape[0]
+    return tf.pad(weight, [[0, padding], *[[0, 0]] * (weight.shape.rank - 1)])
+
+
+def _clip_loads(load_dE: tf.Tensor, bound: int) -> tf.Tensor:
+    """Returns the loads of each device's experts without the rows beyond the device's bound."""
+    before_dE = tf.cumsum(load_dE, axis=1, exclusive=True)
+    return tf.clip_by_value(bound - before_dE, 0, load_dE)
+
+
+def _experts_of_rows(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
+    """Returns [d,C]: the local expert of each row that a device sent; E where it sent none."""
+    after_dE = tf.cumsum(load_dE, axis=1)
+    is_after_dCE = tf.range(rows)[tf.newaxis, :, tf.newaxis] >= after_dE[:, tf.newaxis]
+    return tf.reduce_sum(tf.cast(is_after_dCE, tf.int32), -1)
+
+
+def _count_devices(axes: Axes) -> int:
+    mesh = mesh_in_use()
+    assert mesh is not None
+    return mesh.parts(axes)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 class DroplessDispatch(Dispatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch, Buffers
+from lingvo_gshard.layers.moe.dispatches.dispatch import BufferDispatch, Buffers
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, Routing, TokenChoiceRouting
 from lingvo_gshard.sharding import einsum
 

@@ -13,28 +13,32 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import context, dynamic_slice, random_numbers
+from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import expected_trips
+from lingvo_gshard.core.shapes import read_slice, write_slice
+from lingvo_gshard.layers.stacks import execution
 from lingvo_gshard.sharding.partitioning import use_partitioning
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
-
 _POLICY = "products"
+
+
 # Layouts of the operands and results of the experts' products, for the remat policy.
 _HIDDEN, _OUTPUT = ("CM", "EMH", "CH"), ("CH", "EHM", "CM")
 
+
 # Maximum number of rows of a block.
 LARGEST_BLOCK = 512
+
+
 # An expert's last block has one of STEPS sizes: multiples of a step of at least SMALLEST_STEP rows.
 SMALLEST_STEP = 8
 STEPS = 4
-
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 Network: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
 
@@ -184,13 +188,13 @@ class ExpertBlocks:
             expert = self._expert(count, leaves)[1]
 
             def last_block(size: int) -> list[tf.Tensor]:
-                block = dynamic_slice.read(rows, expert.last_start, size)
+                block = read_slice(rows, expert.last_start, size)
                 results = self._compute(expert.weights, block, expert.last_start)
                 return [_pad(x, self.sizes.full) for x in results]
 
             def full_block(index: tf.Tensor, buffers: list) -> tuple:
                 start = expert.start + index * self.sizes.full
-                block = dynamic_slice.read(rows, start, self.sizes.full)
+                block = read_slice(rows, start, self.sizes.full)
                 return index + 1, _write_all(
                     buffers, self._compute(expert.weights, block, start), start
                 )
@@ -216,27 +220,25 @@ class ExpertBlocks:
 
             def gradients(start: tf.Tensor, d_block: tf.Tensor) -> list[tf.Tensor]:
                 size = d_block.shape[0]
-                parts = [dynamic_slice.read(x, start, size) for x in (rows, *saved)]
+                parts = [read_slice(x, start, size) for x in (rows, *saved)]
                 return self._gradients(expert.weights, parts[0], parts[1:], d_block, start)
 
             def last_block(size: int) -> list[tf.Tensor]:
                 is_own = tf.range(size) < expert.last_rows
-                d_last = dynamic_slice.read(d_y, expert.last_start, size)
+                d_last = read_slice(d_y, expert.last_start, size)
                 d_last = tf.where(is_own[:, tf.newaxis], d_last, tf.zeros_like(d_last))
                 d_rows, *d_weights = gradients(expert.last_start, d_last)
                 return [_pad(d_rows, self.sizes.full), *d_weights]
 
             def full_block(index: tf.Tensor, d_buffer: tf.Tensor, sums: list) -> tuple:
                 start = expert.start + index * self.sizes.full
-                d_block, *d_weights = gradients(
-                    start, dynamic_slice.read(d_y, start, self.sizes.full)
-                )
+                d_block, *d_weights = gradients(start, read_slice(d_y, start, self.sizes.full))
                 sums = [x + tf.cast(d, x.dtype) for x, d in zip(sums, d_weights, strict=True)]
-                return index + 1, dynamic_slice.write(d_buffer, d_block, start), sums
+                return index + 1, write_slice(d_buffer, d_block, start), sums
 
             d_buffer, *d_leaves = buffers
             d_last, *sums = self._by_size(expert.last_rows, last_block)
-            d_buffer = dynamic_slice.write(d_buffer, d_last, expert.last_start)
+            d_buffer = write_slice(d_buffer, d_last, expert.last_start)
             _, d_buffer, sums = tf.while_loop(
                 lambda index, *_: index < expert.full_blocks,
                 full_block,
@@ -254,13 +256,13 @@ class ExpertBlocks:
         start, load = (tf.gather(x, expert) for x in (self.rows.starts, self.rows.loads))
         full_blocks = (load - 1) // self.sizes.full
         in_full = full_blocks * self.sizes.full
-        weights = [tf.squeeze(dynamic_slice.read(w, expert, 1), 0) for w in leaves]
+        weights = [tf.squeeze(read_slice(w, expert, 1), 0) for w in leaves]
         return expert, _OneExpert(weights, start, full_blocks, start + in_full, load - in_full)
 
     def _over_experts(self, expert_step: Callable, buffers: list) -> list[tf.Tensor]:
         """Returns the buffers after one step for each expert that has rows."""
         start = (tf.constant(0), list(buffers))
-        name = expected_trips.loop_name(min(self.rows.loads.shape[0], self.even_rows))
+        name = execution.loop_name(min(self.rows.loads.shape[0], self.even_rows))
         return tf.while_loop(
             lambda count, _: count < self.rows.active, expert_step, start, name=name
         )[1]
@@ -269,7 +271,7 @@ class ExpertBlocks:
     def _full_blocks_name(self) -> str:
         """The name of the loop over an expert's full blocks."""
         even_load = -(-self.even_rows // self.rows.loads.shape[0])
-        return expected_trips.loop_name(max(even_load - 1, 0) // self.sizes.full)
+        return execution.loop_name(max(even_load - 1, 0) // self.sizes.full)
 
     def _by_size(self, rows: tf.Tensor, compute: Callable[[int], list]) -> list[tf.Tensor]:
         """Returns compute(size) for the smallest size that holds `rows`, 1 to a full block."""
@@ -335,7 +337,7 @@ class ExpertBlocks:
 
 
 def _write_all(buffers: Tensors, parts: Tensors, start: tf.Tensor) -> list[tf.Tensor]:
-    return [dynamic_slice.write(b, part, start) for b, part in zip(buffers, parts, strict=True)]
+    return [write_slice(b, part, start) for b, part in zip(buffers, parts, strict=True)]
 
 
 def _pad(rows: tf.Tensor, size: int) -> tf.Tensor:

@@ -5,9 +5,8 @@ from lingvo_gshard.layers.moe.routers.forced_balance import ForcedBalanceRouter
 from lingvo_gshard.layers.moe.routers.hashed import HashRouter
 from lingvo_gshard.layers.moe.routers.sigmoid import SigmoidRouter
 from lingvo_gshard.layers.moe.routers.sinkhorn import SinkhornRouter
-from lingvo_gshard.layers.moe.routers.switch import SwitchRouter
 from lingvo_gshard.layers.moe.routers.top2 import Top2Router
-from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
+from lingvo_gshard.layers.moe.routers.top_k import SwitchRouter, TopKRouter
 
 __all__ = [
     "ExpertChoiceRouter",

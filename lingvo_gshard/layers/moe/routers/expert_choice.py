@@ -9,10 +9,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.capacity import expert_capacity
 from lingvo_gshard.layers.moe.load_metrics import gate_entropy
-from lingvo_gshard.layers.moe.routers.linear import LinearRouter
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
+from lingvo_gshard.layers.moe.routers.router import LinearRouter
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, expert_capacity
 from lingvo_gshard.sharding import annotate
 
 # Score of padding, smaller than any gate.

@@ -6,11 +6,10 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.load_metrics import gate_entropy
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.linear import LinearTokenChoiceRouter
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routers.router import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate
 
 

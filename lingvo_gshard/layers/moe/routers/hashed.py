@@ -8,10 +8,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 
 class HashRouter(TokenChoiceRouter):

@@ -10,11 +10,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.load_metrics import gate_entropy
 from lingvo_gshard.layers.moe.routers import balance_loss, group_limited, selection
-from lingvo_gshard.layers.moe.routers.linear import LinearTokenChoiceRouter
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
+from lingvo_gshard.layers.moe.routers.router import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting, WeightedLoss
 
 # Keeps gates finite if all scores underflow to 0 in float32.
 _TINY = 1e-20

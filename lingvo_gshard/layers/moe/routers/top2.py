@@ -8,10 +8,9 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import groups
-from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.linear import SoftmaxRouter
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
+from lingvo_gshard.layers.moe.routers.router import SoftmaxRouter
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting, WeightedLoss
 
 _MODES = ("paper", "lingvo")
 _SECOND_EXPERT_POLICIES = ("random", "threshold", "all")

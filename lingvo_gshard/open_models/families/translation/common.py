@@ -7,9 +7,9 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
-from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.data.published_inputs import PublishedTranslationInput
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Row

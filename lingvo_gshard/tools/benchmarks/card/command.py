@@ -11,12 +11,12 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.tools.benchmarks.card.files import CardRecord
-from lingvo_gshard.tools.benchmarks.card.gaps import Gap
+from lingvo_gshard.tools.benchmarks.card.fill import CardRecord
+from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
-from lingvo_gshard.tools.profile_reports.comparison_report import print_comparison
+from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks.card.measure import CardRow

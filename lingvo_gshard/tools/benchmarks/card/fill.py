@@ -11,17 +11,76 @@ import msgspec
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic
 from lingvo_gshard.planning import planned_program, planner
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.plan.plan import Plan, load
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.tools.benchmarks.card import files
-from lingvo_gshard.tools.benchmarks.card.files import CardRecord
-from lingvo_gshard.tools.benchmarks.card.largest import largest
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.training import experiments
+
+STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
+
+
+class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice of a folder's step.
+
+    Attributes:
+      experiment: the experiment.
+      settings: its settings, as --gin_param takes them.
+      grown: the setting that was chosen last, such as "task.decoder.num_layers".
+      value: its value.
+      topology: the card, such as "gpu:h100:1x1".
+      memory: bytes of the card.
+      share: the most of them that the plan's peak may take.
+      options: options of XLA's compiler that the plan was made with.
+    """
+
+    experiment: str
+    settings: list[str]
+    grown: str
+    value: int
+    topology: str
+    memory: int
+    share: float
+    options: dict[str, str] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class CardFolder:
+    """A step that fills a card, read from its folder.
+
+    Attributes:
+      step: path of the exported step.
+      plan: its plan.
+      card: how it was chosen.
+    """
+
+    step: str
+    plan: Plan
+    card: CardRecord
+
+
+def read(folder: str) -> CardFolder:
+    """Returns the content of a folder that `gshard-bench fill` wrote.
+
+    Raises:
+      UserError: names the folder, or the file in it that is missing or damaged.
+    """
+    path = pathlib.Path(folder)
+    missing = [name for name in (STEP, PLAN, CARD) if not (path / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
+        )
+    try:
+        card = atomic.decode((path / CARD).read_bytes(), CardRecord)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
+    return CardFolder(str(path / STEP), load(str(path / PLAN)), card)
+
 
 _COMPILATIONS = 8
 
@@ -98,9 +157,9 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
         share=wanted.share,
         options=options,
     )
-    program.save(path / files.STEP)
-    (path / files.PLAN).write_text(plan.to_json(), encoding="utf-8")
-    (path / files.CARD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    program.save(path / STEP)
+    (path / PLAN).write_text(plan.to_json(), encoding="utf-8")
+    (path / CARD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
     return record, plan
 
 
@@ -131,3 +190,45 @@ def _first_value(wanted: Wanted) -> int:
             "integer, such as task.decoder.num_layers or input.batch_rows"
         )
     return value
+
+
+def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilations: int) -> int:
+    """Returns the largest positive integer whose bytes are within a capacity.
+
+    Bytes grow with the integer, almost linearly: layers and rows take the same memory each. So the
+    next integer to try is the one where the line through two known points reaches the capacity.
+
+    Args:
+      bytes_of: returns the bytes for an integer. Each call takes a compilation.
+      capacity: the most bytes.
+      first: the first integer to try.
+      compilations: most calls of `bytes_of`. The result then is the largest one known to fit.
+
+    Returns:
+      0 if not even 1 fits.
+    """
+    known = {first: bytes_of(first)}
+    while len(known) < compilations:
+        fits = max((n for n, size in known.items() if size <= capacity), default=0)
+        too_large = min((n for n, size in known.items() if size > capacity), default=None)
+        if too_large == fits + 1:
+            break
+        guess = _where_line_reaches(known, capacity, first)
+        guess = max(guess, fits + 1)
+        if too_large is not None:
+            guess = min(guess, too_large - 1)
+        known[guess] = bytes_of(guess)
+    return max((n for n, size in known.items() if size <= capacity), default=0)
+
+
+def _where_line_reaches(known: dict[int, int], capacity: int, first: int) -> int:
+    """Returns where the line through the two points next to the capacity reaches it."""
+    if len(known) == 1:
+        # A line takes a second point.
+        return first * 2 if known[first] <= capacity else max(1, first // 2)
+    (low, low_bytes), (high, high_bytes) = sorted(
+        sorted(known.items(), key=lambda point: abs(point[1] - capacity))[:2]
+    )
+    if high_bytes <= low_bytes:
+        return 2 * high
+    return int(low + (capacity - low_bytes) * (high - low) / (high_bytes - low_bytes))

@@ -10,22 +10,184 @@ prints the JSON of `gshard-bench card FOLDER --json`.
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import msgspec
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
 from lingvo_gshard.planning.machines import chips, topologies
-from lingvo_gshard.profiling.comparison import Comparison, compare
-from lingvo_gshard.profiling.profile import Profile, Rate
+from lingvo_gshard.planning.operation_rows import ROUTING
+from lingvo_gshard.profiling import xspace
+from lingvo_gshard.profiling.comparison import Comparison, PartComparison, compare
+from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Rate
+from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.profiling.trace import JaxTracer, Recorder, Trace
+from lingvo_gshard.runtime.program.program_file import LayerNames
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks import exported
-from lingvo_gshard.tools.benchmarks.card import files, gaps, traced
-from lingvo_gshard.tools.benchmarks.card.files import CardFolder, CardRecord
-from lingvo_gshard.tools.benchmarks.card.gaps import Gap
-from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
+from lingvo_gshard.tools.benchmarks.card import fill
+from lingvo_gshard.tools.benchmarks.card.fill import CardFolder, CardRecord
+from lingvo_gshard.tools.benchmarks.exported import SavedStep
+
+# Shares of the product's rate that a step should reach (docs/gpu.md).
+GOALS = {"dense": 0.5, "experts": 0.4}
+_SHOWN = 10
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Time that a part of a step takes beyond its plan.
+
+    Attributes:
+      part: a kind of work, a layer in a phase, or a part of the step that no plan has.
+      predicted: seconds by the plan.
+      measured: measured seconds.
+      seconds: measured less predicted.
+      share: `seconds` by the measured seconds of the step.
+    """
+
+    part: str
+    predicted: float
+    measured: float
+    seconds: float
+    share: float
+
+
+def goal_gap(comparison: Comparison) -> float:
+    """Returns the MFU that the step should reach: that of a dense model or of one with experts."""
+    is_sparse = any(row.part == ROUTING and row.predicted for row in comparison.kinds)
+    return GOALS["experts" if is_sparse else "dense"]
+
+
+def kind_gaps(comparison: Comparison, profile: Profile) -> list[Gap]:
+    """Returns the gap of each kind of work, largest first, and what no plan has."""
+    rows = [(row.part, row.predicted, row.measured) for row in comparison.kinds]
+    rows += [(part, 0.0, profile.seconds_of(part)) for part in (PAUSES, HOST)]
+    return _gaps(rows, comparison.measured)
+
+
+def of_layers(comparison: Comparison) -> list[Gap]:
+    """Returns the largest gaps of layers and phases."""
+    return _gaps(
+        [(_name(r), r.predicted, r.measured) for r in comparison.layers], comparison.measured
+    )[:_SHOWN]
+
+
+def in_words(gaps: Sequence[Gap], mfu: float, wanted: float) -> list[str]:
+    """Returns sentences on the largest gaps and on the goal.
+
+    Args:
+      gaps: the gaps of kinds, largest first.
+      mfu: measured MFU, relative to the measured product.
+      wanted: the goal.
+    """
+    reached = "reaches" if mfu >= wanted else "misses"
+    said = [f"The step {reached} the goal: MFU {mfu:.1%} of the product's rate, goal {wanted:.0%}."]
+    slower = [gap for gap in gaps if gap.share >= 0.01][:3]
+    said += [
+        f"{gap.part}: {gap.share:.1%} of the step is time beyond the plan "
+        f"({gap.measured * 1e3:,.2f} ms, {gap.predicted * 1e3:,.2f} ms planned)."
+        for gap in slower
+    ]
+    if not slower:
+        said.append("No kind of work takes noticeably longer than planned.")
+    return said
+
+
+def _name(row: PartComparison) -> str:
+    return f"{row.part or '(no layer)'}, {row.phase}"
+
+
+def _gaps(rows: Sequence[tuple[str, float, float]], step: float) -> list[Gap]:
+    gaps = [
+        Gap(
+            part=part,
+            predicted=predicted,
+            measured=measured,
+            seconds=measured - predicted,
+            share=(measured - predicted) / step,
+        )
+        for part, predicted, measured in rows
+        if predicted or measured
+    ]
+    return sorted(gaps, key=lambda gap: -gap.seconds)
+
+
+_STEPS = StepRange(1, 3)
+# Kernels that a CUDA graph starts do not say which operation they belong to.
+_WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+# The key of the program in a trace.
+_PROGRAM = "the measured step"
+
+
+def profiled_step(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, bytes]:
+    """Returns where the time of some steps goes, and their trace as a serialized XSpace.
+
+    On a GPU the step is compiled again, without CUDA graphs.
+
+    Args:
+      step: the step; its state moves on.
+      name: the experiment.
+      attainable: the rate that products reach on the same devices.
+
+    Raises:
+      UserError: the trace has no operations of devices.
+    """
+    if step.devices[0].platform == "gpu":
+        step.recompile(_WITHOUT_GRAPHS)
+    step()()
+    tracer = JaxTracer()
+    recorder = Recorder(tracer)
+    for number in range(_STEPS.first, _STEPS.last + 1):
+        recorder.begin(number)
+        recorder.start_step()
+        step()()
+    serialized = recorder.end()
+    trace = xspace.read(serialized)
+    facts = _facts(step, name, recorder, tracer.chip_key(), attainable)
+    add_program(trace, hlo.read_proto(step.compiled))
+    return Summary(trace, facts).profile(), serialized
+
+
+def add_program(trace: Trace, module: bytes) -> None:
+    """Adds a compiled program to a trace, since traces of GPUs may lack it.
+
+    Args:
+      trace: the trace.
+      module: the program, a serialized HloModuleProto.
+    """
+    proto = HloProto(hlo_module=HloModuleProto.FromString(module))
+    trace.programs.setdefault(_PROGRAM, proto.SerializeToString())
+
+
+def _facts(
+    step: SavedStep, name: str, recorder: Recorder, chip: str, attainable: Rate
+) -> StepFacts:
+    record = step.record
+    layers = LayerNames(()) if record.layers is msgspec.UNSET else record.layers
+    return StepFacts(
+        name=name,
+        steps=_STEPS,
+        device_summary=f"{len(step.devices)} x {step.devices[0].device_kind}",
+        chip=chip,
+        mesh=Mesh.parse(record.mesh, record.device_order),
+        layers=frozenset(layers.scopes),
+        kinds=dict(layers.kinds),
+        seconds_per_step=recorder.seconds / _STEPS.count,
+        busy_cores=recorder.core_seconds / recorder.seconds,
+        cores=len(os.sched_getaffinity(0)),
+        useful_flops=step.work.flops,
+        tokens_per_step=step.work.tokens,
+        attainable=attainable,
+        source_of=lambda _: "",
+    )
+
 
 TRACE = "measured.xplane.pb"
 
@@ -81,21 +243,21 @@ def measure(
     Raises:
       UserError: names the folder or file that cannot be read, or that is for another card.
     """
-    read = files.read(folder)
+    read = fill.read(folder)
     _check_card(folder, read.card, jax.devices()[0])
     step = SavedStep(read.step, report, options=read.card.options)
     row = exported.measure_step(step, repeats, gemm_size, report)
     report("tracing")
     source = f"{row.gemm_dtype} products of {row.gemm_size} x {row.gemm_size}, timed here"
     rate = Rate(flops_per_second=row.gemm_rate, source=source)
-    profile, trace = traced.profile(step, read.card.experiment, rate)
+    profile, trace = profiled_step(step, read.card.experiment, rate)
     (pathlib.Path(folder) / TRACE).write_bytes(trace)
     return _row(read, row, profile)
 
 
 def _row(read: CardFolder, row: exported.Row, profile: Profile) -> CardRow:
     plan, found = read.plan, compare(profile, read.plan)
-    kinds, goal = gaps.of_kinds(found, profile), gaps.goal(found)
+    kinds, goal = kind_gaps(found, profile), goal_gap(found)
     peak = plan.bytes_per_device.peak
     return CardRow(
         card=read.card,
@@ -108,8 +270,8 @@ def _row(read: CardFolder, row: exported.Row, profile: Profile) -> CardRow:
         seconds_by_plan=row.step_seconds / plan.seconds_per_step,
         comparison=found,
         kind_gaps=kinds,
-        layer_gaps=gaps.of_layers(found),
-        findings=gaps.in_words(kinds, row.mfu, goal),
+        layer_gaps=of_layers(found),
+        findings=in_words(kinds, row.mfu, goal),
         profile=profile,
     )
 

@@ -17,7 +17,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours
+from lingvo_gshard.tools.benchmarks.decode import measure
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
 _POSITIONS = 256
@@ -43,7 +43,7 @@ def show_row(console: rich.console.Console, row: measure.Row) -> None:
 
 def make_cases(
     translation: Params, language_model: Params, sentences: int
-) -> tuple[dict[str, ours.Model], list[cases.Case]]:
+) -> tuple[dict[str, measure.Model], list[measure.Case]]:
     """Returns the models by name, and what is decoded with them.
 
     Args:
@@ -51,13 +51,13 @@ def make_cases(
       language_model: the experiment of the language model.
       sentences: the number of test sentences.
     """
-    model = ours.initial_model(translation)
-    found = cases.translation_cases(
+    model = measure.initial_model(translation)
+    found = measure.translation_cases(
         test_sources(translation, sentences, model.facts.most_source - 1)
     )
-    other = ours.initial_model(language_model, _POSITIONS)
-    models = {cases.TRANSLATION: model, cases.LANGUAGE_MODEL: other}
-    return models, found + cases.language_model_cases(other.facts)
+    other = measure.initial_model(language_model, _POSITIONS)
+    models = {measure.TRANSLATION: model, measure.LANGUAGE_MODEL: other}
+    return models, found + measure.language_model_cases(other.facts)
 
 
 def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:

@@ -4,20 +4,196 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.precision import INT8, TRAINED
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.tools.benchmarks.decode import ours
-from lingvo_gshard.tools.benchmarks.decode.cases import Case
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.training.experiments import with_configured_vocabularies
+
+TRANSLATION, LANGUAGE_MODEL = "translation", "language_model"
+
+# Sentences that peers decode together. Our lanes have as many rows.
+BATCH_ROWS = 32
+_ONE_SENTENCE_TOKENS = 32
+_PROMPT, _LONG_PROMPT, _CONTINUATION = 8, 129, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Texts that other engines decode together.
+
+    Attributes:
+      texts: ids of the sources without an end, or of prompts without the id before all texts.
+      tokens: the number of tokens that every text gets, neither more nor fewer.
+    """
+
+    texts: tuple[tuple[int, ...], ...]
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One measurement.
+
+    Attributes:
+      name: what is measured.
+      model: TRANSLATION or LANGUAGE_MODEL.
+      beam: hypotheses of each text; 1 is greedy decoding.
+      batches: the texts.
+    """
+
+    name: str
+    model: str
+    beam: int
+    batches: tuple[Batch, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in all texts that are returned."""
+        return sum(len(batch.texts) * batch.tokens for batch in self.batches)
+
+    @property
+    def rows(self) -> int:
+        """The number of texts."""
+        return sum(len(batch.texts) for batch in self.batches)
+
+
+def translation_cases(sources: Sequence[Sequence[int]]) -> list[Case]:
+    """Returns the cases of a translation model: all sentences in batches, and one of them.
+
+    Sentences are sorted by length, the longest first. All translations of a batch get as many
+    tokens as its longest source has.
+
+    Args:
+      sources: ids of the sentences.
+    """
+    ordered = sorted((tuple(ids) for ids in sources), key=len, reverse=True)
+    batches = []
+    for first in range(0, len(ordered), BATCH_ROWS):
+        texts = tuple(ordered[first : first + BATCH_ROWS])
+        batches.append(Batch(texts, len(texts[0])))
+    one = min(ordered, key=lambda ids: abs(len(ids) - _ONE_SENTENCE_TOKENS))
+    alone = (Batch((one,), _ONE_SENTENCE_TOKENS),)
+    many = f"{len(ordered):,} sentences"
+    return [
+        Case(f"greedy, {many}", TRANSLATION, 1, tuple(batches)),
+        Case(f"beam 4, {many}", TRANSLATION, 4, tuple(batches)),
+        Case("greedy, one sentence", TRANSLATION, 1, alone),
+        Case("beam 4, one sentence", TRANSLATION, 4, alone),
+    ]
+
+
+def language_model_cases(facts: ModelFacts, seed: int = 0) -> list[Case]:
+    """Returns the cases of a language model: texts of random ids, and long prompts.
+
+    Args:
+      facts: what the host knows of the model.
+      seed: of the ids.
+    """
+    draw = random.Random(seed)
+    ids = [i for i in range(facts.vocabulary_size) if i not in (facts.bos_id, *facts.end_ids)]
+
+    def case(name: str, rows: int, prompt: int, tokens: int) -> Case:
+        # The id before all texts is one position, and the last token is never computed.
+        prompt = min(prompt, facts.most_positions - 1)
+        tokens = min(tokens, facts.most_positions - prompt)
+        texts = tuple(tuple(draw.choices(ids, k=prompt)) for _ in range(rows))
+        return Case(name.format(prompt + 1), LANGUAGE_MODEL, 1, (Batch(texts, tokens),))
+
+    found = []
+    for rows in (1, BATCH_ROWS):
+        found.append(case(f"language model, batch {rows}", rows, _PROMPT, _CONTINUATION))
+    for rows in (1, BATCH_ROWS):
+        found.append(case(f"prompt of {{}} tokens, batch {rows}", rows, _LONG_PROMPT - 1, 1))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model with weights.
+
+    Attributes:
+      task: the model.
+      theta: its weights.
+      facts: what the host knows of it.
+    """
+
+    task: TokenTask
+    theta: NestedMap
+    facts: ModelFacts
+
+    def engine(self, workers: int, precision: str = TRAINED) -> Engine:
+        """Returns an engine.
+
+        Args:
+          workers: the number of its threads.
+          precision: one of inference/decoding/precision.py.
+        """
+        options = EngineOptions(workers=workers, exact=True)
+        return make_engine(self.task, self.theta, self.facts, options=options, precision=precision)
+
+
+def initial_model(experiment: Params, positions: int | None = None) -> Model:
+    """Returns the model of an experiment with its initial weights.
+
+    Args:
+      experiment: Params of a translation or language model.
+      positions: positions of a text of a language model; None for those of a training row.
+
+    Raises:
+      UserError: the experiment's task decodes nothing.
+    """
+    task = with_configured_vocabularies(experiment).instantiate()
+    facts = facts_of(task, experiment.input, positions)
+    theta = task.init(0).transform(lambda weight: weight.numpy())
+    return Model(task, theta, facts)
+
+
+def requests(case: Case, facts: ModelFacts) -> list[Request]:
+    """Returns the requests of a case. Every text gets exactly the tokens of its batch."""
+    found = []
+    for batch in case.batches:
+        options = DecodingOptions(
+            beam_size=case.beam, most_tokens=batch.tokens, least_tokens=batch.tokens
+        )
+        for text in batch.texts:
+            if facts.has_source:
+                request = Request((*text, facts.end_ids[0]), (facts.bos_id,), options)
+            else:
+                request = Request((), (facts.bos_id, *text), options)
+            found.append(request)
+    return found
+
+
+def decode(engine: Engine, case: Case) -> float:
+    """Decodes all texts of a case and returns the seconds."""
+    asked = requests(case, engine.facts)
+    started = time.perf_counter()
+    answers = [answer.result() for answer in engine.submit_all(asked)]
+    seconds = time.perf_counter() - started
+    for request, (best, *_) in zip(asked, answers, strict=True):
+        # Both include the end, which the last token may be.
+        found, wanted = len(best.log_probabilities), request.options.most_tokens
+        assert found == wanted, f"{found} tokens instead of {wanted}"
+    return seconds
+
 
 # Our engine with each precision.
 _TRAINED, _INT8 = "lingvo_gshard", "lingvo_gshard int8"
@@ -70,7 +246,7 @@ class OtherEngines(Protocol):
 
 
 def measure(
-    models: Mapping[str, ours.Model],
+    models: Mapping[str, Model],
     cases: Sequence[Case],
     others: OtherEngines | None,
     threads: int,
@@ -129,7 +305,7 @@ def _warm_up(engine: Engine, case: Case) -> None:
     idle = 0
     for _ in range(_MOST_WARM_UP_TURNS):
         before = engine.executables.count
-        ours.decode(engine, case)
+        decode(engine, case)
         idle = idle + 1 if engine.executables.count == before else 0
         if idle == 2:
             return
@@ -147,7 +323,7 @@ def _seconds(
 
     def once() -> float:
         if name in own:
-            return ours.decode(own[name], case)
+            return decode(own[name], case)
         assert others
         return others.decode(name, case)
 
@@ -168,7 +344,7 @@ class _Product:
     flops: int
 
 
-def _product(model: ours.Model, case: Case) -> _Product:
+def _product(model: Model, case: Case) -> _Product:
     """Returns the product whose rate limits a case; see `Row`."""
     if case.rows > 1:
         rows, inner, columns = 1024, 1024, 1024

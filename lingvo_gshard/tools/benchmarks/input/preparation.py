@@ -17,7 +17,7 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tools.benchmarks.input import made_text
+from lingvo_gshard.tools.benchmarks.input import reading
 from lingvo_gshard.tools.console.units import in_bytes
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -69,7 +69,7 @@ def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -
     """
     source = pathlib.Path(folder) / "made.tsv"
     tell(f"making {rows:,} rows")
-    made_text.write_tsv(source, rows)
+    reading.write_tsv(source, rows)
     tell(f"preparing {rows:,} rows")
     module = "lingvo_gshard.tools.benchmarks.input.prepare_run"
     command = [sys.executable, "-m", module, source, f"{folder}/prepared", str(workers)]

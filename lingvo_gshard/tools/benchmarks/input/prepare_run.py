@@ -7,8 +7,8 @@ import time
 
 import msgspec
 
-from lingvo_gshard.data.observer import SilentObserver
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.data.input import SilentObserver
+from lingvo_gshard.data.preparation.pipeline import PrepareOptions, prepare
 
 
 class _Times(SilentObserver):

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.paths import is_bucket
-from lingvo_gshard.core.lazy import jax, ocp
+from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.step import local_updates
 
 MODULUS = 2**64
 _BLOCK = 2**16  # Words summed at once, few enough to stay in a core's cache.
@@ -230,9 +232,9 @@ def _handler(directory: pathlib.Path) -> Any:
     """Returns a handler of Orbax, whose types allow no pathlib.Path."""
     if is_bucket(directory):
         # Imports Orbax, which a start from the cache does not need.
-        from lingvo_gshard.training.run.checkpoint import in_bucket
+        from lingvo_gshard.training.run.checkpoint.orbax_storage import teach_orbax
 
-        in_bucket.teach_orbax()
+        teach_orbax()
     return ocp.PyTreeCheckpointHandler()
 
 
@@ -260,3 +262,23 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 def _dtype(array: Any) -> str:
     return np.dtype(array.dtype).name
+
+
+# Part of a state -> its name in messages.
+PART_NAMES = {
+    "theta": "weights",
+    "moments": "optimizer moments",
+    "averages": "averages of weights",
+    "loss_scale": "loss scale",
+    "spikes": "statistics of spikes",
+    local_updates.WORKERS: "states of the workers",
+    local_updates.OUTER: "moments of the outer optimizer",
+}
+
+
+# The parts of a state that `run.json` holds.
+IN_RUN_RECORD = ("step", "stopped")
+
+
+# The file in a checkpoint that has the run's Params.
+PARAMS_COPY = "run/params.txt"

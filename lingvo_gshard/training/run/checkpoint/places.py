@@ -1,4 +1,8 @@
-"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them."""
+"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them.
+
+Orbax knows gs://, not s3:// (its issue 359), and neither with time limits. `teach_orbax` gives it
+the stores of core/files. This is the only file that names Orbax's private modules.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.core.files.problems import BucketError, problem_of
+from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.checkpoint.orbax_errors import reason_of
-from lingvo_gshard.training.run.checkpoint.steps import steps_in
+from lingvo_gshard.training.run.checkpoint.orbax_storage import (
+    KEEP_ALL,
+    delete,
+    reason_of,
+    remove_unfinished,
+    steps_in,
+    teach_orbax,
+    temporary_path_class,
+)
 
 
 class NewestAndBest:
@@ -187,15 +198,13 @@ class InBucket:
 
     def prepare(self) -> None:
         """Deletes checkpoints without a marker."""
-        from lingvo_gshard.training.run.checkpoint import in_bucket
 
-        in_bucket.remove_unfinished(self._directory)
+        remove_unfinished(self._directory)
 
     def options(self, policy: NewestAndBest) -> dict[str, Any]:
         """Returns arguments of CheckpointManagerOptions."""
-        from lingvo_gshard.training.run.checkpoint import in_bucket
 
-        in_bucket.teach_orbax()
+        teach_orbax()
 
         def delete_old() -> None:
             steps = steps_in(self._directory)
@@ -204,8 +213,8 @@ class InBucket:
 
         return {
             # Orbax would ask further services how to delete.
-            "preservation_policy": in_bucket.KEEP_ALL,
-            "temporary_path_class": in_bucket.temporary_path_class(
+            "preservation_policy": KEEP_ALL,
+            "temporary_path_class": temporary_path_class(
                 self._directory, self._before_commit, delete_old
             ),
         }
@@ -215,9 +224,8 @@ class InBucket:
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint."""
-        from lingvo_gshard.training.run.checkpoint import in_bucket
 
-        in_bucket.delete(self._directory, step)
+        delete(self._directory, step)
 
     def set_aside(self, step: int) -> pathlib.Path:
         """Moves a damaged checkpoint out of the directory."""

@@ -17,16 +17,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import paths
+from lingvo_gshard.core.files import stores
 from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays, check_fit
+from lingvo_gshard.training.run.checkpoint.arrays import (
+    IN_RUN_RECORD,
+    PART_NAMES,
+    Arrays,
+    check_fit,
+)
 from lingvo_gshard.training.run.checkpoint.choice import NEWEST, best_of, in_order
-from lingvo_gshard.training.run.checkpoint.orbax_errors import quiet_orbax, reason_of
-from lingvo_gshard.training.run.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
+from lingvo_gshard.training.run.checkpoint.orbax_storage import quiet_orbax, reason_of, steps_in
 from lingvo_gshard.training.run.checkpoint.places import NewestAndBest, place_of
 from lingvo_gshard.training.run.checkpoint.run_item import (
     Best,
@@ -35,7 +39,6 @@ from lingvo_gshard.training.run.checkpoint.run_item import (
     WriteExtras,
     read_run,
 )
-from lingvo_gshard.training.run.checkpoint.steps import steps_in
 from lingvo_gshard.training.run.signals import State
 
 Say = Callable[[str], None]
@@ -75,7 +78,7 @@ class CheckpointStore:
             reads the newest.
           before_commit: called before a checkpoint in a bucket becomes complete.
         """
-        self._directory = paths.absolute(directory)
+        self._directory = stores.absolute(directory)
         self._place = place_of(self._directory, before_commit)
         self._policy = NewestAndBest(keep)
         self.say = say
@@ -115,7 +118,7 @@ class CheckpointStore:
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
         # Imports Orbax, which reading and writing need but the command line's help does not.
-        from lingvo_gshard.training.run.checkpoint import run_handler
+        from lingvo_gshard.training.run.checkpoint import run_item
 
         self.finish()
         arrays = {
@@ -133,8 +136,8 @@ class CheckpointStore:
             items: dict[str, Any] = {
                 part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
             }
-            is_remote = paths.is_bucket(self._directory)
-            kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
+            is_remote = stores.is_bucket(self._directory)
+            kind = run_item.RunInBucketSave if is_remote else run_item.RunSave
             items[run_item.ITEM] = kind(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: manager.save(step, args=arguments, force=True))

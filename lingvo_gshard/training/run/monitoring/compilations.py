@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.training.run.records import json_lines
+from lingvo_gshard.training.run import records
 
 
 def give_back() -> None:
@@ -181,7 +181,7 @@ class CompilationsFile:
           say: shows a line to the user if the file cannot be written.
         """
         try:
-            json_lines.append(self._path, {"step": step, **compilation.record()})
+            records.append_row(self._path, {"step": step, **compilation.record()})
         except OSError as error:
             say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.data.cleaning.rules.identification import OtherLanguage
+from lingvo_gshard.data.cleaning.all_rules import OtherLanguage
 
 _GERMAN = "Das Programm zeigt Informationen über das System an und erlaubt Änderungen."
 _ENGLISH = "The program shows information about the system and allows changes to it."

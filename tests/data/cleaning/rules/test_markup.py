@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.data.cleaning.rules import markup
-from lingvo_gshard.data.cleaning.rules.markup import Policy
+from lingvo_gshard.data.cleaning import markup
+from lingvo_gshard.data.cleaning.markup import Policy
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 import regex
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.cleaning.rules import scripts
-from lingvo_gshard.data.cleaning.rules.language_scripts import LANGUAGES
-from lingvo_gshard.data.cleaning.rules.scripts import WrongScript, scripts_of
+from lingvo_gshard.data.cleaning import scripts
+from lingvo_gshard.data.cleaning.scripts import LANGUAGES, WrongScript, scripts_of
 
 
 @pytest.mark.parametrize(

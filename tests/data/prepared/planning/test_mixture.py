@@ -5,8 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from lingvo_gshard.data.prepared.planning.mixture import Mixture
-from lingvo_gshard.data.prepared.planning.shares import Shares
+from lingvo_gshard.data.prepared.mixture_plan import Mixture, Shares
 from lingvo_gshard.data.prepared.table import Group
 
 

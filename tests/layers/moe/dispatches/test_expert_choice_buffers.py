@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.dispatches.buffers import Buffers
+from lingvo_gshard.layers.moe.dispatches.dispatch import Buffers
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params

@@ -6,6 +6,7 @@ import functools
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.planning.search.candidates import Tensor, group
 from lingvo_gshard.planning.search.cost_model import CostModel
 from lingvo_gshard.planning.search.costs import (
     RESULT,
@@ -15,8 +16,6 @@ from lingvo_gshard.planning.search.costs import (
     resharding,
     shard_einsum,
 )
-from lingvo_gshard.planning.search.graph import Tensor
-from lingvo_gshard.planning.search.groups import group
 from lingvo_gshard.planning.search.tracing import UpstreamFinder, trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh

@@ -7,8 +7,7 @@ import math
 import tensorflow as tf
 
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
-from lingvo_gshard.planning.search.graph import TracedStep
-from lingvo_gshard.planning.search.groups import group
+from lingvo_gshard.planning.search.candidates import TracedStep, group
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
 from tests.layers.stacks.executions import loop, sequential

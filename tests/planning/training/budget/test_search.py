@@ -8,14 +8,15 @@ import pytest
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.budget.laws import Experts
-from lingvo_gshard.planning.training.budget.options import (
+from lingvo_gshard.planning.training.budget.search import (
     STATE_SHARE,
     BudgetOptions,
+    goodputs,
     named_machines,
+    plan_budget,
     priced_machines,
+    rate,
 )
-from lingvo_gshard.planning.training.budget.rating import goodputs, rate
-from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.formulas import Interruptions
 
 MACHINES = named_machines("gpu:h100:16x8,gpu:h100:128x8,v5e:8x8,v5p:8x8x8")

@@ -13,11 +13,10 @@ import tensorflow as tf
 from jaxlib import _hlo
 
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.programs.planned import ProgramFacts
-from lingvo_gshard.planning.programs.plans import plan_file
+from lingvo_gshard.planning.programs.planned import ProgramFacts, plan_file
 from lingvo_gshard.profiling import xspace
-from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.timeline import StepRange
 from lingvo_gshard.profiling.trace import INPUT, STEP
 from lingvo_gshard.profiling.xspace import XSpace
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -27,9 +26,9 @@ from lingvo_gshard.runtime.program.program_file import LayerNames, Work
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.card import files, gaps, traced
-from lingvo_gshard.tools.benchmarks.card.files import CardRecord
-from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
+from lingvo_gshard.tools.benchmarks.card import fill, measure
+from lingvo_gshard.tools.benchmarks.card.fill import CardRecord
+from lingvo_gshard.tools.benchmarks.exported import SavedStep
 from lingvo_gshard.tools.console import startup
 from tests.profiling import cpu_trace
 from tests.profiling.cpu_trace import HLO, NUMBER, PRODUCT_FLOPS, PROGRAM, Plane
@@ -83,9 +82,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("card")
     partitioning = Partitioning.make("data=1", "data")
     program = lower("train_step", train_step, [*STATE, *BATCH], partitioning, (0, 1))
-    dataclasses.replace(program, work=WORK, layers=LAYERS).save(path / files.STEP)
-    plan = plan_file(path / files.STEP, topologies.get("cpu:1"), ProgramFacts())
-    (path / files.PLAN).write_text(plan.to_json())
+    dataclasses.replace(program, work=WORK, layers=LAYERS).save(path / fill.STEP)
+    plan = plan_file(path / fill.STEP, topologies.get("cpu:1"), ProgramFacts())
+    (path / fill.PLAN).write_text(plan.to_json())
     write_card(path, "cpu:1")
     return path
 
@@ -100,7 +99,7 @@ def write_card(path: pathlib.Path, topology: str) -> None:
         memory=2**20,
         share=0.9,
     )
-    (path / files.CARD).write_bytes(msgspec.json.encode(record))
+    (path / fill.CARD).write_bytes(msgspec.json.encode(record))
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -130,7 +129,7 @@ def test_card_is_measured_without_tensorflow(folder):
     assert done.returncode == 0, done.stderr
     assert "not counted by jax here" in done.stdout and "goal 50%" in done.stdout
     (row,) = json.loads((folder / "c.json").read_text())["rows"]
-    plan = json.loads((folder / files.PLAN).read_text())
+    plan = json.loads((folder / fill.PLAN).read_text())
     measured = row["measured"]
     assert row["planned_seconds"] == plan["seconds_per_step"]
     assert row["seconds_by_plan"] == pytest.approx(
@@ -165,7 +164,7 @@ def test_a_trace_of_a_gpu_without_its_program_is_summed_up_with_ours():
         gpu.event("Stream #13(Compute)", "loop", start + 60, start + 80, hlo_op="sub.1", **of)
     trace = xspace.read(space.SerializeToString())
     assert not trace.programs
-    traced.add_program(trace, _hlo.hlo_module_from_text(HLO).as_serialized_hlo_module_proto())
+    measure.add_program(trace, _hlo.hlo_module_from_text(HLO).as_serialized_hlo_module_proto())
     facts = StepFacts(
         name="step",
         steps=StepRange(1, 3),
@@ -189,8 +188,8 @@ def test_a_trace_of_a_gpu_without_its_program_is_summed_up_with_ours():
 
 
 def test_gaps_are_what_the_plan_does_not_explain():
-    part = gaps.PartComparison
-    compared = gaps.Comparison(
+    part = measure.PartComparison
+    compared = measure.Comparison(
         predicted=2.0,
         measured=4.0,
         kinds=[
@@ -205,23 +204,23 @@ def test_gaps_are_what_the_plan_does_not_explain():
         def seconds_of(self, part):
             return {"host": 0.0, "between operations": 0.6}[part]
 
-    found = gaps.of_kinds(compared, Paused())
+    found = measure.kind_gaps(compared, Paused())
     assert [(gap.part, round(gap.seconds, 9), round(gap.share, 9)) for gap in found] == [
         ("routing and dispatch", 1.0, 0.25),
         ("between operations", 0.6, 0.15),
         ("products", 0.5, 0.125),
         ("optimizer", -0.1, -0.025),
     ]
-    assert gaps.goal(compared) == 0.4
-    said = gaps.in_words(found, mfu=0.3, wanted=0.4)
+    assert measure.goal_gap(compared) == 0.4
+    said = measure.in_words(found, mfu=0.3, wanted=0.4)
     assert "misses the goal: MFU 30.0%" in said[0] and len(said) == 4
     assert said[1].startswith("routing and dispatch: 25.0% of the step")
-    assert "reaches" in gaps.in_words([], 0.5, 0.5)[0]
-    assert gaps.of_layers(compared)[0].part == "(no layer), forward"
+    assert "reaches" in measure.in_words([], 0.5, 0.5)[0]
+    assert measure.of_layers(compared)[0].part == "(no layer), forward"
 
 
 def test_another_card_is_refused(folder, capsys, tmp_path):
-    for name in (files.STEP, files.PLAN):
+    for name in (fill.STEP, fill.PLAN):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     write_card(tmp_path, "gpu:h100:1x1")
     code, _, err = run(capsys, str(tmp_path))
@@ -230,7 +229,7 @@ def test_another_card_is_refused(folder, capsys, tmp_path):
 
 
 def test_a_program_of_another_platform_is_refused(folder, tmp_path):
-    record, exported = program_file.read(folder / files.STEP)
+    record, exported = program_file.read(folder / fill.STEP)
     assert record.platforms == program.ALL
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
@@ -258,8 +257,8 @@ def test_user_errors_are_one_line(capsys, arguments, message):
 
 
 def test_damaged_record_is_refused(folder, tmp_path):
-    for name in (files.STEP, files.PLAN):
+    for name in (fill.STEP, fill.PLAN):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    (tmp_path / files.CARD).write_text("{}")
+    (tmp_path / fill.CARD).write_text("{}")
     with pytest.raises(ValueError, match="card.json was not written by gshard-bench fill"):
-        files.read(str(tmp_path))
+        fill.read(str(tmp_path))

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard import params as experiments  # noqa: F401
-from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours
+from lingvo_gshard.tools.benchmarks.decode import measure
 from tests.inference import tiny_engine
 
 BOS, EOS, V = tiny_engine.BOS, tiny_engine.EOS, tiny_engine.V
@@ -12,10 +12,10 @@ BOS, EOS, V = tiny_engine.BOS, tiny_engine.EOS, tiny_engine.V
 def tiny_models():
     translation, language = tiny_engine.translation_model(), tiny_engine.language_model()
     return {
-        cases.TRANSLATION: ours.Model(
+        measure.TRANSLATION: measure.Model(
             translation.task, translation.theta, translation.task.model_facts(0, BOS, (EOS,))
         ),
-        cases.LANGUAGE_MODEL: ours.Model(
+        measure.LANGUAGE_MODEL: measure.Model(
             language.task, language.theta, language.task.model_facts(64, BOS, (EOS,))
         ),
     }
@@ -23,14 +23,14 @@ def tiny_models():
 
 def tiny_cases():
     sources = [[5, 6, 7], [4, 8, 9]]
-    _, beam, *_ = cases.translation_cases(sources)
-    prompt = cases.Batch(((5, 6), (7, 8)), 3)
-    return [beam, cases.Case("continuations", cases.LANGUAGE_MODEL, 1, (prompt,))]
+    _, beam, *_ = measure.translation_cases(sources)
+    prompt = measure.Batch(((5, 6), (7, 8)), 3)
+    return [beam, measure.Case("continuations", measure.LANGUAGE_MODEL, 1, (prompt,))]
 
 
 def test_sentences_are_batched_by_length():
     sources = [[3] * length for length in range(1, 71)]
-    greedy, beam, one, _ = cases.translation_cases(sources)
+    greedy, beam, one, _ = measure.translation_cases(sources)
     assert [len(batch.texts) for batch in greedy.batches] == [32, 32, 6]
     assert [batch.tokens for batch in greedy.batches] == [70, 38, 6]
     assert greedy.tokens == 32 * 70 + 32 * 38 + 6 * 6
@@ -39,16 +39,16 @@ def test_sentences_are_batched_by_length():
 
 
 def test_prompts_leave_room_for_a_token():
-    facts = tiny_models()[cases.LANGUAGE_MODEL].facts
-    for case in cases.language_model_cases(facts):
+    facts = tiny_models()[measure.LANGUAGE_MODEL].facts
+    for case in measure.language_model_cases(facts):
         for batch in case.batches:
             assert 1 + len(batch.texts[0]) + batch.tokens <= facts.most_positions + 1
             assert not {BOS, EOS} & set(batch.texts[0])
 
 
 def test_flops_of_a_case_are_those_of_its_products():
-    model = tiny_models()[cases.TRANSLATION]
-    case = cases.Case("one", cases.TRANSLATION, 4, (cases.Batch(((5, 6, 7),), 2),))
+    model = tiny_models()[measure.TRANSLATION]
+    case = measure.Case("one", measure.TRANSLATION, 4, (measure.Batch(((5, 6, 7),), 2),))
     m, h, source, tokens = 8, 16, 4, 2
     moe = 2 * m * 4 + 2 * (2 * 2 * m * h)
     feed_forward = 2 * 2 * m * h + moe

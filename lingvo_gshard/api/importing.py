@@ -1,0 +1,94 @@
+"""Settings of generation that an imported run was published with."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from lingvo_gshard.api.experiments import apply_settings
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.open_models import importing
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.experiment import experiment_of
+from lingvo_gshard.open_models.importing import Import
+from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
+from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.training.run.logdir import Logdir
+
+
+def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:
+    """Returns the settings in the newest readable checkpoint; none if it was not imported.
+
+    Args:
+      logdir: the run's directory.
+      params: the run's Params.
+    """
+    for step in reversed(steps_in(logdir.checkpoints)):
+        try:
+            extras = read_run(logdir.checkpoints / str(step)).extras
+        except Exception:  # Restoring the checkpoint reports the damage.
+            continue
+        found = PublishedSettings.read(extras)
+        decoding = params.task.cls.DECODING
+        if found.fields and decoding is not None and not decoding.has_source:
+            return found.within(params.input.length)
+        return found
+    return PublishedSettings()
+
+
+def open_model(
+    config: str | os.PathLike,
+    *,
+    length: int = 0,
+    precision: str = "float32",
+    settings: Sequence[str] = (),
+    gin_files: Sequence[str | os.PathLike] = (),
+) -> Params:
+    """Returns the experiment that a published `config.json` stands for. No weights are needed.
+
+    Args:
+      config: the file, or the directory that has it.
+      length: positions of a row in training, and of a generated text; 0: those that the model was
+        made for, 1,024 at most.
+      precision: types of weights and activations, as `step.precision`.
+      settings: gin statements, such as "run.steps = 100"; applied after the files.
+      gin_files: paths of gin files.
+
+    Raises:
+      UserError: the architecture, or an option of it, is unknown.
+    """
+    params = experiment_of(PublishedConfig.load(config), length, precision)
+    return apply_settings(params, settings, gin_files)
+
+
+def import_model(
+    source: str | os.PathLike,
+    logdir: str | os.PathLike,
+    *,
+    length: int = 0,
+    precision: str = "float32",
+    settings: Sequence[str] = (),
+    gin_files: Sequence[str | os.PathLike] = (),
+) -> Import:
+    """Writes a run from the directory of a published model, which `load` and `train` then read.
+
+    Args:
+      source: config.json, safetensors and tokenizer files, as Hugging Face's libraries write them.
+      logdir: directory of the new run.
+      length: as for `open_model`.
+      precision: as for `open_model`.
+      settings: as for `open_model`; they say how the run will be trained.
+      gin_files: as for `open_model`.
+
+    Raises:
+      UserError: files are missing, damaged, or do not fit the config; or `logdir` exists.
+      OSError: the disk is full.
+    """
+    importing.check_logdir(logdir)
+    # Wrong settings are reported before anything is written.
+    PublishedSettings.read(pathlib.Path(source))
+    options = {"length": length, "precision": precision}
+    params = open_model(source, settings=settings, gin_files=gin_files, **options)
+    return importing.import_model(source, logdir, params)

@@ -1,1 +1,0 @@
-"""Published models in the public API."""

@@ -1,0 +1,152 @@
+"""Records how a run is started or resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.decoding.decoder import LoadedRun
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.reporting import page
+from lingvo_gshard.reporting.report import Report, read_report
+from lingvo_gshard.tasks.evaluation import Evaluation
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
+from lingvo_gshard.training.run import processes, records
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.trainer import Trainer
+
+
+def record_launch(
+    logdir: Logdir,
+    params: Params,
+    trainer: Trainer,
+    runtime: Runtime,
+    backend: Backend,
+    step: int,
+    say: Callable[[str], None],
+) -> None:
+    """Writes command, versions, devices and sharding into the run's directory.
+
+    Only the main process writes. If it cannot, it says so, and the run goes on.
+
+    Args:
+      logdir: the run's directory.
+      params: the experiment.
+      trainer: its trainer.
+      runtime: what runs the trainer.
+      backend: what made the runtime.
+      step: the step that the run resumes from; 0 for a new run.
+      say: shows a line to the user.
+    """
+    count = processes.count()
+    if not backend.is_main:
+        return
+    row = records.Launch(
+        time=time.time(),
+        step=step,
+        steps=trainer.steps,
+        experiment=params.name,
+        command=records.command_line(),
+        directory=records.directory(),
+        host=platform.node(),
+        processes=count,
+        runtime=backend.kind,
+        devices=runtime.device_summary,
+        parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
+        active_parameters=trainer.task.active_parameters(),
+        versions=records.versions(),
+        environment=records.settings(records.environment_at_start()),
+    )
+    try:
+        records.append_launch(logdir.path, row)
+        records.write_sharding(logdir.path, records.trainer_sharding(trainer, backend.partitioning))
+    except OSError as error:
+        say(f"Warning: how the run was started cannot be recorded ({error.strerror})")
+
+
+def evaluate(
+    run: LoadedRun, split: str, show_progress: ShowProgress, options: dict[str, Any]
+) -> Evaluation:
+    """Scores the checkpoint of a run; see `Run.evaluate`.
+
+    Warns if the scores cannot be recorded.
+    """
+    model, given = run.model, dict(options)
+    decodes = model.task.DECODING
+    if decodes is not None and decodes.is_evaluated:
+        fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
+        searched = {name: options.pop(name) for name in fields}
+        usual = DecodingOptions(beam_size=decodes.beam_size)
+        decoding = run.published_settings.options(usual, searched)
+        if decodes.has_source:
+            options["translate"] = run.translator(decoding).translate
+        else:
+            options["write"] = run.writer(decoding).write
+    found = model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+    if run.backend.is_main:
+        _record(run, split, given, found)
+    return found
+
+
+def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:
+    row = records.EvaluationRow(
+        time=time.time(),
+        step=run.step,
+        split=split,
+        precision=run.precision,
+        size=found.size,
+        options={name: _plain(value) for name, value in options.items()},
+        scores=found.to_record(),
+    )
+    try:
+        records.append_evaluation(run.logdir.place, row)
+    except OSError as error:
+        warnings.warn(
+            f"{records.EVALUATIONS_FILE} cannot be written ({error.strerror}); gshard-report "
+            "will lack these scores",
+            stacklevel=3,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of JSON types; its text if it has none."""
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
+def report(
+    logdir: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    html: str | os.PathLike | None = None,
+) -> Report:
+    """Returns what runs have left in their directories: curves, scores, sharding, environment.
+
+    Nothing is computed with the model; a run may still be training.
+
+    Args:
+      logdir: directory of a run, or those of several to compare.
+      html: file to write the report to as a page for browsers; None writes none.
+
+    Raises:
+      UserError: a directory holds no run or one without metrics, or `html` cannot be written.
+    """
+    is_one = isinstance(logdir, (str, os.PathLike))
+    found = read_report([logdir] if is_one else list(logdir))
+    if html is not None:
+        try:
+            objects.write_bytes(html, page.to_html(found).encode())
+        except OSError as error:
+            raise UserError(f"`html={html}` cannot be written: {error.strerror}") from None
+    return found

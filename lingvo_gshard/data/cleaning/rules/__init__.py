@@ -1,1 +1,0 @@
-"""Rules: each decides from one row alone whether it is dropped."""

@@ -1,0 +1,307 @@
+"""Part: a piece of raw files, and readers of parts, limited to spans and lengths of lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.data.preparation import sources as source
+from lingvo_gshard.data.prepared import manifest
+from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources.compression import bounded_lines, decompressed
+from lingvo_gshard.data.sources.readers import LONG_LINE
+from lingvo_gshard.data.sources.row import Row
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Bytes of a file.
+
+    Attributes:
+      path: the file.
+      begin: the first byte.
+      end: the byte after the last one; None for the file's end.
+    """
+
+    path: str
+    begin: int = 0
+    end: int | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work for one reader. Parts are numbered in the order of the sources.
+
+    Attributes:
+      number: number of the part, from 0.
+      source: number of the source.
+      spans: what is read: of one file, or of the source and the target file of Moses pairs.
+      first_line: number of the first line.
+      language: language of Moses pairs.
+      bytes: number of stored bytes.
+    """
+
+    number: int
+    source: int
+    spans: list[Span]
+    first_line: int = 1
+    language: str = ""
+    bytes: int = 0
+
+
+NO_OBJECT = "no JSON object"
+NO_LANGUAGE = "no language code that can be part of a file's name"
+NO_FIELD = "a field is missing or no text"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOptions:
+    """Options for the reading of parts.
+
+    Attributes:
+      on_bad_row: "refuse" or "skip".
+      longest_line: largest number of bytes of a line.
+    """
+
+    on_bad_row: str = "refuse"
+    longest_line: int = 1 << 20
+
+
+class PartReader(readers.FileReader):
+    """Base of readers of parts. Subclasses also derive from the reader of a format.
+
+    Attributes:
+      position: number of stored bytes read so far.
+    """
+
+    skip_setting = "`on_bad_row=skip`"
+
+    def __init__(self, params: Params, part: Part, of: source.Source, options: PartOptions):
+        """Prepares to read.
+
+        Args:
+          params: Params of the format's reader.
+          part: what to read.
+          of: the part's source.
+          options: how to read.
+        """
+        super().__init__(
+            params.copy().set(train=(part.spans[0].path,), on_bad_row=options.on_bad_row)
+        )
+        self._piece, self._of, self._longest = part, of, options.longest_line
+        self._spans: Mapping[str, Span] = {span.path: span for span in part.spans}
+        self.first_line = part.first_line
+        self.position = 0
+
+    def part_rows(self) -> Iterator[Row]:
+        """Yields the rows of the part; raises ValueError for a bad one if it is to be refused."""
+        # Most rows have the language of a row before, so that each is checked once.
+        known: set[str] = set()
+        for row in self._read_file(self._piece.spans[0].path):
+            if row.language not in known:
+                if not source.NAME.fullmatch(row.language):
+                    self._bad(f"{row.file}:{row.line}", NO_LANGUAGE, f"{row.language[:40]!r}")
+                    continue
+                known.add(row.language)
+            yield row
+
+    def _raw_lines(self, path: str) -> Iterator[bytes | None]:
+        span = self._spans[path]
+        with objects.open_to_read(path) as stored:
+            stored.seek(span.begin)
+            count = None if span.end is None else span.end - span.begin
+            with decompressed(path, stored) as file:
+                for line in bounded_lines(file, count, self._longest):
+                    yield line
+                    self.position = stored.tell() - span.begin
+
+    def _longest_in_words(self) -> str:
+        return f"max_line_bytes = {self._longest:,} bytes"
+
+
+class _TsvPart(PartReader, tsv.TsvReader):
+    """Reads tab-separated rows."""
+
+
+class _GettextPart(PartReader, gettext.GettextReader):
+    """Reads a catalog."""
+
+
+class _TextPart(PartReader, text.TextReader):
+    """Reads documents."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        for row in super()._read_file(path):
+            yield row._replace(language=self._of.language)
+
+
+class _MosesPart(PartReader, moses.MosesReader):
+    """Reads pairs of lines from two files that have equally many."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        sources, targets = (self._lines(span.path) for span in self._piece.spans)
+        # A file that is damaged ends early, which has been counted.
+        for number, (left, right) in enumerate(
+            zip(sources, targets, strict=False), self._piece.first_line
+        ):
+            if left is not None and right is not None:
+                yield Row(self._piece.language, left, right, path, number)
+
+
+class _JsonLinesPart(PartReader):
+    """Reads a JSON object from each line: a sentence pair, or a text."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        decode = msgspec.json.Decoder(dict).decode
+        make = fields_to_row(self._of)
+        for number, line in enumerate(self._lines(path), self.first_line):
+            if not line:
+                continue
+            place = f"{path}:{number}"
+            try:
+                fields = decode(line)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                self._bad(place, NO_OBJECT, str(error))
+                continue
+            row = make(fields, path, number)
+            if isinstance(row, str):
+                self._bad(place, NO_FIELD, row)
+            else:
+                yield row
+
+
+def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]:
+    """Returns a function that makes a row of the fields of an object, its path and its line.
+
+    The function returns a sentence with what is wrong if a field is missing or no text.
+    """
+    is_text = of.content == manifest.TEXT
+    names = (of.text_field,) if is_text else (of.source_field, of.target_field)
+
+    def make(fields: Mapping, path: str, number: int) -> Row | str:
+        language = fields.get(of.language_field)
+        language = of.language if language is None else language
+        texts = [fields.get(name) for name in names]
+        found = [text for text in texts if isinstance(text, str)]
+        if not isinstance(language, str) or len(found) < len(texts):
+            return _missing(fields, names)
+        if any("\0" in text for text in found):
+            return "it has NUL bytes; no text has any"
+        return Row(language, "" if is_text else found[0], found[-1], path, number)
+
+    return make
+
+
+def _missing(fields: Mapping, names: Sequence[str]) -> str:
+    """Returns which fields are there in place of those expected."""
+    found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
+    expected = " and ".join(map(repr, names))
+    return f"expected text in {expected}; found {found[:200] or 'none'}"
+
+
+def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartReader:
+    """Returns the reader of a part.
+
+    Args:
+      part: what to read.
+      of: the part's source.
+      options: how to read.
+    """
+    if of.format == source.TEXT:
+        params = _TextPart.params().set(document=of.document)
+        return _TextPart(params, part, of, options)
+    if of.format in (source.MOSES, source.GETTEXT):
+        cls = _MosesPart if of.format == source.MOSES else _GettextPart
+        params = cls.params().set(target_language=of.target_language)
+        return cls(params, part, of, options)
+    if of.format == source.PARQUET:
+        # It derives from this file's class.
+
+        return ParquetPart(ParquetPart.params(), part, of, options)
+    cls = _TsvPart if of.format == source.TSV else _JsonLinesPart
+    return cls(cls.params(), part, of, options)
+
+
+_ROWS_AT_A_TIME = 4096
+
+
+class ParquetPart(PartReader):
+    """Reads rows of a Parquet file; a row's line is its number in the file.
+
+    The part's span counts row groups instead of bytes.
+    """
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        make = fields_to_row(self._of)
+        number = self.first_line
+        for fields in self._fields(path):
+            longest = max((len(v) for v in fields.values() if isinstance(v, str)), default=0)
+            row = make(fields, path, number)
+            if longest > self._longest:
+                self._bad(f"{path}:{number}", LONG_LINE, f"more than {self._longest_in_words()}")
+            elif isinstance(row, str):
+                self._bad(f"{path}:{number}", NO_FIELD, row)
+            else:
+                yield row
+            number += 1
+
+    def _fields(self, path: str) -> Iterator[dict[str, object]]:
+        # pyarrow starts threads, which processes that are forked would lack.
+        import pyarrow
+        import pyarrow.parquet
+
+        of, span = self._of, self._piece.spans[0]
+        try:
+            with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
+                wanted = {of.language_field, of.source_field, of.target_field, of.text_field}
+                schema = file.schema_arrow
+                columns = [name for name in schema.names if name in wanted]
+                texts = [
+                    name for name in columns if pyarrow.types.is_string(schema.field(name).type)
+                ]
+                groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
+            # A text that a page states once stays one text, however many rows have it.
+            with (
+                objects.open_to_read(path) as stored,
+                pyarrow.parquet.ParquetFile(stored, read_dictionary=texts) as file,
+            ):
+                for batch in file.iter_batches(_ROWS_AT_A_TIME, groups, columns):
+                    values = (_values(column) for column in batch.columns)
+                    for row in zip(*values, strict=True):
+                        yield dict(zip(columns, row, strict=True))
+        except BucketError:
+            raise
+        except (pyarrow.ArrowException, OSError) as error:
+            self._bad(f"{path}:{self.first_line}", "the file cannot be read", str(error))
+
+
+def _values(column: pyarrow.Array) -> list[object]:
+    """Returns the values of a column. Rows with the same text share one string."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.to_pylist()
+    texts = column.dictionary.to_pylist()
+    return [None if index is None else texts[index] for index in column.indices.to_pylist()]
+
+
+def row_groups(path: str) -> list[int]:
+    """Returns the number of rows of each row group; none if the file is damaged."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
+            metadata = file.metadata
+            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except BucketError:
+        raise
+    except (pyarrow.ArrowException, OSError):
+        return []

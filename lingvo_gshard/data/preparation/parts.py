@@ -1,0 +1,187 @@
+"""Part: what is read of raw files as one piece of work."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.data.preparation import sources as formats
+from lingvo_gshard.data.preparation import sources as survey
+from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.data.preparation.part_readers import Part, Span, row_groups
+from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
+from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
+
+STAGE = "0-files"
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Files of a source that are read together.
+
+    Attributes:
+      source: number of the source.
+      paths: one file, or the source and the target file of Moses pairs.
+      language: language of Moses pairs.
+    """
+
+    source: int
+    paths: tuple[str, ...]
+    language: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SurveyFile:
+    """Surveys one file.
+
+    Attributes:
+      path: the file.
+      source: its source.
+      rows: its size, the share of the stage's work.
+    """
+
+    path: str
+    source: Source
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        # The number of a file would change if another one were added.
+        return f"{STAGE}/{hashlib.sha256(self.path.encode()).hexdigest()[:32]}"
+
+    def run(self, job: Job, progress: Progress) -> Survey:
+        """Returns the survey."""
+        kind = survey.LINES
+        if self.source.format in (formats.GETTEXT, formats.PARQUET):
+            kind = survey.NOWHERE
+        elif self.source.format == formats.TEXT:
+            kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
+            kind = kinds.get(self.source.document, survey.NOWHERE)
+        found = survey.survey(self.path, kind, self.source.format == formats.MOSES)
+        if self.source.format == formats.PARQUET:
+            found = _with_row_groups(found)
+        return found
+
+
+def find_files(sources: Sequence[Source]) -> list[Files]:
+    """Returns the files of all sources, in their order.
+
+    Raises:
+      UserError: a file is missing, or a glob matches none. The message names the source.
+    """
+    return [files for number, source in enumerate(sources) for files in _find(number, source)]
+
+
+def parts_of(
+    files: Sequence[Files], surveys: dict[str, Survey], sources: Sequence[Source]
+) -> Iterator[Part]:
+    """Yields the parts of files, numbered in the order of the files.
+
+    Args:
+      files: the files.
+      surveys: path -> survey.
+      sources: the sources.
+    """
+    numbers = itertools.count()
+    for entry in files:
+        surveyed = [surveys[path] for path in entry.paths]
+        cuts = surveyed[0].cuts
+        for index, cut in enumerate(cuts):
+            spans = [_span(one, index) for one in surveyed]
+            size = (spans[0].end or surveyed[0].bytes) - cut.offset
+            if sources[entry.source].format == formats.PARQUET:
+                size = surveyed[0].bytes // len(cuts)
+            yield Part(
+                number=next(numbers),
+                source=entry.source,
+                spans=spans,
+                first_line=cut.line,
+                language=entry.language,
+                bytes=size,
+            )
+
+
+def _span(surveyed: Survey, index: int) -> Span:
+    """Returns the bytes between a cut and the next one."""
+    following = surveyed.cuts[index + 1 : index + 2]
+    return Span(
+        surveyed.path,
+        surveyed.cuts[index].offset,
+        following[0].offset if following else None,
+    )
+
+
+def unequal(files: Files, surveys: dict[str, Survey]) -> str:
+    """Returns what is wrong with Moses pairs whose sides differ in length; "" if nothing is."""
+    lines = {path: surveys[path].lines for path in files.paths}
+    # A damaged file has no count. Reading reports it.
+    if min(lines.values()) in (max(lines.values()), -1):
+        return ""
+    place, detail = moses.difference(lines)
+    return f"{place}: {moses.UNEQUAL}: {detail}"
+
+
+def _find(number: int, source: Source) -> Iterator[Files]:
+    setting = f"`source={source.path}`"
+    if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(
+            f"{setting}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"
+        )
+    if is_bucket(source.path):
+        yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
+        return
+    reader = _reader(source)
+    for path in reader.files("train", setting):
+        if isinstance(reader, moses.MosesReader):
+            for language, other in reader.sources_of(path):
+                yield Files(number, (other, path), language)
+        else:
+            yield Files(number, (path,))
+
+
+def _find_in_bucket(source: Source, setting: str) -> list[str]:
+    """Returns the files of a source in a bucket; ValueError if there is none."""
+    if source.format in (formats.MOSES, formats.GETTEXT):
+        raise UserError(
+            f"{setting}: files of format={source.format} are read from local disks only; copy them "
+            "to one first"
+        )
+    found = [path for path in objects.glob(source.path) if objects.is_file(path)]
+    if not found:
+        raise UserError(f"{setting}: there is no such file in the bucket")
+    return found
+
+
+def _reader(source: Source) -> Any:
+    """Returns the reader of whole files that finds those of a source."""
+    if source.format in (formats.MOSES, formats.GETTEXT):
+        cls = moses.MosesReader if source.format == formats.MOSES else gettext.GettextReader
+        params = cls.params().set(target_language=source.target_language)
+    else:
+        cls = tsv.TsvReader
+        params = cls.params()
+    assert issubclass(cls, readers.FileReader)
+    return cls(params.set(train=(source.path,)))
+
+
+def _with_row_groups(found: Survey) -> Survey:
+    """Returns the survey of a Parquet file with its row groups as parts."""
+    rows = row_groups(found.path)
+    firsts = [1, *itertools.accumulate(rows, initial=1)][1:-1] if rows else [1]
+    cuts = [Cut(group, first) for group, first in enumerate(firsts)]
+    return Survey(
+        path=found.path,
+        bytes=found.bytes,
+        modified=found.modified,
+        sha256=found.sha256,
+        lines=sum(rows),
+        cuts=cuts,
+    )

@@ -1,1 +1,0 @@
-"""Plans of rows, their order and their batches, made without reading the rows."""

@@ -1,0 +1,157 @@
+"""Vocabulary: a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import sentencepiece
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+
+class Vocabulary:
+    """A SentencePiece model. Those trained here have the ids pad 0, bos 1, eos 2, unk 3.
+
+    A model of others without BOS or padding uses EOS for both.
+
+    Attributes:
+      suffix: ends the names of its files.
+      pad_id: id in padding.
+      bos_id: id before a text.
+      eos_id: id after a text.
+      unk_id: id of what has no other.
+      before: ids that a model sees before each text.
+      end_ids: ids that end a text.
+      source_start: ids before a text that an encoder reads.
+      target_start: ids before a translation. The first one is never predicted, the others always.
+      forbidden_ids: ids that are never predicted.
+      can_sample: whether `sample_batch` works. It does not with tokenizers of others.
+    """
+
+    suffix = ".model"
+    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+    before: tuple[int, ...] = (BOS_ID,)
+    end_ids: tuple[int, ...] = (EOS_ID,)
+    source_start: tuple[int, ...] = ()
+    target_start: tuple[int, ...] = (BOS_ID,)
+    forbidden_ids: tuple[int, ...] = ()
+    can_sample = True
+
+    def __init__(self, model: bytes):
+        """Reads a serialized SentencePiece model; ValueError if it is damaged or has no EOS."""
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise UserError(f"This is no SentencePiece model: {error}") from None
+        processor = self._processor
+        self.eos_id, self.unk_id = processor.eos_id(), processor.unk_id()
+        if self.eos_id < 0:
+            raise UserError("The SentencePiece model has no id that ends a text (eos_id)")
+        # SentencePiece's id of a missing token is -1.
+        self.bos_id = processor.bos_id() if processor.bos_id() >= 0 else self.eos_id
+        self.pad_id = processor.pad_id() if processor.pad_id() >= 0 else self.eos_id
+        self.before = self.target_start = (self.bos_id,)
+        self.end_ids = (self.eos_id,)
+        self.model = model
+
+    @property
+    def size(self) -> int:
+        """The number of ids."""
+        return self._processor.vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of one line, without BOS and EOS."""
+        return self._processor.encode(text)
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
+        """Returns the ids of many lines, each as `encode` does."""
+        return self._processor.encode(list(texts), num_threads=num_threads)
+
+    def sample_batch(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
+        """Returns the ids of many lines, each with a segmentation into pieces drawn at random.
+
+        A "unigram" vocabulary draws segmentation s with a probability proportional to P(s)^alpha,
+        where P is the vocabulary's language model (subword regularization, Kudo 2018, arXiv
+        1804.10959, section 3.3). A "bpe" vocabulary leaves out each merge with probability alpha
+        (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
+
+        Args:
+          texts: the lines.
+          alpha: at least 0. With "unigram", a larger one prefers likely segmentations more.
+          seed: the same lines, alpha and seed give the same ids.
+        """
+        sentencepiece.set_random_generator_seed(seed)
+        # Each thread has a generator of its own, so a second one would make the result random.
+        return self._processor.encode(
+            list(texts), enable_sampling=True, nbest_size=-1, alpha=alpha, num_threads=1
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids up to the first EOS, without padding and BOS."""
+        kept = []
+        for piece in map(int, ids):
+            # A text may begin with the id that ends it, if there is no other.
+            if piece in self.end_ids and (kept or piece != self.bos_id):
+                break
+            if piece not in (self.pad_id, self.bos_id):
+                kept.append(piece)
+        return self._decode_kept(kept)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of all ids. Padding and ids that begin or end texts have none."""
+        silent = {self.pad_id, self.bos_id, *self.end_ids}
+        return self._decode_kept([index for index in map(int, ids) if index not in silent])
+
+    def is_byte(self, index: int) -> bool:
+        """Returns whether an id is one byte, whose text depends on all bytes beside it.
+
+        Of adjacent bytes, the package tokenizers decodes none if one is wrong. SentencePiece
+        decodes those that make characters.
+        """
+        del index
+        return False
+
+    def _decode_kept(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids that are pieces."""
+        return self._processor.decode(ids)
+
+    def begin(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the ids that a model is given of a text, with those before it: one at least.
+
+        Args:
+          ids: those of the text. They may have `before` already, which is not repeated.
+        """
+        has_start = tuple(ids[: len(self.before)]) == self.before
+        return ((*ids,) if has_start else (*self.before, *ids)) or (self.bos_id,)
+
+    def piece(self, index: int) -> str:
+        """Returns the text of one piece, `▁` for a space."""
+        return self._processor.id_to_piece(int(index))
+
+    def save(self, directory: str, name: str = "vocabulary") -> str:
+        """Writes a file of this name atomically and returns its path; makes the directory."""
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, f"{name}{self.suffix}")
+        atomic.write_atomically(path, self.model)
+        return path
+
+    @classmethod
+    def load(cls, directory: str, name: str = "vocabulary") -> Vocabulary:
+        """Reads what `save` wrote; ValueError if it is missing or damaged."""
+        path = os.path.join(directory, f"{name}{cls.suffix}")
+        try:
+            with open(path, "rb") as file:
+                return cls(file.read())
+        except FileNotFoundError:
+            raise UserError(f"{path}: there is no vocabulary here") from None
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.model == other.model
+
+    def __hash__(self) -> int:
+        return hash(self.model)

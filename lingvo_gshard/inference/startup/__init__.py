@@ -1,1 +1,0 @@
-"""Weights and compiled programs on disk, for the second start of a decoder."""

@@ -1,1 +1,0 @@
-"""Attention whose keys and values are computed from a small latent vector of each token."""

@@ -1,0 +1,254 @@
+"""LatentAttention: keys and values of all heads come from one latent vector of each token."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import cached, rotary
+from lingvo_gshard.layers.attention.attention import Attention
+from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.attention.kernel import heads_first
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
+from lingvo_gshard.layers.lora import add_adapter, product
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.sharding import annotate, einsum
+
+LOCAL_LETTERS = {
+    "q": "rank of queries",
+    "r": "rank of keys and values",
+    "d": "both ranks and the rotated key",
+}
+
+
+# Letter of each product with the input that is computed as a part of one.
+_DOWN = {"query_down": "q", "latent": "r", "rotary_key": "D"}
+
+
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2 and 2.1.3).
+
+    A token has a latent vector of `key_value_rank` numbers and one rotated key of `rotary_dim`
+    numbers, which all heads share. Each head expands the latent vector to a key and a value. A
+    query has a part that meets the expanded key and a part that meets the rotated one.
+
+    While decoding, the cache holds the latent vector and the rotated key only. Queries are brought
+    to the latent space instead of keys to the space of the heads (section 2.1.2).
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("is_causal", False, "Whether a position attends to no later one.")
+        p.define("window", 0, "Largest distance between a query and a key; 0: no limit.", minimum=0)
+        p.define(
+            "query_rank",
+            0,
+            "Size of the latent vector that queries are computed from; 0: queries are a product "
+            "with the input.",
+            minimum=0,
+        )
+        p.define("key_value_rank", 0, "Size of the latent vector in the cache.", minimum=1)
+        p.define("plain_dim", 0, "Size of each head's query and key without rotation.", minimum=1)
+        p.define("rotary_dim", 0, "Size of the rotated queries and of the rotated key.", minimum=2)
+        p.define("value_dim", 0, "Size of each head's value.", minimum=1)
+        p.define("use_bias", False, "Whether the products with the input have a bias.")
+        p.define("latent_norm", RMSNorm.params(), "Params of the norms of latent vectors.")
+        rotary.define_rotation(p)
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        rotary.check_pairs(p, path)
+        if p.rotary_dim % 2:
+            raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
+        self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
+        self._create_weights()
+        self._create_common(p.plain_dim + p.rotary_dim)
+
+    def _create_weights(self) -> None:
+        p = self.p
+        sizes = {"M": p.model_dim, "N": p.num_heads, "q": p.query_rank, "r": p.key_value_rank}
+        from_input = initializers.fan_in(p.model_dim)
+        query_sizes = {**sizes, "D": p.plain_dim + p.rotary_dim}
+        if p.query_rank:
+            self.create_variable("w_query_down", "Mq", sizes, from_input, inputs="M")
+            self.create_child("query_norm", p.latent_norm.copy().set(model_dim=p.query_rank))
+            fan_in = initializers.fan_in(p.query_rank)
+            self.create_variable("w_query", "qND", query_sizes, fan_in, inputs="q")
+        else:
+            self.create_variable("w_query", "MND", query_sizes, from_input, inputs="M")
+        self.create_variable("w_latent", "Mr", sizes, from_input, inputs="M")
+        rotary_sizes = {**sizes, "D": p.rotary_dim}
+        self.create_variable("w_rotary_key", "MD", rotary_sizes, from_input, inputs="M")
+        self.create_child("latent_norm", p.latent_norm.copy().set(model_dim=p.key_value_rank))
+        expand = initializers.fan_in(p.key_value_rank)
+        self.create_variable("w_key", "rND", {**sizes, "D": p.plain_dim}, expand, inputs="r")
+        value_sizes = {**sizes, "D": p.value_dim}
+        self.create_variable("w_value", "rND", value_sizes, expand, inputs="r")
+        inner = initializers.fan_in(p.num_heads * p.value_dim)
+        self.create_variable("w_out", "NDM", value_sizes, inner, inputs="ND")
+        if p.use_bias:
+            for name in self._down:
+                zeros = initializers.constant(0.0)
+                self.create_variable(f"b_{name}", _DOWN[name], rotary_sizes, zeros)
+
+    @property
+    def _down(self) -> dict[str, int]:
+        """Names of the products with the input that are computed as one, with their sizes."""
+        p = self.p
+        query = {"query_down": p.query_rank} if p.query_rank else {}
+        return {**query, "latent": p.key_value_rank, "rotary_key": p.rotary_dim}
+
+    def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
+        """Returns the mask of packed rows, as `SelfAttention.mask` does."""
+        return self._mask_of_rows(segments_BL)
+
+    @layer_method
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask) -> tf.Tensor:
+        """Returns [B,L,M]: each position attends to the positions that the mask allows.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: input rows.
+          mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
+        """
+        positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self._scaling)
+        query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)
+        expanded = self._expand(theta, latent_BLr, rotated_BLD)
+        keys_BNKD, values_BNKD = (heads_first(x, self.kernel.keys_layout) for x in expanded)
+        return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask)
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference: the products with the input are joined beforehand."""
+        joined = [f"w_{name}" for name in self._down]
+        weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
+        weights.w_down = store(annotate(self._join_down(theta, "w"), "Md", "weights"), "Md", "M")
+        first = "q" if self.p.query_rank else "M"
+        weights.w_query = store(theta.w_query, f"{first}ND", first)
+        weights.w_out = store(theta.w_out, "NDM", "ND")
+        return weights
+
+    @layer_method
+    def extend(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        view: CacheView,
+        bias_BLK: tf.Tensor,
+        cache: NestedMap | None = None,
+        used: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the output [B,L,M] of new tokens, and the cache with their latent vectors.
+
+        Args:
+          theta: `decoding_weights` of this layer.
+          x_BLM: the new tokens.
+          view: their positions and the slots that they write to.
+          bias_BLK: `view.bias` for this layer's window.
+          cache: `key` of all slots, a list of blocks [B,1,K,D] of latent vectors and rotated keys;
+            None if the slots are the new tokens themselves.
+          used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+        """
+        positions = rotary.positions_so_far(view.positions_BL, self._scaling)
+        query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)
+        new = NestedMap(key=tf.concat([latent_BLr, rotated_BLD], -1)[:, None])
+        if cache is None:
+            keys_BNKD, values_BNKD = map(heads_first, self._expand(theta, latent_BLr, rotated_BLD))
+            slots = NestedMap(key=[keys_BNKD], value=[values_BNKD])
+            mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, bias_BLK)
+            return self._output(theta, mixed_BLND), NestedMap(key=[new.key])
+        cache = cached.write(cache, new, view)
+        plain_BLND, rotated_BLND = self._split_query(query_BLND)
+        latent_BLNr = einsum("BLND,rND->BLNr", plain_BLND, tf.cast(theta.w_key, x_BLM.dtype))
+        query_BLND = annotate(tf.concat([latent_BLNr, rotated_BLND], -1), "BLND")
+        # A value is the first part of a key. A copy of it would take longer than to mix the rest.
+        slots = NestedMap(key=cache.key, value=cache.key)
+        mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, bias_BLK, used=used)
+        mixed_BLNr = mixed_BLND[..., : self.p.key_value_rank]
+        values_BLND = einsum("BLNr,rND->BLND", mixed_BLNr, tf.cast(theta.w_value, x_BLM.dtype))
+        return self._output(theta, values_BLND), cache
+
+    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of the cache by name: `key`, [B,1,K,D]."""
+        return {"key": (rows, 1, slots, self.p.key_value_rank + self.p.rotary_dim)}
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the projections, of q k and of the weighted values."""
+        p = self.p
+        query_dim = p.plain_dim + p.rotary_dim
+        weights = p.model_dim * sum(self._down.values())
+        weights += (p.query_rank or p.model_dim) * p.num_heads * query_dim
+        weights += p.key_value_rank * p.num_heads * (p.plain_dim + p.value_dim)
+        weights += p.num_heads * p.value_dim * p.model_dim
+        pairs = shape.tokens * shape.length
+        return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
+
+    @layer_method
+    def _project(
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns queries [B,L,N,D], normalized latent vectors [B,L,r] and rotated keys [B,L,D]."""
+        p = self.p
+        w_Md = theta.get("w_down")
+        down_BLd = multiply(
+            "BLM,Md->BLd", x_BLM, self._join_down(theta, "w") if w_Md is None else w_Md
+        )
+        if p.use_bias:
+            down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
+        parts = tf.split(down_BLd, list(self._down.values()), -1)
+        *query_BLq, latent_BLr, key_BLD = (
+            add_adapter(self, theta, f"w_{name}", f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}", x_BLM, y)
+            for name, y in zip(self._down, parts, strict=True)
+        )
+        if p.query_rank:
+            normalized_BLq = self.query_norm.fprop(theta.query_norm, query_BLq[0])
+            query_BLND = product(self, theta, "w_query", "BLq,qND->BLND", normalized_BLq)
+        else:
+            query_BLND = product(self, theta, "w_query", "BLM,MND->BLND", x_BLM)
+        plain_BLND, rotated_BLND = self._split_query(query_BLND)
+        rotated_BLND = self._rotate(rotated_BLND, positions)
+        query_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
+        rotated_BLD = annotate(self._rotate(key_BLD[:, :, None], positions)[:, :, 0], "BLD")
+        return query_BLND, self.latent_norm.fprop(theta.latent_norm, latent_BLr), rotated_BLD
+
+    @layer_method
+    def _expand(
+        self, theta: NestedMap, latent_BLr: tf.Tensor, rotated_BLD: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the keys and the values [B,L,N,D] of all heads; their D may differ."""
+        p = self.p
+        w_rND = tf.concat([theta.w_key, theta.w_value], -1)
+        equation = "BLr,rND->BLND"
+        both_BLND = multiply(equation, latent_BLr, w_rND)
+        parts = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
+        plain_BLND, values_BLND = (
+            add_adapter(self, theta, name, equation, latent_BLr, y_BLND)
+            for name, y_BLND in zip(("w_key", "w_value"), parts, strict=True)
+        )
+        shape = [*plain_BLND.shape[:-1], p.rotary_dim]
+        rotated_BLND = annotate(tf.broadcast_to(rotated_BLD[:, :, None], shape), "BLND")
+        keys_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
+        return keys_BLND, annotate(values_BLND, "BLND")
+
+    def _split_query(self, query_BLND: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the plain and the rotated part of queries."""
+        plain_BLND, rotated_BLND = tf.split(query_BLND, [self.p.plain_dim, self.p.rotary_dim], -1)
+        return plain_BLND, rotated_BLND
+
+    def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
+        p = self.p
+        return rotary.rotate(x_BLND, positions, 1.0, p.rotary_base, p.rotary_pairs, self._scaling)
+
+    def _join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:
+        """Returns the weights, or the biases, of the products with the input as one."""
+        return tf.concat([theta[f"{kind}_{name}"] for name in self._down], -1)

@@ -1,1 +1,0 @@
-"""Positions in attention: rotations of queries and keys, and learned biases."""

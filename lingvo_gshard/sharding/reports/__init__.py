@@ -1,1 +1,0 @@
-"""Reports on how tensors are sharded."""

@@ -1,1 +1,0 @@
-"""Steps that are computed twice, or replayed, and compared in every bit."""

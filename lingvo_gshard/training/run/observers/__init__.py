@@ -1,1 +1,0 @@
-"""Observers, which watch a run step by step."""

@@ -1,1 +1,0 @@
-"""Files of a run besides its metrics: launches, sharding, evaluations."""

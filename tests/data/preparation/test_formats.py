@@ -1,0 +1,104 @@
+"""Tests that rows of every format come out, however files are cut into parts."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lingvo_gshard.data.preparation import sources as survey
+from tests.data.preparation import raw
+
+ROWS = raw.rows(150)
+EXPECTED = sorted(("train", *row) for row in ROWS)
+
+
+def _prepared(tmp_path, monkeypatch, *sources, **values):
+    monkeypatch.setattr(survey, "PART_LINES", 40)
+    directory, prepared = raw.run(
+        tmp_path, [f"{source},split=train" for source in sources], **values
+    )
+    return raw.texts(directory), prepared
+
+
+def test_json_lines(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.jsonl"
+    objects = ({"language": a, "src": b, "target": c, "id": 7} for a, b, c in ROWS)
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in objects))
+    found, _ = _prepared(tmp_path, monkeypatch, f"{path},source_field=src")
+    assert found == EXPECTED
+    message = rf"^{path}:1: a field is missing or no text: expected text in 'source' and 'target'"
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [str(path)], output="other")
+
+
+def test_parquet(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.parquet"
+    columns = dict(zip(("language", "source", "target"), zip(*ROWS, strict=True), strict=True))
+    table = pyarrow.table(columns | {"score": [1.0] * len(ROWS)})
+    pyarrow.parquet.write_table(table, path, row_group_size=40)
+    found, prepared = _prepared(tmp_path, monkeypatch, path)
+    assert found == EXPECTED
+    assert prepared.sources[0].files[0].bytes == path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f"^{path}:1: the file cannot be read: "):
+        raw.run(tmp_path, [str(path)], output="other")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_moses_pairs(tmp_path, monkeypatch, suffix):
+    import gzip
+
+    write = gzip.compress if suffix else bytes
+    for language in ("de", "fr"):
+        pairs = [row for row in ROWS if row[0] == language]
+        prefix = tmp_path / f"{language}-en"
+        prefix.mkdir()
+        for code, column in ((language, 1), ("en", 2)):
+            content = "".join(f"{row[column]}\n" for row in pairs).encode()
+            (prefix / f"train.{code}{suffix}").write_bytes(write(content))
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{tmp_path}/*-en/train,format=moses")
+    assert found == EXPECTED
+    assert [len(source.files) for source in prepared.sources] == [4]
+
+
+def test_gettext_catalogs(tmp_path, monkeypatch):
+    for language in ("de", "fr"):
+        folder = tmp_path / "locale" / language / "LC_MESSAGES"
+        folder.mkdir(parents=True)
+        entries = (f'msgid "{c}"\nmsgstr "{b}"\n' for a, b, c in ROWS if a == language)
+        (folder / "messages.po").write_text(
+            'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n' + "\n".join(entries)
+        )
+    found, prepared = _prepared(tmp_path, monkeypatch, tmp_path / "locale")
+    assert found == EXPECTED
+    assert prepared.sources[0].name == "locale"
+
+
+def test_text(tmp_path, monkeypatch):
+    path = tmp_path / "books.txt"
+    paragraphs = [f"{row[1]}\n{row[2]}" for row in ROWS]
+    path.write_text("\n\n".join(paragraphs) + "\n")
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{path},language=de")
+    assert found == sorted(("train", "de", "", text) for text in paragraphs)
+    assert prepared.content == "text"
+    with pytest.raises(ValueError, match="is text and .* sentence pairs; prepare them one by one"):
+        raw.run(tmp_path, [str(path), f"{path},format=tsv"], output="other")
+
+
+def test_parts_of_text_are_cut_between_paragraphs(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey, "PART_LINES", 7)
+    monkeypatch.setattr(survey, "_BLOCK", 64)
+    path = tmp_path / "books.txt"
+    lines = [f"line {number}" if number % 4 else "" for number in range(1, 100)]
+    path.write_text("\n".join(lines))
+    found = survey.survey(str(path), survey.PARAGRAPHS)
+    content = path.read_bytes()
+    assert found.lines == len(lines)
+    assert [cut.line for cut in found.cuts] == [1, *range(9, 99, 8)]
+    for cut in found.cuts[1:]:
+        assert content[: cut.offset].endswith(b"\n\n")
+        assert content[: cut.offset].count(b"\n") == cut.line - 1
+    by_line = survey.survey(str(path), survey.LINES)
+    assert [cut.line for cut in by_line.cuts] == list(range(1, 100, 7))
+    assert all(content[: cut.offset].count(b"\n") == cut.line - 1 for cut in by_line.cuts)
