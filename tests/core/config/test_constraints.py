@@ -3,8 +3,9 @@
 import math
 
 import numpy as np
-import pytest
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Configurable, Params, ParamsError
 
@@ -35,9 +36,8 @@ class Tree(Configurable):
         return p
 
 
-@pytest.mark.parametrize(
-    "name, value, expected",
-    [
+class ConstraintsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
         ("model_dim", -1, "a whole number of 1 or more"),
         ("model_dim", 2**31, "a whole number of 1 or more that fits into 32 bits"),
         ("model_dim", 3.0, "a whole number of 1 or more"),
@@ -53,51 +53,56 @@ class Tree(Configurable):
         ("shift", False, "a number"),
         ("use_bias", 1, "True or False"),
         ("activation", 3, "a string"),
-    ],
-)
-def test_refuses_wrong_types_and_ranges(name, value, expected):
-    p = Model.params()
-    before = getattr(p, name)
-    with pytest.raises(ParamsError) as error:
-        p.set(**{name: value})
-    assert str(error.value) == f"Model.{name} is {value!r}; expected {expected}"
-    assert getattr(p, name) == before
+    )
+    def test_refuses_wrong_types_and_ranges(self, name, value, expected):
+        p = Model.params()
+        before = getattr(p, name)
+        with self.assertRaises(ParamsError) as error:
+            p.set(**{name: value})
+        self.assertEqual(str(error.exception), f"Model.{name} is {value!r}; expected {expected}")
+        self.assertEqual(getattr(p, name), before)
+
+    def test_accepts_values_in_range_in_the_type_of_the_default(self):
+        p = Model.params().set(model_dim=np.int64(3), rate=0, scale=8, shift=-5, anything=Model)
+        values = dict(p.items())
+        self.assertEqual(
+            values, {**values, "model_dim": 3, "rate": 0.0, "scale": 8.0, "shift": -5.0}
+        )
+        self.assertIs(type(p.model_dim), int)
+        self.assertIs(type(p.rate), float)
+
+    def test_a_default_out_of_range_must_be_replaced_before_the_class_is_built(self):
+        p = Model.params().set(model_dim=0)
+        with self.assertRaisesRegex(
+            ParamsError, r"Model.model_dim is 0; expected a whole number of 1"
+        ):
+            p.instantiate()
+        self.assertEqual(p.set(model_dim=4).instantiate().p.model_dim, 4)
+
+    def test_messages_name_the_path_in_a_located_tree_and_its_copies(self):
+        tree = Tree.params().locate("task").copy()
+        with self.assertRaisesRegex(ParamsError, r"^task.model.rate is 2"):
+            tree.model.rate = 2
+        with self.assertRaisesRegex(ParamsError, r"^task.model.model_dim is 0"):
+            tree.model.copy().instantiate()
+
+    def test_an_error_of_a_constructor_begins_with_the_path_of_its_params(self):
+        class Refusing(Configurable):
+            def __init__(self, params):
+                super().__init__(params)
+                raise ValueError("no such thing")
+
+        with self.assertRaisesRegex(ParamsError, "^task.model: no such thing$"):
+            Params(Refusing).locate("task.model").instantiate()
+        with self.assertRaisesRegex(ValueError, "^no such thing$"):
+            Params(Refusing).instantiate()
+
+    def test_a_gin_setting_out_of_range_names_the_setting_and_the_path(self):
+        with self.assertRaisesRegex(
+            ValueError, r"`settings` 'model.rate = 1.5': model.rate is 1.5; "
+        ):
+            apply_gin(Tree.params(), [], ["model.rate = 1.5"])
 
 
-def test_accepts_values_in_range_in_the_type_of_the_default():
-    p = Model.params().set(model_dim=np.int64(3), rate=0, scale=8, shift=-5, anything=Model)
-    values = dict(p.items())
-    assert values == {**values, "model_dim": 3, "rate": 0.0, "scale": 8.0, "shift": -5.0}
-    assert type(p.model_dim) is int and type(p.rate) is float
-
-
-def test_a_default_out_of_range_must_be_replaced_before_the_class_is_built():
-    p = Model.params().set(model_dim=0)
-    with pytest.raises(ParamsError, match=r"Model.model_dim is 0; expected a whole number of 1"):
-        p.instantiate()
-    assert p.set(model_dim=4).instantiate().p.model_dim == 4
-
-
-def test_messages_name_the_path_in_a_located_tree_and_its_copies():
-    tree = Tree.params().locate("task").copy()
-    with pytest.raises(ParamsError, match=r"^task.model.rate is 2"):
-        tree.model.rate = 2
-    with pytest.raises(ParamsError, match=r"^task.model.model_dim is 0"):
-        tree.model.copy().instantiate()
-
-
-def test_an_error_of_a_constructor_begins_with_the_path_of_its_params():
-    class Refusing(Configurable):
-        def __init__(self, params):
-            super().__init__(params)
-            raise ValueError("no such thing")
-
-    with pytest.raises(ParamsError, match="^task.model: no such thing$"):
-        Params(Refusing).locate("task.model").instantiate()
-    with pytest.raises(ValueError, match="^no such thing$"):
-        Params(Refusing).instantiate()
-
-
-def test_a_gin_setting_out_of_range_names_the_setting_and_the_path():
-    with pytest.raises(ValueError, match=r"`settings` 'model.rate = 1.5': model.rate is 1.5; "):
-        apply_gin(Tree.params(), [], ["model.rate = 1.5"])
+if __name__ == "__main__":
+    testing.main()

@@ -1,19 +1,25 @@
 """Tests suggestions of the nearest valid name."""
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.config import names
 
 
-def test_suggests_the_nearest_name():
-    assert names.nearest("learning_rat", ["steps", "learning_rate"]) == (
-        "Did you mean 'learning_rate'?"
-    )
+class NearestNameTest(testing.TestCase):
+    def test_suggests_the_nearest_name(self):
+        self.assertEqual(
+            names.nearest("learning_rat", ["steps", "learning_rate"]),
+            "Did you mean 'learning_rate'?",
+        )
+
+    def test_lists_the_valid_names_if_none_is_near(self):
+        self.assertEqual(names.nearest("zzz", ["b", "a"]), "Valid: a, b.")
+        self.assertEqual(names.nearest("zzz", []), "There are none.")
+
+    def test_long_lists_are_truncated(self):
+        sentence = names.nearest("zzz", [f"name_{i:03d}" for i in range(100)])
+        self.assertEndsWith(sentence, " and 60 more.")
+        self.assertLess(len(sentence), 500)
 
 
-def test_lists_the_valid_names_if_none_is_near():
-    assert names.nearest("zzz", ["b", "a"]) == "Valid: a, b."
-    assert names.nearest("zzz", []) == "There are none."
-
-
-def test_long_lists_are_truncated():
-    sentence = names.nearest("zzz", [f"name_{i:03d}" for i in range(100)])
-    assert sentence.endswith(" and 60 more.") and len(sentence) < 500
+if __name__ == "__main__":
+    testing.main()

@@ -1,14 +1,12 @@
 """Tests the registry of experiments."""
 
-import pytest
+from unittest import mock
 
+from absl.testing import parameterized
+
+from lingvo_gshard import testing
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.registry import Experiment
-
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_experiments", {})
 
 
 def _quickstart():
@@ -19,38 +17,46 @@ def _quickstart():
     return Experiment.params()
 
 
-def test_experiments_are_looked_up_by_name():
-    assert registry.register("translation.quickstart")(_quickstart) is _quickstart
-    assert registry.get("translation.quickstart").name == "translation.quickstart"
-    assert registry.names() == ("translation.quickstart",)
-    assert registry.describe("translation.quickstart").startswith("Learns in minutes.\n\nExpected")
+class RegistryTest(testing.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.enter_context(mock.patch.object(registry, "_experiments", {}))
 
+    def test_experiments_are_looked_up_by_name(self):
+        self.assertIs(registry.register("translation.quickstart")(_quickstart), _quickstart)
+        self.assertEqual(registry.get("translation.quickstart").name, "translation.quickstart")
+        self.assertEqual(registry.names(), ("translation.quickstart",))
+        self.assertStartsWith(
+            registry.describe("translation.quickstart"), "Learns in minutes.\n\nExpected"
+        )
 
-def test_each_call_returns_new_params():
-    registry.register("a.b")(_quickstart)
-    registry.get("a.b").name = "changed"
-    assert registry.get("a.b").name == "a.b"
-
-
-@pytest.mark.parametrize("look_up", [registry.get, registry.describe])
-def test_an_unknown_experiment_suggests_the_nearest(look_up):
-    registry.register("translation.quickstart")(_quickstart)
-    with pytest.raises(ValueError, match="'translation.quikstart'.*'translation.quickstart'"):
-        look_up("translation.quikstart")
-
-
-def test_rejects_duplicate_names():
-    registry.register("a.b")(_quickstart)
-    with pytest.raises(ValueError, match="already registered"):
+    def test_each_call_returns_new_params(self):
         registry.register("a.b")(_quickstart)
+        registry.get("a.b").name = "changed"
+        self.assertEqual(registry.get("a.b").name, "a.b")
+
+    @parameterized.parameters(registry.get, registry.describe)
+    def test_an_unknown_experiment_suggests_the_nearest(self, look_up):
+        registry.register("translation.quickstart")(_quickstart)
+        with self.assertRaisesRegex(
+            ValueError, "'translation.quikstart'.*'translation.quickstart'"
+        ):
+            look_up("translation.quikstart")
+
+    def test_rejects_duplicate_names(self):
+        registry.register("a.b")(_quickstart)
+        with self.assertRaisesRegex(ValueError, "already registered"):
+            registry.register("a.b")(_quickstart)
+
+    @parameterized.parameters("", "a b", "a..b", "a/b")
+    def test_rejects_names_that_are_not_identifiers(self, name):
+        with self.assertRaisesRegex(ValueError, "cannot name an experiment"):
+            registry.register(name)
+
+    def test_experiments_require_a_docstring(self):
+        with self.assertRaisesRegex(ValueError, "docstring"):
+            registry.register("a.b")(lambda: Experiment.params())
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a..b", "a/b"])
-def test_rejects_names_that_are_not_identifiers(name):
-    with pytest.raises(ValueError, match="cannot name an experiment"):
-        registry.register(name)
-
-
-def test_experiments_require_a_docstring():
-    with pytest.raises(ValueError, match="docstring"):
-        registry.register("a.b")(lambda: Experiment.params())
+if __name__ == "__main__":
+    testing.main()

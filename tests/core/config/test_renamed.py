@@ -1,48 +1,40 @@
-"""Runs of earlier versions are read: their params.txt, as those versions wrote it."""
+"""Reads the params.txt of runs of earlier versions, as those versions wrote it."""
 
 import importlib
 import pathlib
 
-import pytest
+from absl.testing import parameterized
 
 import lingvo_gshard.params  # noqa: F401
-from lingvo_gshard.core.config import gin_binding, params_text, registry
+from lingvo_gshard import testing
+from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.stacks.loop import Repeat
 
 OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
 
 
-@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
-def test_params_of_an_earlier_version_are_todays(path):
-    """The registered experiments have the values that they had then."""
-    assert experiment_from_text(path.read_text()).to_text() == registry.get(path.stem).to_text()
+class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters((path.stem.replace(".", "_"), path) for path in OLD)
+    def test_params_of_an_earlier_version_are_todays(self, path):
+        """Expects the registered experiments to have the values that they had then."""
+        read = experiment_from_text(path.read_text())
+        self.assertEqual(read.to_text(), registry.get(path.stem).to_text())
 
+    def test_todays_params_are_read_as_they_are(self):
+        params = registry.get("translation.quickstart")
+        self.assertEqual(experiment_from_text(params.to_text()).to_text(), params.to_text())
 
-def test_todays_params_are_read_as_they_are():
-    params = registry.get("translation.quickstart")
-    assert experiment_from_text(params.to_text()).to_text() == params.to_text()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+    @parameterized.parameters(
         ("trainer.steps = 3", "run.steps"),
         ("trainer.clip_norm = 3.0", "step.clip_norm"),
         ("trainer.routers.every_steps = 3", "run.routers.every_steps"),
         ("trainer.optimizer.beta1 = 0.5", "step.optimizer.beta1"),
-    ],
-)
-def test_a_setting_with_an_old_name_is_refused_with_todays(old, new):
-    with pytest.raises(ValueError, match=f"Did you mean '{new}'"):
-        gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
+    )
+    def test_a_setting_with_an_old_name_is_refused_with_todays(self, old, new):
+        with self.assertRaisesRegex(ValueError, f"Did you mean '{new}'"):
+            gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
 
 
-def test_every_class_with_a_new_module_is_found_there():
-    """Also in gin files, which name classes as params.txt does."""
-    old = "lingvo_gshard.layers.stacks.repeat.Repeat"
-    params = registry.get("translation.quickstart")
-    params = gin_binding.apply_gin(params, [], [f"task.decoder.execution = @{old}"])
-    assert params.task.decoder.execution.cls is Repeat
-    for module in params_text.RENAMED_MODULES.values():
-        importlib.import_module(f"lingvo_gshard.{module}")
+if __name__ == "__main__":
+    testing.main()
