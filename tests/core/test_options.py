@@ -2,8 +2,9 @@
 
 import dataclasses
 
-import pytest
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.options import OptionError, Options, declared, option
 
 
@@ -21,16 +22,24 @@ class Sizes(Options):
     extra: object = None
 
 
-def test_values_get_the_declared_types():
-    found = Sizes(share=1e-3, limit=2, ids=[4, 0], names=["a,b"], extra=[1])
-    assert found == Sizes(3, 0.001, 2.0, "red", (4, 0), ("a,b",), False, [1])
-    assert type(found.limit) is float and type(found.ids) is tuple and Sizes().limit is None
-    assert Sizes.count == 3 and hash(dataclasses.replace(found, extra=None))
+@dataclasses.dataclass(frozen=True)
+class More(Sizes):
+    """Sizes, and one more."""
+
+    depth: int = option(2, "Number of levels.", minimum=2)
 
 
-@pytest.mark.parametrize(
-    ("values", "message", "name"),
-    [
+class OptionsTest(testing.TestCase, parameterized.TestCase):
+    def test_values_get_the_declared_types(self):
+        found = Sizes(share=1e-3, limit=2, ids=[4, 0], names=["a,b"], extra=[1])
+        self.assertEqual(found, Sizes(3, 0.001, 2.0, "red", (4, 0), ("a,b",), False, [1]))
+        self.assertIs(type(found.limit), float)
+        self.assertIs(type(found.ids), tuple)
+        self.assertIsNone(Sizes().limit)
+        self.assertEqual(Sizes.count, 3)
+        self.assertTrue(hash(dataclasses.replace(found, extra=None)))
+
+    @parameterized.parameters(
         ({"count": 0}, "`count=0`: a whole number from 1 to 9 was expected", "count"),
         ({"count": 2.0}, "`count=2.0`: a whole number from 1 to 9 was expected", "count"),
         ({"count": True}, "`count=True`: a whole number from 1 to 9 was expected", "count"),
@@ -45,31 +54,28 @@ def test_values_get_the_declared_types():
         ({"names": "ab"}, "`names=ab`: a list was expected", "names"),
         ({"names": ["a", 5]}, "`names[1]=5`: a string was expected", "names[1]"),
         ({"is_big": 1}, "`is_big=1`: True or False was expected", "is_big"),
-    ],
-)
-def test_wrong_values_are_named(values, message, name):
-    with pytest.raises(OptionError) as raised:
-        Sizes(**values)
-    assert str(raised.value).startswith(message) and raised.value.option == name
+    )
+    def test_wrong_values_are_named(self, values, message, name):
+        with self.assertRaises(OptionError) as raised:
+            Sizes(**values)
+        self.assertStartsWith(str(raised.exception), message)
+        self.assertEqual(raised.exception.option, name)
+
+    def test_a_subclass_has_the_options_of_its_base(self):
+        names = ["count", "share", "limit", "color", "ids", "names", "is_big"]
+        self.assertEqual([*declared(Sizes)], names)
+        self.assertEqual([*declared(More)], [*names, "depth"])
+        self.assertEqual(declared(More)["depth"].help, "Number of levels.")
+        for wrong in ({"depth": 1}, {"count": 0}):
+            with self.assertRaises(OptionError):
+                More(**wrong)
+
+    def test_the_docstring_has_the_descriptions(self):
+        self.assertIn(
+            "Sizes of something.\n\nAttributes:\n  count: Number of things.\n", Sizes.__doc__
+        )
+        self.assertEndsWith(More.__doc__, "\n\nAttributes:\n  depth: Number of levels.")
 
 
-def test_a_subclass_has_the_options_of_its_base():
-    names = ["count", "share", "limit", "color", "ids", "names", "is_big"]
-    assert [*declared(Sizes)] == names
-    assert [*declared(More)] == [*names, "depth"]
-    assert declared(More)["depth"].help == "Number of levels."
-    for wrong in ({"depth": 1}, {"count": 0}):
-        with pytest.raises(OptionError):
-            More(**wrong)
-
-
-@dataclasses.dataclass(frozen=True)
-class More(Sizes):
-    """Sizes, and one more."""
-
-    depth: int = option(2, "Number of levels.", minimum=2)
-
-
-def test_the_docstring_has_the_descriptions():
-    assert "Sizes of something.\n\nAttributes:\n  count: Number of things.\n" in Sizes.__doc__
-    assert More.__doc__.endswith("\n\nAttributes:\n  depth: Number of levels.")
+if __name__ == "__main__":
+    testing.main()

@@ -7,7 +7,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.core.autodiff.remat_policy import tensors_to_save
+from lingvo_gshard import testing
+from lingvo_gshard.core.autodiff.minimum_cut import tensors_to_save
 
 
 class Case:
@@ -55,33 +56,38 @@ COSTS = st.integers(1, 9)
 NUMBERS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=3), min_size=2, max_size=7)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    NUMBERS,
-    st.integers(0, 20),
-    st.lists(COSTS, min_size=8, max_size=8),
-    st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=7, max_size=7),
-)
-def test_the_cut_has_the_minimum_cost(reads, later, save_costs, recompute_costs):
-    case = Case(reads, later, save_costs, recompute_costs)
-    source = case.operations[0]
-    tensors = tensors_to_save(
-        case.operations, [source], case.later, case.save_cost, case.recompute_cost
+class MinimumCutTest(testing.TestCase):
+    @settings(max_examples=150, deadline=None)
+    @given(
+        NUMBERS,
+        st.integers(0, 20),
+        st.lists(COSTS, min_size=8, max_size=8),
+        st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=7, max_size=7),
     )
-    saved = {tensor.op for tensor in tensors}
-    assert len(saved) == len(tensors) and not saved & case.later
-    before = [operation for operation in case.operations if operation not in case.later]
-    subsets = itertools.chain.from_iterable(
-        itertools.combinations(before, n) for n in range(len(before) + 1)
-    )
-    best = min(case.cost(set(subset)) for subset in subsets)
-    # Costs are rounded to fractions of the largest one.
-    assert math.isclose(case.cost(saved), best, abs_tol=0.01)
+    def test_the_cut_has_the_minimum_cost(self, reads, later, save_costs, recompute_costs):
+        case = Case(reads, later, save_costs, recompute_costs)
+        source = case.operations[0]
+        tensors = tensors_to_save(
+            case.operations, [source], case.later, case.save_cost, case.recompute_cost
+        )
+        saved = {tensor.op for tensor in tensors}
+        self.assertEqual(len(saved), len(tensors))
+        self.assertFalse(saved & case.later)
+        before = [operation for operation in case.operations if operation not in case.later]
+        subsets = itertools.chain.from_iterable(
+            itertools.combinations(before, n) for n in range(len(before) + 1)
+        )
+        best = min(case.cost(set(subset)) for subset in subsets)
+        # Costs are rounded to fractions of the largest one.
+        self.assertAllClose(case.cost(saved), best, rtol=0, atol=0.01)
+
+    def test_very_expensive_tensors_are_distinguished(self):
+        case = Case([[0], [1], [2]], 2, [10**12, 3 * 10**12, 10**13, 1], [0, 0, 0])
+        tensors = tensors_to_save(
+            case.operations, case.operations[:1], case.later, case.save_cost, case.recompute_cost
+        )
+        self.assertEqual([tensor.op for tensor in tensors], case.operations[:1])
 
 
-def test_very_expensive_tensors_are_distinguished():
-    case = Case([[0], [1], [2]], 2, [10**12, 3 * 10**12, 10**13, 1], [0, 0, 0])
-    tensors = tensors_to_save(
-        case.operations, case.operations[:1], case.later, case.save_cost, case.recompute_cost
-    )
-    assert [tensor.op for tensor in tensors] == case.operations[:1]
+if __name__ == "__main__":
+    testing.main()
