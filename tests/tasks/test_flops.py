@@ -4,9 +4,10 @@ import math
 import re
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -77,55 +78,6 @@ def _sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(",") if size]
 
 
-@pytest.mark.parametrize("head_dim", [0, 3])
-def test_flops_of_a_dense_step_equal_those_of_its_dots(head_dim):
-    task = task_of(moe_every=0, head_dim=head_dim)
-    assert step_flops(task) + NORMS == products_in_step(task)
-
-
-def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled():
-    """2S/E capacity slots per expert hold exactly the two choices of every token."""
-    task = task_of(moe_every=2)
-    counting_load = 2 * 2 * B * (L + K) * E
-    counted = step_flops(task) + NORMS + counting_load
-    assert counted == products_in_step(task)
-
-
-def test_flops_match_the_count_by_hand():
-    """Two layers with M=512 and H=2048, on 4096 tokens in 16 rows of 256."""
-    stack = TransformerStack.params().set(
-        num_layers=2, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
-    )
-    projections = 2 * 4096 * 4 * 512 * 512
-    scores = 2 * 2 * 16 * 256 * 256 * 512
-    dense = 2 * 4096 * 2 * 512 * 2048
-    expected = 3 * 2 * (projections + scores + dense)
-    assert stack_step(stack) == expected == 167_503_724_544
-    stack.moe_every = 2
-    stack.moe.num_experts = 8
-    with_experts = stack_step(stack)
-    assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
-
-
-def test_gates_shared_experts_and_experts_per_token_are_counted():
-    """Additional FLOPs of one mixture layer on 4096 tokens, forward and backward."""
-    stack = TransformerStack.params().set(
-        num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=1
-    )
-    stack.moe.num_experts = 8
-
-    def step() -> int:
-        return stack_step(stack)
-
-    product, before = 2 * 4096 * 512 * 2048, step()
-    stack.moe.experts.activation = "swiglu"
-    assert step() == before + 3 * 2 * product
-    stack.moe.router = TopKRouter.params().set(k=4)
-    assert step() == before + 3 * (4 * 3 - 2 * 2) * product
-    stack.moe.shared_hidden_dim = 1024
-    assert step() == before + 3 * (4 * 3 - 2 * 2) * product + 3 * 3 * product // 2
-
-
 def task_of_four_layers(repeat: bool) -> TranslationTask:
     params = task_of(moe_every=2).p.copy()
     for stack in (params.encoder, params.decoder):
@@ -133,40 +85,90 @@ def task_of_four_layers(repeat: bool) -> TranslationTask:
     return params.instantiate()
 
 
-def test_a_loop_counts_every_iteration():
-    looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
-    assert step_flops(looped) == step_flops(layers)
-    assert step_flops(looped) > step_flops(task_of(2))
-    assert looped.active_parameters() == layers.active_parameters()
+class FlopsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(0, 3)
+    def test_flops_of_a_dense_step_equal_those_of_its_dots(self, head_dim):
+        task = task_of(moe_every=0, head_dim=head_dim)
+        self.assertEqual(step_flops(task) + NORMS, products_in_step(task))
+
+    def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled(self):
+        """Gives each expert 2S/E capacity slots: exactly the two choices of every token."""
+        task = task_of(moe_every=2)
+        counting_load = 2 * 2 * B * (L + K) * E
+        counted = step_flops(task) + NORMS + counting_load
+        self.assertEqual(counted, products_in_step(task))
+
+    def test_flops_match_the_count_by_hand(self):
+        """Counts two layers with M=512 and H=2048, on 4096 tokens in 16 rows of 256."""
+        stack = TransformerStack.params().set(
+            num_layers=2, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
+        )
+        projections = 2 * 4096 * 4 * 512 * 512
+        scores = 2 * 2 * 16 * 256 * 256 * 512
+        dense = 2 * 4096 * 2 * 512 * 2048
+        expected = 3 * 2 * (projections + scores + dense)
+        self.assertEqual(stack_step(stack), expected)
+        self.assertEqual(expected, 167_503_724_544)
+        stack.moe_every = 2
+        stack.moe.num_experts = 8
+        with_experts = stack_step(stack)
+        self.assertEqual(with_experts, expected + 3 * (dense + 2 * 4096 * 512 * 8))
+
+    def test_gates_shared_experts_and_experts_per_token_are_counted(self):
+        """Counts what options add to a mixture layer on 4096 tokens, forward and backward."""
+        stack = TransformerStack.params().set(
+            num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=1
+        )
+        stack.moe.num_experts = 8
+
+        def step() -> int:
+            return stack_step(stack)
+
+        product, before = 2 * 4096 * 512 * 2048, step()
+        stack.moe.experts.activation = "swiglu"
+        self.assertEqual(step(), before + 3 * 2 * product)
+        stack.moe.router = TopKRouter.params().set(k=4)
+        self.assertEqual(step(), before + 3 * (4 * 3 - 2 * 2) * product)
+        stack.moe.shared_hidden_dim = 1024
+        self.assertEqual(step(), before + 3 * (4 * 3 - 2 * 2) * product + 3 * 3 * product // 2)
+
+    def test_a_loop_counts_every_iteration(self):
+        looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
+        self.assertEqual(step_flops(looped), step_flops(layers))
+        self.assertGreater(step_flops(looped), step_flops(task_of(2)))
+        self.assertEqual(looped.active_parameters(), layers.active_parameters())
+
+    def test_grouped_query_attention_needs_fewer_flops(self):
+        """Counts a layer with M=512 and 8 heads, with a fourth as many key and value heads."""
+        stack = TransformerStack.params().set(
+            num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
+        )
+        before = stack_step(stack)
+        stack.layer.self_attention.num_key_value_heads = 2
+        saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
+        self.assertEqual(stack_step(stack), before - saved)
 
 
-@pytest.mark.parametrize("repeat", [False, True])
-def test_active_parameters_include_two_experts_and_all_other_weights(repeat):
-    """Counts norms, projections, routers, embeddings, and feed-forward layers with biases."""
-    norm, projections = 2 * M, 4 * M * M
-    dense = M * H + H + H * M + M
-    mixture = M * E + 2 * (M * H + H * M)
-    encoder = 2 * (2 * (2 * norm + projections) + dense + mixture) + norm
-    decoder = 2 * (2 * (3 * norm + 2 * projections) + dense + mixture) + norm
-    active = encoder + decoder + 2 * V * M
-    task = task_of_four_layers(repeat)
-    assert task.active_parameters() == active
-    total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
-    assert total == active + 4 * (E - 2) * 2 * M * H
+class ActiveParametersTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_active_parameters_include_two_experts_and_all_other_weights(self, repeat):
+        """Counts norms, projections, routers, embeddings, and feed-forward layers with biases."""
+        norm, projections = 2 * M, 4 * M * M
+        dense = M * H + H + H * M + M
+        mixture = M * E + 2 * (M * H + H * M)
+        encoder = 2 * (2 * (2 * norm + projections) + dense + mixture) + norm
+        decoder = 2 * (2 * (3 * norm + 2 * projections) + dense + mixture) + norm
+        active = encoder + decoder + 2 * V * M
+        task = task_of_four_layers(repeat)
+        self.assertEqual(task.active_parameters(), active)
+        total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
+        self.assertEqual(total, active + 4 * (E - 2) * 2 * M * H)
+
+    def test_all_parameters_of_a_dense_model_are_active(self):
+        task = task_of(moe_every=0)
+        total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
+        self.assertEqual(task.active_parameters(), total)
 
 
-def test_all_parameters_of_a_dense_model_are_active():
-    task = task_of(moe_every=0)
-    total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
-    assert task.active_parameters() == total
-
-
-def test_grouped_query_attention_needs_fewer_flops():
-    """One layer with M=512 and 8 heads, with a fourth as many key and value heads."""
-    stack = TransformerStack.params().set(
-        num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
-    )
-    before = stack_step(stack)
-    stack.layer.self_attention.num_key_value_heads = 2
-    saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
-    assert stack_step(stack) == before - saved
+if __name__ == "__main__":
+    testing.main()

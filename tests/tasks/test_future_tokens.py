@@ -1,9 +1,10 @@
-"""Multi-token prediction of a language model, against each document by itself."""
+"""Compares multi-token prediction of a language model with each document by itself."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
@@ -65,50 +66,54 @@ def by_document(task, theta, arrays) -> list[float]:
     return list(sums / count)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_losses_are_those_of_each_document(count):
-    task = task_of(future_tokens=count, future_weight=0.6, **ROTARY)
-    theta, arrays = weights(task), batch()
-    plain, _ = loss_of(task, theta, arrays, training=False)
-    loss, scope = loss_of(task, theta, arrays)
-    expected = by_document(task, theta, arrays)
-    for k, value in enumerate(expected):
-        (found, tokens) = scope.metrics[f"future[{k}]/cross_entropy"]
-        assert float(found) == pytest.approx(value, rel=1e-4)
-        assert float(tokens) == [8, 5][k]
-    assert loss == pytest.approx(plain + 0.6 * np.mean(expected), rel=1e-4)
+class FutureTokensTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(1, 2)
+    def test_losses_are_those_of_each_document(self, count):
+        task = task_of(future_tokens=count, future_weight=0.6, **ROTARY)
+        theta, arrays = weights(task), batch()
+        plain, _ = loss_of(task, theta, arrays, training=False)
+        loss, scope = loss_of(task, theta, arrays)
+        expected = by_document(task, theta, arrays)
+        for k, value in enumerate(expected):
+            (found, tokens) = scope.metrics[f"future[{k}]/cross_entropy"]
+            self.assertAllClose(float(found), value, rtol=1e-4, atol=0)
+            self.assertEqual(float(tokens), [8, 5][k])
+        self.assertAllClose(loss, plain + 0.6 * np.mean(expected), rtol=1e-4, atol=0)
+
+    def test_evaluation_and_decoding_do_without_the_modules(self):
+        task, plain = task_of(future_tokens=1, **ROTARY), task_of(**ROTARY)
+        theta = weights(task)
+        without = NestedMap({name: value for name, value in theta.items() if name != "future"})
+        self.assertEqual(without.keys(), plain.init(1).keys())
+        evaluated, scope = loss_of(task, theta, batch(), training=False)
+        self.assertEqual(evaluated, loss_of(plain, without, batch(), training=False)[0])
+        self.assertFalse(scope.losses)
+        self.assertNotIn("future", task.decoding_weights(theta))
+
+    def test_the_modules_have_experts_as_the_last_layer_has(self):
+        experts = {"decoder__moe_every": 2, "decoder__moe__group_size": 4}
+        task = task_of(future_tokens=1, **ROTARY, **experts)
+        theta = weights(task)
+        self.assertIn("router", theta.future[0].layer.feed_forward)
+        _, scope = loss_of(task, theta, batch())
+        self.assertTrue(
+            any(name.startswith("future[0]/layer/") for name in scope.losses)
+            or any("future[0].layer" in name for name in scope.losses)
+        )
+
+    def test_flops_count_the_modules_and_their_softmax(self):
+        task, plain = task_of(future_tokens=2, **ROTARY), task_of(**ROTARY)
+        shape = TokenShape(rows=3, length=5)
+        layer = task.decoder.layers[1].flops(shape)
+        more = layer + 2 * 15 * M * V + 2 * 2 * 15 * M * M
+        self.assertEqual(task.flops(shape), plain.flops(shape) + 2 * more)
+
+    def test_rejects_a_relative_bias_that_layers_share(self):
+        with self.assertRaisesRegex(
+            ValueError, "task.future_tokens: 1 with .*shared_relative_bias"
+        ):
+            task_of(future_tokens=1, decoder__shared_relative_bias__buckets=4)
 
 
-def test_evaluation_and_decoding_do_without_the_modules():
-    task, plain = task_of(future_tokens=1, **ROTARY), task_of(**ROTARY)
-    theta = weights(task)
-    without = NestedMap({name: value for name, value in theta.items() if name != "future"})
-    assert without.keys() == plain.init(1).keys()
-    evaluated, scope = loss_of(task, theta, batch(), training=False)
-    assert evaluated == loss_of(plain, without, batch(), training=False)[0]
-    assert not scope.losses
-    assert "future" not in task.decoding_weights(theta)
-
-
-def test_the_modules_have_experts_as_the_last_layer_has():
-    experts = {"decoder__moe_every": 2, "decoder__moe__group_size": 4}
-    task = task_of(future_tokens=1, **ROTARY, **experts)
-    theta = weights(task)
-    assert "router" in theta.future[0].layer.feed_forward
-    _, scope = loss_of(task, theta, batch())
-    assert any(name.startswith("future[0]/layer/") for name in scope.losses) or any(
-        "future[0].layer" in name for name in scope.losses
-    )
-
-
-def test_flops_count_the_modules_and_their_softmax():
-    task, plain = task_of(future_tokens=2, **ROTARY), task_of(**ROTARY)
-    shape = TokenShape(rows=3, length=5)
-    layer = task.decoder.layers[1].flops(shape)
-    more = layer + 2 * 15 * M * V + 2 * 2 * 15 * M * M
-    assert task.flops(shape) == plain.flops(shape) + 2 * more
-
-
-def test_rejects_a_relative_bias_that_layers_share():
-    with pytest.raises(ValueError, match="task.future_tokens: 1 with .*shared_relative_bias"):
-        task_of(future_tokens=1, decoder__shared_relative_bias__buckets=4)
+if __name__ == "__main__":
+    testing.main()

@@ -1,10 +1,11 @@
 """Compares the likelihood of references, by language, with sums over their tokens."""
 
 import math
+import pathlib
 
 import numpy as np
-import pytest
 
+from lingvo_gshard import testing
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tasks.evaluation import evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
@@ -22,14 +23,6 @@ class NatsOfIds:
         }
 
 
-@pytest.fixture(scope="module")
-def input_(tmp_path_factory):
-    path = tmp_path_factory.mktemp("prepared")
-    corpora.prepare(path)
-    shape = {"batch_rows": 4, "source_length": 12, "target_length": 8}
-    return PreparedTranslationInput.params().set(directory=str(path), **shape).instantiate()
-
-
 def labels_of(input_, rows):
     """Returns the ids of the references that fit, and how many rows do not fit."""
     found, too_long = [], 0
@@ -43,27 +36,38 @@ def labels_of(input_, rows):
     return np.array(found), too_long
 
 
-def test_each_language_has_the_mean_over_its_own_tokens(input_):
-    rows, done = input_.rows("dev"), []
-    found = evaluation.measure_by_language(NatsOfIds(), input_, rows, done.append)
-    assert list(found) == ["de", "fr"]
-    for language, measured in found.items():
-        labels, too_long = labels_of(input_, [row for row in rows if row.language == language])
-        assert (measured.tokens, measured.rows_too_long) == (labels.size, too_long)
-        assert measured.cross_entropy == pytest.approx(labels.mean() / 100)
-        assert measured.accuracy == pytest.approx((labels % 2 == 0).mean())
-        assert measured.perplexity == pytest.approx(math.exp(labels.mean() / 100))
-    assert done == sorted(done) and done[-1] == len(rows)
-    labels, too_long = labels_of(input_, rows)
-    assert too_long > 0
-    everything = evaluation.combined(found.values())
-    assert (everything.tokens, everything.rows_too_long) == (labels.size, too_long)
-    assert everything.cross_entropy == pytest.approx(labels.mean() / 100)
-    assert everything.accuracy == pytest.approx((labels % 2 == 0).mean())
+class LikelihoodTest(testing.TestCase):
+    def test_each_language_has_the_mean_over_its_own_tokens(self):
+        folder = pathlib.Path(self.get_temp_dir())
+        corpora.prepare(folder)
+        params = PreparedTranslationInput.params().set(directory=str(folder), batch_rows=4)
+        input_ = params.set(source_length=12, target_length=8).instantiate()
+        rows, done = input_.rows("dev"), []
+        found = likelihood.measure_by_language(NatsOfIds(), input_, rows, done.append)
+        self.assertEqual(list(found), ["de", "fr"])
+        for language, measured in found.items():
+            labels, too_long = labels_of(input_, [row for row in rows if row.language == language])
+            self.assertEqual((measured.tokens, measured.rows_too_long), (labels.size, too_long))
+            self.assertAllClose(measured.cross_entropy, labels.mean() / 100, rtol=1e-6, atol=0)
+            self.assertAllClose(measured.accuracy, (labels % 2 == 0).mean(), rtol=1e-6, atol=0)
+            self.assertAllClose(
+                measured.perplexity, math.exp(labels.mean() / 100), rtol=1e-6, atol=0
+            )
+        self.assertEqual(done, sorted(done))
+        self.assertEqual(done[-1], len(rows))
+        labels, too_long = labels_of(input_, rows)
+        self.assertGreater(too_long, 0)
+        everything = likelihood.combined(found.values())
+        self.assertEqual((everything.tokens, everything.rows_too_long), (labels.size, too_long))
+        self.assertAllClose(everything.cross_entropy, labels.mean() / 100, rtol=1e-6, atol=0)
+        self.assertAllClose(everything.accuracy, (labels % 2 == 0).mean(), rtol=1e-6, atol=0)
+
+    def test_languages_without_a_row_that_fits_do_not_count(self):
+        empty = Likelihood(math.nan, math.nan, 0, 3)
+        found = likelihood.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
+        self.assertEqual(found, Likelihood(2.0, 0.5, 10, 4))
+        self.assertTrue(math.isnan(likelihood.combined([empty]).perplexity))
 
 
-def test_languages_without_a_row_that_fits_do_not_count():
-    empty = Likelihood(math.nan, math.nan, 0, 3)
-    found = evaluation.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
-    assert found == Likelihood(2.0, 0.5, 10, 4)
-    assert math.isnan(evaluation.combined([empty]).perplexity)
+if __name__ == "__main__":
+    testing.main()
