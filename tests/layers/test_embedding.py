@@ -1,11 +1,12 @@
-"""Embeddings, positions and the softmax against their formulas."""
+"""Compares embeddings, positions and the softmax with their formulas."""
 
 import math
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
     SinusoidalPositions,
@@ -24,74 +25,79 @@ def make(cls, **values):
     return layer, layer.init(1)
 
 
-def test_token_embeddings_are_scaled_rows_of_the_table():
-    layer, theta = make(TokenEmbedding, vocabulary_size=V)
-    table = theta.table.numpy()
-    expected = [[table[token] * math.sqrt(M) for token in row] for row in IDS]
-    assert_close(layer.fprop(theta, tf.constant(IDS)), expected, "float32")
+class EmbeddingTest(testing.TestCase):
+    def test_token_embeddings_are_scaled_rows_of_the_table(self):
+        layer, theta = make(TokenEmbedding, vocabulary_size=V)
+        table = theta.table.numpy()
+        expected = [[table[token] * math.sqrt(M) for token in row] for row in IDS]
+        assert_close(layer.fprop(theta, tf.constant(IDS)), expected, "float32")
+
+    def test_the_tied_softmax_is_the_product_with_the_table(self):
+        layer, theta = make(TokenEmbedding, vocabulary_size=V)
+        expected = X.astype(np.float64) @ theta.table.numpy().T
+        assert_close(layer.logits(theta, tf.constant(X)), expected, "float32")
+
+    def test_the_gradient_of_the_table_sums_over_occurrences_of_a_token(self):
+        layer, theta = make(TokenEmbedding, vocabulary_size=V)
+        with tf.GradientTape() as tape:
+            tape.watch(theta.table)
+            total = tf.reduce_sum(layer.fprop(theta, tf.constant(IDS)) * X)
+        gradient = tf.convert_to_tensor(tape.gradient(total, theta.table))
+        expected = np.zeros((V, M))
+        np.add.at(expected, IDS, X * math.sqrt(M))
+        assert_close(gradient, expected, "float32")
+
+    def test_the_softmax_is_the_product_with_its_weight(self):
+        layer, theta = make(Softmax, vocabulary_size=V)
+        expected = X.astype(np.float64) @ theta.w.numpy()
+        assert_close(layer.fprop(theta, tf.constant(X)), expected, "float32")
 
 
-def test_the_tied_softmax_is_the_product_with_the_table():
-    layer, theta = make(TokenEmbedding, vocabulary_size=V)
-    expected = X.astype(np.float64) @ theta.table.numpy().T
-    assert_close(layer.logits(theta, tf.constant(X)), expected, "float32")
+class PositionsTest(testing.TestCase, parameterized.TestCase):
+    def test_sinusoids_match_the_formula(self):
+        layer, theta = make(SinusoidalPositions, max_length=500)
+        positions = np.array([[0, 1, 499], [7, 0, 1]], np.int32)
+        actual = layer.fprop(theta, tf.constant(positions)).numpy()
+        for row in range(2):
+            for column in range(3):
+                for i in range(M // 2):
+                    angle = positions[row, column] / 10000 ** (2 * i / M)
+                    self.assertAllClose(actual[row, column, i], math.sin(angle), rtol=0, atol=1e-6)
+                    self.assertAllClose(
+                        actual[row, column, M // 2 + i], math.cos(angle), rtol=0, atol=1e-6
+                    )
 
-
-def test_the_gradient_of_the_table_sums_over_occurrences_of_a_token():
-    layer, theta = make(TokenEmbedding, vocabulary_size=V)
-    with tf.GradientTape() as tape:
-        tape.watch(theta.table)
-        total = tf.reduce_sum(layer.fprop(theta, tf.constant(IDS)) * X)
-    gradient = tf.convert_to_tensor(tape.gradient(total, theta.table))
-    expected = np.zeros((V, M))
-    np.add.at(expected, IDS, X * math.sqrt(M))
-    assert_close(gradient, expected, "float32")
-
-
-def test_the_softmax_is_the_product_with_its_weight():
-    layer, theta = make(Softmax, vocabulary_size=V)
-    expected = X.astype(np.float64) @ theta.w.numpy()
-    assert_close(layer.fprop(theta, tf.constant(X)), expected, "float32")
-
-
-def test_sinusoids_match_the_formula():
-    layer, theta = make(SinusoidalPositions, max_length=500)
-    positions = np.array([[0, 1, 499], [7, 0, 1]], np.int32)
-    actual = layer.fprop(theta, tf.constant(positions)).numpy()
-    for row in range(2):
-        for column in range(3):
+    def test_sinusoids_as_in_fairseq(self):
+        """Gives position 0 the number 2; the last timescale is 10000."""
+        layer, theta = make(SinusoidalPositions, max_length=9, first_position=2, reaches_base=True)
+        actual = layer.fprop(theta, tf.constant([[0, 5]])).numpy()
+        for column, number in ((0, 2), (1, 7)):
             for i in range(M // 2):
-                angle = positions[row, column] / 10000 ** (2 * i / M)
-                assert math.isclose(actual[row, column, i], math.sin(angle), abs_tol=1e-6)
-                assert math.isclose(actual[row, column, M // 2 + i], math.cos(angle), abs_tol=1e-6)
+                angle = number * math.exp(-i * math.log(10000) / (M // 2 - 1))
+                self.assertAllClose(actual[0, column, i], math.sin(angle), rtol=0, atol=1e-6)
+                self.assertAllClose(
+                    actual[0, column, M // 2 + i], math.cos(angle), rtol=0, atol=1e-6
+                )
+
+    def test_learned_positions_are_rows_of_the_table(self):
+        layer, theta = make(LearnedPositions, max_length=5)
+        positions = np.array([[0, 1, 4]], np.int32)
+        expected = theta.table.numpy()[positions]
+        self.assertAllEqual(layer.fprop(theta, tf.constant(positions)), expected)
+
+    def test_sinusoids_reject_an_odd_model_dim(self):
+        with self.assertRaisesRegex(ValueError, "layer.model_dim: 5 is odd"):
+            SinusoidalPositions.params().set(model_dim=5).instantiate(path="layer")
+
+    @parameterized.parameters(SinusoidalPositions, LearnedPositions)
+    def test_rejects_rows_longer_than_max_length(self, cls):
+        layer, theta = make(cls, max_length=5)
+        layer.fprop(theta, tf.zeros([1, 5], tf.int32))
+        with self.assertRaisesRegex(
+            ValueError, "layer.max_length: 5 is less than the row length, 6"
+        ):
+            layer.fprop(theta, tf.zeros([1, 6], tf.int32))
 
 
-def test_sinusoids_as_in_fairseq():
-    """Position 0 has the number 2, and the last timescale is 10000."""
-    layer, theta = make(SinusoidalPositions, max_length=9, first_position=2, reaches_base=True)
-    actual = layer.fprop(theta, tf.constant([[0, 5]])).numpy()
-    for column, number in ((0, 2), (1, 7)):
-        for i in range(M // 2):
-            angle = number * math.exp(-i * math.log(10000) / (M // 2 - 1))
-            assert math.isclose(actual[0, column, i], math.sin(angle), abs_tol=1e-6)
-            assert math.isclose(actual[0, column, M // 2 + i], math.cos(angle), abs_tol=1e-6)
-
-
-def test_learned_positions_are_rows_of_the_table():
-    layer, theta = make(LearnedPositions, max_length=5)
-    positions = np.array([[0, 1, 4]], np.int32)
-    expected = theta.table.numpy()[positions]
-    np.testing.assert_array_equal(layer.fprop(theta, tf.constant(positions)), expected)
-
-
-def test_sinusoids_reject_an_odd_model_dim():
-    with pytest.raises(ValueError, match="layer.model_dim: 5 is odd"):
-        SinusoidalPositions.params().set(model_dim=5).instantiate(path="layer")
-
-
-@pytest.mark.parametrize("cls", [SinusoidalPositions, LearnedPositions])
-def test_rejects_rows_longer_than_max_length(cls):
-    layer, theta = make(cls, max_length=5)
-    layer.fprop(theta, tf.zeros([1, 5], tf.int32))
-    with pytest.raises(ValueError, match="layer.max_length: 5 is less than the row length, 6"):
-        layer.fprop(theta, tf.zeros([1, 6], tf.int32))
+if __name__ == "__main__":
+    testing.main()

@@ -1,21 +1,25 @@
 """Tests that the planner finds in a loop's name how often the loop usually runs."""
 
-import pytest
+from absl.testing import parameterized
 
-from lingvo_gshard.layers.stacks import execution
-
-
-@pytest.mark.parametrize("trips", [0, 1, 128])
-def test_names_tell_trips(trips):
-    name = execution.loop_name(trips)
-    assert execution.trips_of(name) == trips
-    # TensorFlow numbers equal names, and the compiler puts scopes before them.
-    assert execution.trips_of(f"jit(call)/decoder/layers/{name}_3") == trips
+from lingvo_gshard import testing
+from lingvo_gshard.layers import expected_trips
 
 
-def test_other_names_tell_none():
-    assert execution.trips_of("decoder/layers/while_3") is None
+class ExpectedTripsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(0, 1, 128)
+    def test_names_tell_trips(self, trips):
+        name = expected_trips.loop_name(trips)
+        self.assertEqual(expected_trips.trips_of(name), trips)
+        # TensorFlow numbers equal names, and the compiler puts scopes before them.
+        self.assertEqual(expected_trips.trips_of(f"jit(call)/decoder/layers/{name}_3"), trips)
+
+    def test_other_names_tell_none(self):
+        self.assertIsNone(expected_trips.trips_of("decoder/layers/while_3"))
+
+    def test_the_innermost_name_counts(self):
+        self.assertEqual(expected_trips.trips_of("expected_8_trips/x/expected_2_trips_1"), 2)
 
 
-def test_the_innermost_name_counts():
-    assert execution.trips_of("expected_8_trips/x/expected_2_trips_1") == 2
+if __name__ == "__main__":
+    testing.main()

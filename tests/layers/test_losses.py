@@ -1,9 +1,10 @@
-"""Label-smoothed cross-entropy against the formula; padding has no effect."""
+"""Compares label-smoothed cross-entropy with the formula; padding has no effect."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.testing.tolerances import assert_close
 
@@ -12,7 +13,7 @@ LOGITS = (3 * np.random.default_rng(1).normal(size=(B, L, V))).astype(np.float32
 LABELS = np.random.default_rng(2).integers(0, V, (B, L)).astype(np.int32)
 SEGMENTS = np.array([[1, 1, 2, 0], [1, 0, 0, 0]], np.int32)
 
-each_smoothing = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+each_smoothing = parameterized.parameters(0.0, 0.1, 1.0)
 
 
 def reference(logits, labels, segments, smoothing) -> tuple[float, float, int, int]:
@@ -38,101 +39,117 @@ def loss_and_gradient(function, logits):
     return loss, tape.gradient(loss, logits)
 
 
-@each_smoothing
-def test_sums_match_the_formula(smoothing):
-    sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.constant(SEGMENTS), smoothing)
-    smoothed, exact, correct, tokens = reference(LOGITS, LABELS, SEGMENTS, smoothing)
-    assert_close(sums.smoothed, smoothed, "float32")
-    assert_close(sums.exact, exact, "float32")
-    assert (float(sums.correct), float(sums.tokens)) == (correct, tokens)
-
-
-@each_smoothing
-def test_the_gradient_matches_the_formula(smoothing):
-    def plain(logits):
-        target = (1 - smoothing) * tf.one_hot(LABELS, V) + smoothing / V
-        losses = -tf.reduce_sum(target * tf.nn.log_softmax(logits), -1)
-        return tf.reduce_sum(tf.where(SEGMENTS > 0, losses, 0.0))
-
-    def written_out(logits):
-        return cross_entropy(logits, LABELS, SEGMENTS, smoothing).smoothed
-
-    (loss, gradient), (plain_loss, plain_gradient) = (
-        loss_and_gradient(f, LOGITS) for f in (written_out, plain)
-    )
-    assert_close(loss, plain_loss, "order")
-    assert_close(gradient, plain_gradient, "order")
-    assert np.abs(gradient.numpy()[SEGMENTS == 0]).max() == 0
-
-
-def test_correct_counts_labels_with_the_largest_logit():
-    labels = LOGITS.argmax(-1).astype(np.int32)
-    sums = cross_entropy(tf.constant(LOGITS), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
-    assert float(sums.correct) == float(sums.tokens) == 4
-
-
-def test_padding_has_no_effect():
-    def sums(logits, labels):
-        result = cross_entropy(tf.constant(logits), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
-        return [float(x) for x in (result.smoothed, result.exact, result.correct, result.tokens)]
-
-    logits, labels = LOGITS.copy(), LABELS.copy()
-    logits[SEGMENTS == 0] = 1e4
-    labels[SEGMENTS == 0] = V - 1
-    assert sums(logits, labels) == sums(LOGITS, LABELS)
-
-
-def test_padding_may_overflow():
-    logits = LOGITS.copy()
-    logits[SEGMENTS == 0] = 1e30
-
-    def smoothed(x: tf.Tensor) -> tf.Tensor:
-        return cross_entropy(x, tf.constant(LABELS), tf.constant(SEGMENTS), 0.1, 0.01).smoothed
-
-    (loss, gradient), (plain, expected) = (loss_and_gradient(smoothed, x) for x in (logits, LOGITS))
-    np.testing.assert_array_equal(loss, plain)
-    np.testing.assert_array_equal(gradient, expected)
-
-
-def test_only_padding_gives_zero():
-    sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.zeros([B, L], tf.int32), 0.1)
-    assert [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)] == [0] * 4
-
-
-@pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, np.nan])
-def test_padding_may_have_any_logits(value):
-    logits = np.ones((1, 3, V), np.float32)
-    logits[0, 2, 0] = value
-    labels, mask = np.array([[1, 2, 0]]), np.array([[1, 1, 0]])
-    for z_loss in (0.0, 0.5):
-        sums = cross_entropy(tf.constant(logits), labels, mask, 0.1, z_loss)
-        found = [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)]
-        whole = cross_entropy(tf.constant(logits[:, :2]), labels[:, :2], mask[:, :2], 0.1, z_loss)
-        assert found == [float(x) for x in (whole.smoothed, whole.exact, whole.correct, 2.0)]
-        _, gradient = loss_and_gradient(
-            lambda x, z=z_loss: cross_entropy(x, labels, mask, 0.1, z).smoothed, logits
+class CrossEntropyTest(testing.TestCase, parameterized.TestCase):
+    @each_smoothing
+    def test_sums_match_the_formula(self, smoothing):
+        sums = cross_entropy(
+            tf.constant(LOGITS), tf.constant(LABELS), tf.constant(SEGMENTS), smoothing
         )
-        assert np.isfinite(gradient).all() and not np.any(gradient[0, 2])
+        smoothed, exact, correct, tokens = reference(LOGITS, LABELS, SEGMENTS, smoothing)
+        assert_close(sums.smoothed, smoothed, "float32")
+        assert_close(sums.exact, exact, "float32")
+        self.assertEqual((float(sums.correct), float(sums.tokens)), (correct, tokens))
+
+    @each_smoothing
+    def test_the_gradient_matches_the_formula(self, smoothing):
+        def plain(logits):
+            target = (1 - smoothing) * tf.one_hot(LABELS, V) + smoothing / V
+            losses = -tf.reduce_sum(target * tf.nn.log_softmax(logits), -1)
+            return tf.reduce_sum(tf.where(SEGMENTS > 0, losses, 0.0))
+
+        def written_out(logits):
+            return cross_entropy(logits, LABELS, SEGMENTS, smoothing).smoothed
+
+        (loss, gradient), (plain_loss, plain_gradient) = (
+            loss_and_gradient(f, LOGITS) for f in (written_out, plain)
+        )
+        assert_close(loss, plain_loss, "order")
+        assert_close(gradient, plain_gradient, "order")
+        self.assertEqual(np.abs(gradient.numpy()[SEGMENTS == 0]).max(), 0)
+
+    def test_correct_counts_labels_with_the_largest_logit(self):
+        labels = LOGITS.argmax(-1).astype(np.int32)
+        sums = cross_entropy(tf.constant(LOGITS), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
+        self.assertEqual(float(sums.correct), float(sums.tokens))
+        self.assertEqual(float(sums.tokens), 4)
+
+    def test_padding_has_no_effect(self):
+        def sums(logits, labels):
+            result = cross_entropy(
+                tf.constant(logits), tf.constant(labels), tf.constant(SEGMENTS), 0.1
+            )
+            return [
+                float(x) for x in (result.smoothed, result.exact, result.correct, result.tokens)
+            ]
+
+        logits, labels = LOGITS.copy(), LABELS.copy()
+        logits[SEGMENTS == 0] = 1e4
+        labels[SEGMENTS == 0] = V - 1
+        self.assertEqual(sums(logits, labels), sums(LOGITS, LABELS))
+
+    def test_padding_may_overflow(self):
+        logits = LOGITS.copy()
+        logits[SEGMENTS == 0] = 1e30
+
+        def smoothed(x: tf.Tensor) -> tf.Tensor:
+            return cross_entropy(x, tf.constant(LABELS), tf.constant(SEGMENTS), 0.1, 0.01).smoothed
+
+        (loss, gradient), (plain, expected) = (
+            loss_and_gradient(smoothed, x) for x in (logits, LOGITS)
+        )
+        self.assertAllEqual(loss, plain)
+        self.assertAllEqual(gradient, expected)
+
+    def test_only_padding_gives_zero(self):
+        sums = cross_entropy(
+            tf.constant(LOGITS), tf.constant(LABELS), tf.zeros([B, L], tf.int32), 0.1
+        )
+        self.assertEqual(
+            [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)], [0] * 4
+        )
+
+    @parameterized.parameters(1e30, np.inf, -np.inf, np.nan)
+    def test_padding_may_have_any_logits(self, value):
+        logits = np.ones((1, 3, V), np.float32)
+        logits[0, 2, 0] = value
+        labels, mask = np.array([[1, 2, 0]]), np.array([[1, 1, 0]])
+        for z_loss in (0.0, 0.5):
+            sums = cross_entropy(tf.constant(logits), labels, mask, 0.1, z_loss)
+            found = [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)]
+            whole = cross_entropy(
+                tf.constant(logits[:, :2]), labels[:, :2], mask[:, :2], 0.1, z_loss
+            )
+            self.assertEqual(
+                found, [float(x) for x in (whole.smoothed, whole.exact, whole.correct, 2.0)]
+            )
+            _, gradient = loss_and_gradient(
+                lambda x, z=z_loss: cross_entropy(x, labels, mask, 0.1, z).smoothed, logits
+            )
+            self.assertTrue(np.isfinite(gradient).all())
+            self.assertFalse(np.any(gradient[0, 2]))
+
+    def test_large_logits_do_not_overflow(self):
+        logits = np.zeros((1, 1, V), np.float32)
+        logits[..., 0] = 1e4
+        loss, gradient = loss_and_gradient(
+            lambda x: cross_entropy(x, np.array([[1]]), np.array([[1]]), 0.0).smoothed, logits
+        )
+        self.assertEqual(float(loss), 1e4)
+        self.assertTrue(np.isfinite(gradient).all())
+
+    def test_bfloat16_logits_are_summed_in_float32(self):
+        rounded = tf.cast(LOGITS, tf.bfloat16)
+
+        def smoothed(logits):
+            return cross_entropy(logits, LABELS, SEGMENTS, 0.1).smoothed
+
+        loss, gradient = loss_and_gradient(smoothed, rounded)
+        exact_loss, exact_gradient = loss_and_gradient(smoothed, tf.cast(rounded, tf.float32))
+        self.assertEqual(loss.dtype, tf.float32)
+        self.assertEqual(gradient.dtype, tf.bfloat16)
+        self.assertEqual(float(loss), float(exact_loss))
+        self.assertAllEqual(gradient, tf.cast(exact_gradient, tf.bfloat16))
 
 
-def test_large_logits_do_not_overflow():
-    logits = np.zeros((1, 1, V), np.float32)
-    logits[..., 0] = 1e4
-    loss, gradient = loss_and_gradient(
-        lambda x: cross_entropy(x, np.array([[1]]), np.array([[1]]), 0.0).smoothed, logits
-    )
-    assert float(loss) == 1e4
-    assert np.isfinite(gradient).all()
-
-
-def test_bfloat16_logits_are_summed_in_float32():
-    rounded = tf.cast(LOGITS, tf.bfloat16)
-
-    def smoothed(logits):
-        return cross_entropy(logits, LABELS, SEGMENTS, 0.1).smoothed
-
-    loss, gradient = loss_and_gradient(smoothed, rounded)
-    exact_loss, exact_gradient = loss_and_gradient(smoothed, tf.cast(rounded, tf.float32))
-    assert loss.dtype == tf.float32 and gradient.dtype == tf.bfloat16
-    assert float(loss) == float(exact_loss)
-    np.testing.assert_array_equal(gradient, tf.cast(exact_gradient, tf.bfloat16))
+if __name__ == "__main__":
+    testing.main()

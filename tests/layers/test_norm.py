@@ -1,9 +1,10 @@
-"""Normalizations against their formulas, and their invariances."""
+"""Compares normalizations with their formulas, and tests their invariances."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.testing.tolerances import assert_close
 
@@ -21,62 +22,63 @@ def activations(*shape: int) -> np.ndarray:
     return (3 + 2 * np.random.default_rng(2).normal(size=(*shape, M))).astype(np.float32)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_layer_norm_matches_the_formula(epsilon):
-    layer, theta = make(LayerNorm, epsilon=epsilon)
-    x = activations(2, 3)
-    exact = x.astype(np.float64)
-    normalized = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
-        exact.var(-1, keepdims=True) + epsilon
-    )
-    expected = normalized * theta.scale.numpy() + theta.bias.numpy()
-    assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
+class NormTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(1e-6, 0.5)
+    def test_layer_norm_matches_the_formula(self, epsilon):
+        layer, theta = make(LayerNorm, epsilon=epsilon)
+        x = activations(2, 3)
+        exact = x.astype(np.float64)
+        normalized = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
+            exact.var(-1, keepdims=True) + epsilon
+        )
+        expected = normalized * theta.scale.numpy() + theta.bias.numpy()
+        assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
+
+    @parameterized.parameters(1e-6, 0.5)
+    def test_rms_norm_matches_the_formula(self, epsilon):
+        layer, theta = make(RMSNorm, epsilon=epsilon)
+        x = activations(2, 3)
+        exact = x.astype(np.float64)
+        expected = (
+            exact / np.sqrt((exact**2).mean(-1, keepdims=True) + epsilon) * theta.scale.numpy()
+        )
+        assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
+
+    def test_a_zero_centered_weight_is_the_scale_minus_one(self):
+        layer, theta = make(RMSNorm, zero_centered=True)
+        self.assertAllEqual(layer.init(1).scale, np.zeros(M))
+        plain, _ = make(RMSNorm)
+        x = tf.constant(activations(2, 3))
+        expected = plain.fprop(theta.transform(lambda w: w + 1.0), x)
+        assert_close(layer.fprop(theta, x), expected, "order")
+
+    def test_layer_norm_subtracts_the_mean(self):
+        layer, theta = make(LayerNorm)
+        x = activations(4)
+        shifted = layer.fprop(theta, tf.constant(x + 10))
+        assert_close(shifted, layer.fprop(theta, tf.constant(x)), "order")
+
+    def test_layer_norm_is_exact_far_from_zero(self):
+        layer, theta = make(LayerNorm)
+        x = np.array([[1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0]], np.float32)
+        near = layer.fprop(theta, tf.constant(x - 1000))
+        assert_close(layer.fprop(theta, tf.constant(x)), near, "order")
+
+    @parameterized.parameters(LayerNorm, RMSNorm)
+    def test_scale_of_the_input_does_not_matter(self, cls):
+        layer, theta = make(cls)
+        x = activations(4)
+        assert_close(layer.fprop(theta, 8 * x), layer.fprop(theta, tf.constant(x)), "order")
+
+    @parameterized.parameters(LayerNorm, RMSNorm)
+    def test_bfloat16_is_rounded_once_at_the_end(self, cls):
+        layer, theta = make(cls)
+        x = tf.cast(activations(4), tf.bfloat16)
+        y = layer.fprop(theta, x)
+        self.assertEqual(y.dtype, tf.bfloat16)
+        expected = tf.cast(layer.fprop(theta, tf.cast(x, tf.float32)), tf.bfloat16)
+        self.assertAllEqual(y, expected)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_rms_norm_matches_the_formula(epsilon):
-    layer, theta = make(RMSNorm, epsilon=epsilon)
-    x = activations(2, 3)
-    exact = x.astype(np.float64)
-    expected = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + epsilon) * theta.scale.numpy()
-    assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
-
-
-def test_a_zero_centered_weight_is_the_scale_minus_one():
-    layer, theta = make(RMSNorm, zero_centered=True)
-    np.testing.assert_array_equal(layer.init(1).scale, np.zeros(M))
-    plain, _ = make(RMSNorm)
-    x = tf.constant(activations(2, 3))
-    expected = plain.fprop(theta.transform(lambda w: w + 1.0), x)
-    assert_close(layer.fprop(theta, x), expected, "order")
-
-
-def test_layer_norm_subtracts_the_mean():
-    layer, theta = make(LayerNorm)
-    x = activations(4)
-    shifted = layer.fprop(theta, tf.constant(x + 10))
-    assert_close(shifted, layer.fprop(theta, tf.constant(x)), "order")
-
-
-def test_layer_norm_is_exact_far_from_zero():
-    layer, theta = make(LayerNorm)
-    x = np.array([[1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0]], np.float32)
-    near = layer.fprop(theta, tf.constant(x - 1000))
-    assert_close(layer.fprop(theta, tf.constant(x)), near, "order")
-
-
-@pytest.mark.parametrize("cls", [LayerNorm, RMSNorm])
-def test_scale_of_the_input_does_not_matter(cls):
-    layer, theta = make(cls)
-    x = activations(4)
-    assert_close(layer.fprop(theta, 8 * x), layer.fprop(theta, tf.constant(x)), "order")
-
-
-@pytest.mark.parametrize("cls", [LayerNorm, RMSNorm])
-def test_bfloat16_is_rounded_once_at_the_end(cls):
-    layer, theta = make(cls)
-    x = tf.cast(activations(4), tf.bfloat16)
-    y = layer.fprop(theta, x)
-    assert y.dtype == tf.bfloat16
-    expected = tf.cast(layer.fprop(theta, tf.cast(x, tf.float32)), tf.bfloat16)
-    np.testing.assert_array_equal(y, expected)
+if __name__ == "__main__":
+    testing.main()
