@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import dynamic_slice
+from lingvo_gshard.core import shapes
 
 TENSOR = np.arange(30, dtype=np.float32).reshape(6, 5)
 
@@ -17,7 +17,7 @@ def compiled(function):
 class DynamicSliceTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters((0, 0), (3, 3), (5, 4))
     def test_reads_a_slice(self, start, first):
-        read = compiled(lambda x, start: dynamic_slice.read(x, start, 2))
+        read = compiled(lambda x, start: shapes.read_slice(x, start, 2))
         self.assertAllEqual(read(TENSOR, tf.constant(start)), TENSOR[first : first + 2])
 
     @parameterized.parameters((0, 0), (3, 3), (5, 4))
@@ -25,7 +25,7 @@ class DynamicSliceTest(testing.TestCase, parameterized.TestCase):
         part = -np.ones((2, 5), np.float32)
         expected = TENSOR.copy()
         expected[first : first + 2] = part
-        written = compiled(dynamic_slice.write)(TENSOR, part, tf.constant(start))
+        written = compiled(shapes.write_slice)(TENSOR, part, tf.constant(start))
         self.assertAllEqual(written, expected)
 
 

@@ -18,8 +18,7 @@ NEED_LIBRARIES = (
     "lingvo_gshard.data.prepared.stream",
     "lingvo_gshard.testing",
     "lingvo_gshard.tools.benchmarks.",
-    "lingvo_gshard.training.run.checkpoint.places",
-    "lingvo_gshard.training.run.checkpoint.run_item",
+    "lingvo_gshard.training.run.checkpoint.run_handler",
     "lingvo_gshard.training.run.checkpoint.streamed",
     "lingvo_gshard.__main__",
 )

@@ -7,7 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import rounding
+from lingvo_gshard.core import random_numbers
 
 counts = st.integers(1, 100_000)
 
@@ -19,13 +19,13 @@ class RoundingTest(testing.TestCase):
         exact = Fraction(hundredths, 100) * k * count / parts
         for value in (count * (hundredths / 100 * k) / parts, hundredths / 100 * k * count / parts):
             # Other such fractions are further from whole numbers than rounding errors.
-            self.assertEqual(rounding.floor(value), math.floor(exact))
-            self.assertEqual(rounding.ceil(value), math.ceil(exact))
+            self.assertEqual(random_numbers.floor(value), math.floor(exact))
+            self.assertEqual(random_numbers.ceil(value), math.ceil(exact))
 
     def test_known_faults_of_floating_point(self):
-        self.assertEqual(rounding.floor(100 * (1.2 * 6) / 8), 90)
-        self.assertEqual(rounding.ceil(1.1 * 100 / 10), 11)
-        self.assertEqual((rounding.floor(2.5), rounding.ceil(2.5)), (2, 3))
+        self.assertEqual(random_numbers.floor(100 * (1.2 * 6) / 8), 90)
+        self.assertEqual(random_numbers.ceil(1.1 * 100 / 10), 11)
+        self.assertEqual((random_numbers.floor(2.5), random_numbers.ceil(2.5)), (2, 3))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,16 @@ import os
 from unittest import mock
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import user_cache
+from lingvo_gshard.core.files import cached
 
 
 class UserCacheTest(testing.TestCase):
     def test_the_folder_follows_the_environment_and_the_argument(self):
         self.enter_context(mock.patch.dict(os.environ, {"XDG_CACHE_HOME": "/x", "HOME": "/h"}))
-        self.assertEqual(user_cache.directory("vocabularies"), "/x/lingvo_gshard/vocabularies")
+        self.assertEqual(cached.directory("vocabularies"), "/x/lingvo_gshard/vocabularies")
         del os.environ["XDG_CACHE_HOME"]
-        self.assertEqual(
-            user_cache.directory("vocabularies"), "/h/.cache/lingvo_gshard/vocabularies"
-        )
-        self.assertEqual(user_cache.directory("vocabularies", "~/v"), "/h/v")
+        self.assertEqual(cached.directory("vocabularies"), "/h/.cache/lingvo_gshard/vocabularies")
+        self.assertEqual(cached.directory("vocabularies", "~/v"), "/h/v")
 
 
 if __name__ == "__main__":

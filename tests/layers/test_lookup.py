@@ -5,8 +5,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.layers.lookup import lookup
+from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.products import lookup
 
 
 class LookupTest(testing.TestCase, parameterized.TestCase):

@@ -21,14 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.export
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -138,14 +134,14 @@ def product_dtype(module: str) -> str:
     return max(operations, key=operations.__getitem__, default="float32")
 
 
-def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
+def _load(path: str, name: str) -> tuple[ProgramRecord, jax_export.Exported]:
     record, exported = program_file.read(path)
     if record.name != name:
         raise UserError(
             f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
         )
-    return record, jax.export.deserialize(bytearray(exported))
+    return record, jax_export.deserialize(bytearray(exported))
 
 
 def _devices(path: str, record: ProgramRecord) -> list[Device]:
@@ -170,7 +166,7 @@ def _axes(record: ProgramRecord) -> dict[str, int]:
 
 def _shardings(
     record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[Device]
-) -> list[NamedSharding | None]:
+) -> list[jax.sharding.NamedSharding | None]:
     axes = _axes(record)
     arranged = np.array(devices).reshape(tuple(axes.values()))
     if record.device_order == "topology":
@@ -195,7 +191,7 @@ def _partitioner(name: str) -> Iterator[None]:
 
 def _compile(
     record: ProgramRecord,
-    exported: jax.export.Exported,
+    exported: jax_export.Exported,
     devices: Sequence[Device],
     options: Mapping[str, str] | None = None,
 ) -> jax.stages.Compiled:
@@ -234,7 +230,7 @@ def _drawn(
     return list(_compile(initial, exported, devices)())
 
 
-def _made_up(array: Array, sharding: NamedSharding | None) -> jax.Array:
+def _made_up(array: Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
     """Returns a synthetic array: small random weights, scales of 1, all else 0."""
     path, dtype = array.path, jnp.dtype(array.dtype)
     shape = tuple(array.shape)
@@ -251,7 +247,7 @@ def _made_up(array: Array, sharding: NamedSharding | None) -> jax.Array:
 
 @functools.cache
 def _maker(
-    shape: tuple, dtype: jnp.dtype, sharding: NamedSharding, value: float | None
+    shape: tuple, dtype: jnp.dtype, sharding: jax.sharding.NamedSharding, value: float | None
 ) -> Callable:
     """Returns a function that makes a sharded array of one value, or of small random values."""
 

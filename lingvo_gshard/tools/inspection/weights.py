@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rich.console
@@ -21,8 +21,10 @@ from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
 from lingvo_gshard.training.step.trainer import Trainer
+
+if TYPE_CHECKING:
+    from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
 
 _ITEM = "theta"
 # Larger weights are read in slices along their first dimension.
@@ -116,6 +118,9 @@ class StoredWeights:
 
     def reader(self) -> WeightReader:
         """Returns a reader of the weights."""
+        # Imports Orbax, which the command line's help does not need.
+        from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
+
         return WeightReader(self.directory, self.checkpoint, _ITEM)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.autodiff.minimum_cut import tensors_to_save
+from lingvo_gshard.core.autodiff.remat_policy import tensors_to_save
 
 
 class Case:

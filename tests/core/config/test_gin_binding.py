@@ -10,7 +10,6 @@ from absl.testing import parameterized
 from hypothesis import strategies
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.registry import Experiment

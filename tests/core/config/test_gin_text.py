@@ -112,7 +112,7 @@ class SavedParamsTest(testing.TestCase, parameterized.TestCase):
             "from lingvo_gshard.tasks.translation import *"
         )
         self.enter_context(mock.patch.object(sys, "path", [str(self.folder), *sys.path]))
-        user_modules.import_module("my_named_tasks")
+        registry.import_module("my_named_tasks")
         text = self.saved.read_text()
         own = text.replace(
             "task.cls : lingvo_gshard.tasks.translation", "task.cls : my_named_tasks"

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard import testing
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.stacks.loop import Repeat
 
@@ -34,6 +34,15 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
     def test_a_setting_with_an_old_name_is_refused_with_todays(self, old, new):
         with self.assertRaisesRegex(ValueError, f"Did you mean '{new}'"):
             gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
+
+    def test_every_class_with_a_new_module_is_found_there(self):
+        """Expects gin files, which name classes as params.txt does, to find them too."""
+        old = "lingvo_gshard.layers.stacks.repeat.Repeat"
+        params = registry.get("translation.quickstart")
+        params = gin_binding.apply_gin(params, [], [f"task.decoder.execution = @{old}"])
+        self.assertIs(params.task.decoder.execution.cls, Repeat)
+        for module in params_text.RENAMED_MODULES.values():
+            importlib.import_module(f"lingvo_gshard.{module}")
 
 
 if __name__ == "__main__":

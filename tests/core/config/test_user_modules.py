@@ -7,7 +7,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config import user_modules
+from lingvo_gshard.core.config import registry
 
 
 class UserModulesTest(testing.TestCase, parameterized.TestCase):
@@ -22,12 +22,12 @@ class UserModulesTest(testing.TestCase, parameterized.TestCase):
 
     def test_a_module_is_returned(self):
         self.write("size = 3\n")
-        self.assertEqual(user_modules.import_module("of_the_user").size, 3)
+        self.assertEqual(registry.import_module("of_the_user").size, 3)
 
     @parameterized.parameters("of_nobody", "of_nobody.inner", "os.of_nobody")
     def test_a_module_that_is_not_there_is_missing(self, name):
         with self.assertRaises(ModuleNotFoundError):
-            user_modules.import_module(name)
+            registry.import_module(name)
 
     @parameterized.parameters(
         ("import os\ndef f(:\n", 2, "SyntaxError: invalid syntax"),
@@ -41,7 +41,7 @@ class UserModulesTest(testing.TestCase, parameterized.TestCase):
         file = self.write(text)
         expected = f"^the module of_the_user cannot be imported: {file}:{line}: {error}$"
         with self.assertRaisesRegex(ValueError, expected):
-            user_modules.import_module("of_the_user")
+            registry.import_module("of_the_user")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.tracing import graph_lines
-from lingvo_gshard.core.tracing.graph_lines import GraphLines
+from lingvo_gshard.core.tracing import source_lines
+from lingvo_gshard.core.tracing.source_lines import GraphLines
 
 
 def compute(x):
@@ -68,12 +68,12 @@ class GraphLinesTest(testing.TestCase, parameterized.TestCase):
     def test_a_gradient_belongs_to_the_line_that_it_differentiates(self):
         # A trainer calls the tape, and its lines are none of the model.
         tape_line = _line(differentiate, "return tape")
-        own = graph_lines.line_of_operation
+        own = source_lines.line_of_operation
 
         def line_of_operation(operation):
             return own(operation) if own(operation) != tape_line else ""
 
-        self.enter_context(mock.patch.object(graph_lines, "line_of_operation", line_of_operation))
+        self.enter_context(mock.patch.object(source_lines, "line_of_operation", line_of_operation))
         traced = tf.function(differentiate).get_concrete_function(tf.TensorSpec([3])).graph
         lines = GraphLines([traced])
         gradients = [o for o in traced.get_operations() if o.type in ("ReluGrad", "TanhGrad")]

@@ -14,12 +14,11 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 
-import jax
 import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.operation_rows import ROUTING

@@ -20,16 +20,16 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
-
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import PREFIXES, is_bucket, key_value_store
+from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.training.run.processes import SharedError
 
 # The file in a checkpoint in a bucket that says that it is complete, as Orbax names it.
 COMMIT_MARKER = "commit_success.txt"
+_SPECS = "orbax.checkpoint._src.serialization.tensorstore_utils"
+_ATOMICITY = "orbax.checkpoint._src.path.atomicity"
 
 
 def steps_in(directory: pathlib.Path) -> list[int]:
@@ -47,14 +47,6 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 def marker(directory: pathlib.Path, step: int) -> str:
     """Returns the path of the commit marker of a checkpoint in a bucket."""
     return f"{os.fspath(directory)}/{step}/{COMMIT_MARKER}"
-
-
-_SPECS = "orbax.checkpoint._src.serialization.tensorstore_utils"
-_ATOMICITY = "orbax.checkpoint._src.path.atomicity"
-
-
-# Orbax deletes nothing.
-KEEP_ALL = checkpoint_managers.LatestN(None)
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError, problem_of
 from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.orbax_storage import (
-    KEEP_ALL,
     delete,
     reason_of,
     remove_unfinished,
@@ -212,8 +212,8 @@ class InBucket:
                 self.delete(step)
 
         return {
-            # Orbax would ask further services how to delete.
-            "preservation_policy": KEEP_ALL,
+            # Orbax deletes nothing: it would ask further services how. `delete` does.
+            "preservation_policy": ocp.checkpoint_managers.LatestN(None),
             "temporary_path_class": temporary_path_class(
                 self._directory, self._before_commit, delete_old
             ),

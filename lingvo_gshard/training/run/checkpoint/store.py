@@ -118,7 +118,7 @@ class CheckpointStore:
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
         # Imports Orbax, which reading and writing need but the command line's help does not.
-        from lingvo_gshard.training.run.checkpoint import run_item
+        from lingvo_gshard.training.run.checkpoint import run_handler
 
         self.finish()
         arrays = {
@@ -137,7 +137,7 @@ class CheckpointStore:
                 part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
             }
             is_remote = stores.is_bucket(self._directory)
-            kind = run_item.RunInBucketSave if is_remote else run_item.RunSave
+            kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
             items[run_item.ITEM] = kind(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: manager.save(step, args=arguments, force=True))
