@@ -25,7 +25,7 @@ from lingvo_gshard.data.sources.gettext import GettextReader
 from lingvo_gshard.data.sources.moses import MosesReader
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.vocabularies import vocabulary as vocabularies
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
@@ -140,7 +140,7 @@ READERS = {
     "params": Reader(
         written("params.txt", tiny.experiment_params().to_text().encode()), params_text.read
     ),
-    "tokenizer": Reader(published_tokenizer, lambda path: vocabularies.of_others((str(path),))),
+    "tokenizer": Reader(published_tokenizer, lambda path: files.of_others((str(path),))),
     "checkpoint": Reader(checkpoint, lambda path: read_run(path.parents[1]), names_file=False),
 }
 

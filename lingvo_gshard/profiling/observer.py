@@ -32,8 +32,9 @@ from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.profile import Profile, Rate
 from lingvo_gshard.profiling.summary import StepFacts, Summary
 from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.profiling.trace import Recorder, Tracer, tracer_of
+from lingvo_gshard.profiling.trace import JaxTracer, Recorder, TensorFlowTracer, Tracer
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
@@ -410,3 +411,8 @@ def write_profile(
         if result.comparison is not None:
             files.write_comparison(result.comparison, result.calibration)
     return result
+
+
+def tracer_of(runtime: Runtime) -> Tracer:
+    """Returns the tracer of the library that a runtime runs its steps with."""
+    return TensorFlowTracer() if isinstance(runtime, SingleDeviceRuntime) else JaxTracer()

@@ -22,8 +22,6 @@ from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.hlo.module import Module
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 
 # Names of our own spans on the host's main thread. XProf divides a trace by spans named "train".
 STEP, INPUT = "train", "wait for input"
@@ -271,11 +269,6 @@ class Recorder:
 def _core_seconds() -> float:
     times = os.times()
     return times.user + times.system
-
-
-def tracer_of(runtime: Runtime) -> Tracer:
-    """Returns the tracer of the library that a runtime runs its steps with."""
-    return TensorFlowTracer() if isinstance(runtime, SingleDeviceRuntime) else JaxTracer()
 
 
 class TensorFlowTracer:

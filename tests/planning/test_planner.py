@@ -15,7 +15,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.planning import picture, planner
-from lingvo_gshard.planning.machines import compilers, gpu_targets, topologies
+from lingvo_gshard.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.planning.plan.plan import FlopCounts, ParameterCounts, Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -200,7 +200,7 @@ def test_plan_of_an_empty_program():
 
 
 def test_gpu_plan_is_labeled_as_an_estimate_without_the_compiler(monkeypatch):
-    monkeypatch.setattr(gpu_targets, "installed", lambda: None)
+    monkeypatch.setattr(cuda, "installed", lambda: None)
     plan = lingvo_gshard.plan(
         lambda x, w: tf.matmul(x, w),
         [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],

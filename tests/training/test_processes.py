@@ -23,8 +23,8 @@ def test_one_process_raises_its_own_error():
 
 def test_an_error_in_one_process_is_raised_in_all(monkeypatch):
     """Process 0 of 2 succeeds itself and sees the error of process 1."""
-    monkeypatch.setattr(signals, "count", lambda: 2)
-    monkeypatch.setattr(signals, "gather", lambda value: [value, "OSError: no room"])
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
     with pytest.raises(processes.SharedError, match="process 1: OSError: no room"):
         processes.together(lambda: 5)
 
@@ -38,12 +38,11 @@ def test_a_ballot_returns_the_last_vote():
 
 
 def test_stop_request_is_agreed_one_announcement_later(monkeypatch):
-    from lingvo_gshard.training.run import signals
 
     stop = StopRequest()
     stop.requested = "SIGTERM"
     assert stop.agreed == "SIGTERM"
-    monkeypatch.setattr(signals.processes, "count", lambda: 2)
+    monkeypatch.setattr(signals, "count", lambda: 2)
     assert stop.agreed is None
     stop.announce()
     assert stop.agreed == "SIGTERM"

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -14,8 +15,10 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
-from lingvo_gshard.planning.loads.layers import ExpertLayer
 from lingvo_gshard.training.run.routers.records import RouterRecord
+
+if TYPE_CHECKING:
+    from lingvo_gshard.planning.loads.layers import ExpertLayer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import rich.console
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
@@ -18,9 +22,14 @@ from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.profiling.files import ProfileFiles
+from lingvo_gshard.profiling.observer import ProfiledStep, tracer_of, write_profile
+from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.profiling.trace import Recorder
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training.experiments import (
     batch_specs,
     make_trainer,
@@ -220,3 +229,38 @@ def _times(count: int, function: Callable[[], object]) -> None:
 def step_seconds(runtime: Runtime, batch: Batch) -> float:
     """Runs a step to its end and returns its seconds."""
     return seconds_of(lambda: runtime.train_step(batch).read())
+
+
+_STEPS = StepRange(1, 3)
+
+
+def profile_case(
+    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: rich.console.Console
+) -> None:
+    """Takes some steps of a measured model, writes their profile and prints it.
+
+    Args:
+      case: the model and its batch.
+      runtime: has compiled the step, and its state.
+      directory: gets a folder for each model.
+      console: where to print.
+    """
+    recorder = Recorder(tracer_of(runtime))
+    for step in range(_STEPS.first, _STEPS.last + 1):
+        recorder.begin(step)
+        recorder.start_step()
+        runtime.train_step(case.batch).read()
+    trace = recorder.end()
+    name = re.sub(r"[^\w.]+", "_", case.name)
+    files = ProfileFiles(pathlib.Path(directory) / name, _STEPS)
+    step = ProfiledStep(case.name, case.trainer, runtime, None)
+    print_result(write_profile(step, recorder, trace, case.batch, files), console)
+
+
+def make_directory(directory: str) -> None:
+    """Makes the directory of --profile; ValueError names the flag if that is impossible."""
+    try:
+        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

@@ -15,7 +15,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import moe, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
-from lingvo_gshard.tools.profile_reports.profile_report import make_directory, profile_case
+from lingvo_gshard.tools.benchmarks.step import make_directory, profile_case
 
 
 def run(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import collections
-import pathlib
-import re
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import rich.console
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.operation_rows import COLLECTIVES
 from lingvo_gshard.profiling.comparison import Comparison, PartComparison
-from lingvo_gshard.profiling.files import CALIBRATION, COMPARISON, SUMMARY, ProfileFiles
-from lingvo_gshard.profiling.observer import ProfiledStep, ProfileResult, write_profile
+from lingvo_gshard.profiling.files import CALIBRATION, COMPARISON, SUMMARY
 from lingvo_gshard.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -26,12 +22,11 @@ from lingvo_gshard.profiling.profile import (
     OperationTime,
     Profile,
 )
-from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.profiling.trace import Recorder, tracer_of
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, escape, make_table, print_table, say
+
+if TYPE_CHECKING:
+    from lingvo_gshard.profiling.observer import ProfileResult
 
 _Row = TypeVar("_Row")
 
@@ -229,38 +224,3 @@ def _print_devices(console: rich.console.Console, rows: Sequence[DeviceTime]) ->
     print_table(console, table)
     if len(rows) > MAX_ROWS:
         say(console, f"and {len(rows) - MAX_ROWS} more devices")
-
-
-_STEPS = StepRange(1, 3)
-
-
-def profile_case(
-    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: rich.console.Console
-) -> None:
-    """Takes some steps of a measured model, writes their profile and prints it.
-
-    Args:
-      case: the model and its batch.
-      runtime: has compiled the step, and its state.
-      directory: gets a folder for each model.
-      console: where to print.
-    """
-    recorder = Recorder(tracer_of(runtime))
-    for step in range(_STEPS.first, _STEPS.last + 1):
-        recorder.begin(step)
-        recorder.start_step()
-        runtime.train_step(case.batch).read()
-    trace = recorder.end()
-    name = re.sub(r"[^\w.]+", "_", case.name)
-    files = ProfileFiles(pathlib.Path(directory) / name, _STEPS)
-    step = ProfiledStep(case.name, case.trainer, runtime, None)
-    print_result(write_profile(step, recorder, trace, case.batch, files), console)
-
-
-def make_directory(directory: str) -> None:
-    """Makes the directory of --profile; ValueError names the flag if that is impossible."""
-    try:
-        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

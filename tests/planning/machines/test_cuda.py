@@ -51,14 +51,14 @@ def test_every_gpu_has_a_target(key):
 
 def test_a_plugin_of_another_version_is_refused(monkeypatch):
     versions = {"jax": "0.10.2", "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.9.0"}
-    monkeypatch.setattr(gpu_targets.importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(cuda.importlib.metadata, "version", versions.__getitem__)
     expected = r"jax-cuda12-pjrt 0.9.0 is installed, but jax 0.10.2 requires .*==0.10.2; install"
     with pytest.raises(ValueError, match=expected):
         cuda.check_version()
 
 
 def test_without_the_compiler_the_one_for_cpus_is_used(monkeypatch):
-    monkeypatch.setattr(gpu_targets, "installed", lambda: None)
+    monkeypatch.setattr(cuda, "installed", lambda: None)
     topology = topologies.get("gpu:h100:1x8")
     assert topology.compiler == "cpu" and not topology.compiler_options
     for text in (topology.notes[0], topology.compiler_choice, *compilers.listing()[1:]):

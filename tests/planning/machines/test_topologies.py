@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.machines import chips, compilers, gpu_targets, interconnect, topologies
+from lingvo_gshard.planning.machines import chips, compilers, cuda, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -124,7 +124,7 @@ def test_install_command_installs_the_tested_version_for_this_python():
 
 def test_the_choice_of_the_compiler_is_explained(monkeypatch):
     monkeypatch.setattr(compilers, "installed", lambda: "1.2.3")
-    monkeypatch.setattr(gpu_targets, "installed", lambda: "4.5.6")
+    monkeypatch.setattr(cuda, "installed", lambda: "4.5.6")
     expected = {
         "v5e:2x4": "libtpu 1.2.3 compiles the step: it is the compiler of TPU v5e",
         "gpu:h100:1x8": "XLA's compiler for GPUs (jax-cuda12-pjrt 4.5.6) compiles the step for",

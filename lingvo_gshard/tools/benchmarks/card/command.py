@@ -11,7 +11,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.tools.benchmarks.card.fill import CardRecord
+from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.stages import Stages

@@ -11,76 +11,15 @@ import msgspec
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
 from lingvo_gshard.planning import planned_program, planner
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan, load
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.training import experiments
-
-STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
-
-
-class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice of a folder's step.
-
-    Attributes:
-      experiment: the experiment.
-      settings: its settings, as --gin_param takes them.
-      grown: the setting that was chosen last, such as "task.decoder.num_layers".
-      value: its value.
-      topology: the card, such as "gpu:h100:1x1".
-      memory: bytes of the card.
-      share: the most of them that the plan's peak may take.
-      options: options of XLA's compiler that the plan was made with.
-    """
-
-    experiment: str
-    settings: list[str]
-    grown: str
-    value: int
-    topology: str
-    memory: int
-    share: float
-    options: dict[str, str] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class CardFolder:
-    """A step that fills a card, read from its folder.
-
-    Attributes:
-      step: path of the exported step.
-      plan: its plan.
-      card: how it was chosen.
-    """
-
-    step: str
-    plan: Plan
-    card: CardRecord
-
-
-def read(folder: str) -> CardFolder:
-    """Returns the content of a folder that `gshard-bench fill` wrote.
-
-    Raises:
-      UserError: names the folder, or the file in it that is missing or damaged.
-    """
-    path = pathlib.Path(folder)
-    missing = [name for name in (STEP, PLAN, CARD) if not (path / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
-        )
-    try:
-        card = atomic.decode((path / CARD).read_bytes(), CardRecord)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
-    return CardFolder(str(path / STEP), load(str(path / PLAN)), card)
-
 
 _COMPILATIONS = 8
 

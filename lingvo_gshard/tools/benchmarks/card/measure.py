@@ -31,8 +31,8 @@ from lingvo_gshard.profiling.trace import JaxTracer, Recorder, Trace
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks import exported
-from lingvo_gshard.tools.benchmarks.card import fill
-from lingvo_gshard.tools.benchmarks.card.fill import CardFolder, CardRecord
+from lingvo_gshard.tools.benchmarks.card import folder as card_folder
+from lingvo_gshard.tools.benchmarks.card.folder import CardFolder, CardRecord
 from lingvo_gshard.tools.benchmarks.exported import SavedStep
 
 # Shares of the product's rate that a step should reach (docs/gpu.md).
@@ -242,7 +242,7 @@ def measure(
     Raises:
       UserError: names the folder or file that cannot be read, or that is for another card.
     """
-    read = fill.read(folder)
+    read = card_folder.read(folder)
     _check_card(folder, read.card, jax.devices()[0])
     step = SavedStep(read.step, report, options=read.card.options)
     row = exported.measure_step(step, repeats, gemm_size, report)

@@ -11,7 +11,7 @@ from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.plan import plan
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.card import fill
+from lingvo_gshard.tools.benchmarks.card import folder
 from lingvo_gshard.tools.benchmarks.card.fill import largest
 from lingvo_gshard.tools.console import startup
 
@@ -108,7 +108,7 @@ def test_the_largest_step_that_fits_is_written_with_its_plan(capsys, tmp_path):
     )
     assert code == 0, err
     (row,) = json.loads(out)["rows"]
-    read = fill.read(str(tmp_path))
+    read = folder.read(str(tmp_path))
     assert read.card.value == row["value"] >= 1
     capacity = 0.9 * memory * 2**30
     assert read.plan.bytes_per_device.peak <= capacity
@@ -117,7 +117,7 @@ def test_the_largest_step_that_fits_is_written_with_its_plan(capsys, tmp_path):
     kinds = dict(record.layers.kinds)
     assert kinds["decoder/layers/body_0/self_attention"] == "attention"
     assert {row.kind for row in read.plan.kinds} >= {"attention", "products", "optimizer"}
-    assert plan.load(tmp_path / fill.PLAN).name == "language_model.one_gpu_experts"
+    assert plan.load(tmp_path / folder.PLAN).name == "language_model.one_gpu_experts"
 
     code, _, err = run(
         capsys,
@@ -144,7 +144,7 @@ def test_a_gpu_is_filled_by_its_own_compiler(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    read = fill.read(str(tmp_path / "dense"))
+    read = folder.read(str(tmp_path / "dense"))
     assert read.plan.compiler == "gpu" and read.plan.chip == "NVIDIA L4"
     assert read.card.options == {cuda.MEMORY_LIMIT: str(cuda.ALL_MEMORY)}
     assert read.plan.bytes_per_device.peak <= 0.9 * read.card.memory

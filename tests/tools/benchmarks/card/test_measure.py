@@ -26,8 +26,9 @@ from lingvo_gshard.runtime.program.program_file import LayerNames, Work
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.card import fill, measure
-from lingvo_gshard.tools.benchmarks.card.fill import CardRecord
+from lingvo_gshard.tools.benchmarks.card import folder as card_folder
+from lingvo_gshard.tools.benchmarks.card import measure
+from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.exported import SavedStep
 from lingvo_gshard.tools.console import startup
 from tests.profiling import cpu_trace
@@ -82,9 +83,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("card")
     partitioning = Partitioning.make("data=1", "data")
     program = lower("train_step", train_step, [*STATE, *BATCH], partitioning, (0, 1))
-    dataclasses.replace(program, work=WORK, layers=LAYERS).save(path / fill.STEP)
-    plan = plan_file(path / fill.STEP, topologies.get("cpu:1"), ProgramFacts())
-    (path / fill.PLAN).write_text(plan.to_json())
+    dataclasses.replace(program, work=WORK, layers=LAYERS).save(path / card_folder.STEP)
+    plan = plan_file(path / card_folder.STEP, topologies.get("cpu:1"), ProgramFacts())
+    (path / card_folder.PLAN).write_text(plan.to_json())
     write_card(path, "cpu:1")
     return path
 
@@ -99,7 +100,7 @@ def write_card(path: pathlib.Path, topology: str) -> None:
         memory=2**20,
         share=0.9,
     )
-    (path / fill.CARD).write_bytes(msgspec.json.encode(record))
+    (path / card_folder.CARD).write_bytes(msgspec.json.encode(record))
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -129,7 +130,7 @@ def test_card_is_measured_without_tensorflow(folder):
     assert done.returncode == 0, done.stderr
     assert "not counted by jax here" in done.stdout and "goal 50%" in done.stdout
     (row,) = json.loads((folder / "c.json").read_text())["rows"]
-    plan = json.loads((folder / fill.PLAN).read_text())
+    plan = json.loads((folder / card_folder.PLAN).read_text())
     measured = row["measured"]
     assert row["planned_seconds"] == plan["seconds_per_step"]
     assert row["seconds_by_plan"] == pytest.approx(
@@ -220,7 +221,7 @@ def test_gaps_are_what_the_plan_does_not_explain():
 
 
 def test_another_card_is_refused(folder, capsys, tmp_path):
-    for name in (fill.STEP, fill.PLAN):
+    for name in (card_folder.STEP, card_folder.PLAN):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     write_card(tmp_path, "gpu:h100:1x1")
     code, _, err = run(capsys, str(tmp_path))
@@ -229,7 +230,7 @@ def test_another_card_is_refused(folder, capsys, tmp_path):
 
 
 def test_a_program_of_another_platform_is_refused(folder, tmp_path):
-    record, exported = program_file.read(folder / fill.STEP)
+    record, exported = program_file.read(folder / card_folder.STEP)
     assert record.platforms == program.ALL
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
@@ -257,8 +258,8 @@ def test_user_errors_are_one_line(capsys, arguments, message):
 
 
 def test_damaged_record_is_refused(folder, tmp_path):
-    for name in (fill.STEP, fill.PLAN):
+    for name in (card_folder.STEP, card_folder.PLAN):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    (tmp_path / fill.CARD).write_text("{}")
+    (tmp_path / card_folder.CARD).write_text("{}")
     with pytest.raises(ValueError, match="card.json was not written by gshard-bench fill"):
-        fill.read(str(tmp_path))
+        card_folder.read(str(tmp_path))
