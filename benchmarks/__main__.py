@@ -7,11 +7,11 @@
     python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
     python -m benchmarks parity --peers_python=peers/bin/python --families=llama,mixtral
 
-What is worth measuring on a machine of your own is in gshard-bench. These programs belong to the
-source tree and run in its top folder. Each has its own help: python -m benchmarks depth --help.
+gshard-bench has the measurements of your own machine. The programs here belong to the source tree
+and run in its top folder. Each has its own help: python -m benchmarks depth --help.
 
-The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
-benchmark's file. --json alone writes the JSON to standard output and the table to standard error.
+The JSON is {"device": ..., "rows": [...]}. The class `Row` in the benchmark's file describes the
+fields of a row. --json alone writes the JSON to standard output and the table to standard error.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m benchmarks choices --num_layers=6
 
 measures steps of an experiment with --num_layers layers on each side, and each technique for
-training larger models (docs/training.md) by itself. ratio is relative to the step without any. The
-state is the step's arguments: weights, optimizer moments and the batch. loss is that of a batch
-after 31 steps on it.
+training larger models (docs/training.md) by itself. ratio is relative to the step without any
+technique. The state is the step's arguments: weights, optimizer moments and the batch. loss is the
+loss of one batch after 31 steps on this batch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Row:
       state_bytes: bytes of the step's arguments: weights, optimizer moments and the batch.
       temporary_bytes: bytes that the step needs in addition.
       seconds: median time of a step.
-      ratio: median of the time relative to layers one by one.
+      ratio: median of the time relative to the step with layers one by one.
       compile_seconds: time of the first step.
-      loss: of the batch after as many steps as every technique takes, before any measurement.
+      loss: loss of the batch after the warm-up steps, whose number is equal for all techniques.
     """
 
     name: str

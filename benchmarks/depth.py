@@ -3,8 +3,8 @@
     python -m benchmarks depth --depths=6,48
 
 measures training steps of an encoder alone, with each of --depths layers compiled as one loop. The
-smallest depth is also compiled layer by layer; ratio is relative to that. compile_seconds should
-not grow with depth. --rematerialize applies to both.
+smallest depth is also compiled layer by layer, and ratio is relative to that step. compile_seconds
+should not grow with depth. --rematerialize applies to loops and to layers one by one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Row:
       name: number of layers and how they are compiled.
       layers: number of layers.
       repeat: whether the layers are one loop.
-      compile_seconds: time of the first step minus that of the next.
+      compile_seconds: time of the first step minus time of the second step.
       seconds: time of one step.
-      ratio: time relative to the same layers one by one; None except for the smallest depth.
+      ratio: time relative to the step with layers one by one; None except for the smallest depth.
     """
 
     name: str

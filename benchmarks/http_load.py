@@ -1,7 +1,7 @@
-"""HttpLoad: many HTTP clients in one thread, each of which sends one request after another.
+"""HttpLoad: many HTTP clients in one thread. Each client sends one request after another.
 
-Clients share the cores with the server that they measure. A thread for each would take as much time
-as the server itself.
+Clients share the cores with the server that they measure. With one thread for each client, the
+clients would take as much time as the server itself.
 """
 
 from __future__ import annotations

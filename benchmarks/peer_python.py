@@ -75,7 +75,7 @@ class PeerProcess:
         """Starts the process, offline.
 
         Args:
-          name: what errors call the process.
+          name: the name of the process in errors.
           python: the path of a Python that has the libraries.
           program: the path of the program.
           setup: a file for the program. The process writes its errors beside this file.

@@ -3,9 +3,9 @@
     python -m benchmarks serve --logdir=runs/quickstart --clients=300 --seconds=60
 
 starts gshard-serve with a trained translation model, lets --clients send one sentence after another
-for --seconds, and compares every answer with the translation in this process. ratio is the server's
-generated tokens per second relative to those of the translator in this process, which translates
-the same sentences before and after.
+for --seconds, and compares every answer with the translation in this process. The translator in
+this process translates the same sentences before and after. ratio is the server's generated tokens
+per second over the translator's.
 """
 
 from __future__ import annotations
@@ -44,32 +44,33 @@ from lingvo_gshard.training.run.signals import called_before_abrupt_end
 _MOST_SENTENCES = 500
 _HOST = "127.0.0.1"
 _START_SECONDS = 900.0
-# Scores this close are those of equally good translations; rounding decides between them.
+# Translations with scores this close are equally good: rounding decides which one a search finds.
 _CLOSE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement. Latencies are those of requests of one sentence, in seconds.
+    """One measurement. Latencies are in seconds, of requests with one sentence.
 
     Attributes:
       clients: clients that send one request after another.
       beam_size: hypotheses of the search.
       seconds: length of the measurement.
-      requests: requests answered with status 200 in it.
+      requests: requests answered with status 200 during the measurement.
       lost: requests that got no answer, or another status.
       wrong: answers that differ from the offline translation.
-      ties: answers that differ from it with an equal score, but for rounding.
+      ties: answers that differ from the offline translation but have the same score, up to
+        rounding.
       latency_50: half of the requests took at most this long.
       latency_95: 95% of the requests took at most this long.
       latency_99: 99% of the requests took at most this long.
       requests_per_second: answered requests.
       tokens_per_second: generated tokens of answered requests.
-      offline_tokens_per_second: of the translator in this process, without a server, before and
-        after.
-      ratio: tokens_per_second relative to that.
+      offline_tokens_per_second: generated tokens per second of the translator in this process,
+        without a server, before and after the measurement.
+      ratio: tokens_per_second / offline_tokens_per_second.
       server_bytes: the largest memory that the server's process has used.
-      exit_code: of the server after SIGTERM.
+      exit_code: exit code of the server after SIGTERM.
     """
 
     clients: int
@@ -260,7 +261,7 @@ class _Checked:
 def _server(
     logdir: str, beam_size: int, clients: int, update: Callable[[str], None]
 ) -> Iterator[tuple[subprocess.Popen, int]]:
-    """Starts gshard-serve, and yields its process and its port when it is ready."""
+    """Starts gshard-serve, and yields the process and the port when the server is ready."""
     with tempfile.TemporaryDirectory() as folder:
         port_file, log = pathlib.Path(folder) / "port", pathlib.Path(folder) / "log"
         command = [sys.executable, "-m", "lingvo_gshard", "serve", f"--logdir={logdir}"]

@@ -3,10 +3,11 @@
 The public API, in the order of a session:
 
     experiments    names of the experiments that come with the package
-    experiment     the Params of one, with settings
-    describe       its hyperparameters with their meaning, as gin
+    experiment     the Params of one experiment, with settings
+    describe       the hyperparameters of an experiment with their meaning, as gin
     plan           memory, communication and time of a training step on any machine
-    plan_generation  the same of generation with a language model; the largest batch that fits
+    plan_generation  memory, communication and time of generation with a language model; the
+                   largest batch that fits
     prepare        raw text to tokenized shards for training; preparation_params has settings
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
@@ -16,7 +17,8 @@ The public API, in the order of a session:
     verify         proof that a partitioned step computes what one device computes
     partition      any annotated TensorFlow function on the devices of a mesh
 
-docs/python_api.md shows it at work. Importing the package alone imports neither TensorFlow nor jax.
+docs/python_api.md shows the API at work. Importing the package alone imports neither TensorFlow nor
+jax.
 """
 
 import importlib

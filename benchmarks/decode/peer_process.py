@@ -2,11 +2,11 @@
 
     python peer_process.py setup.json
 
-`peers.py` starts it with any Python that has torch, transformers and ctranslate2, and writes
-setup.json: the number of threads, the sizes of the models and the cases. For each line
-"ENGINE<tab>CASE" of standard input it decodes a case and answers with the seconds and the number of
-tokens. Each engine uses the number of threads that is fastest for the case. The weights are random;
-engines of one model have the same ones.
+`peers.py` starts this program with any Python that has torch, transformers and ctranslate2.
+setup.json, which `peers.py` writes, has the number of threads, the sizes of the models and the
+cases. For each line "ENGINE<tab>CASE" of standard input, the program decodes a case and answers
+with the seconds and the number of tokens. Each engine uses the number of threads that is fastest
+for the case. The weights are random, and all engines of a model have the same weights.
 """
 
 from __future__ import annotations

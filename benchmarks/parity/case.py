@@ -27,10 +27,10 @@ class Case:
     """A model with random weights.
 
     Attributes:
-      option: what is particular to it, in a few words.
-      model_type: its family.
-      config: the values of its `config.json` that differ from those that all cases share.
-      shared: the values that they share.
+      option: what is particular to the model, in a few words.
+      model_type: the model's family.
+      config: values of the model's `config.json` that override or extend `shared`.
+      shared: values of `config.json` that most cases share.
       start: the ids that translations begin with; empty for a language model.
     """
 

@@ -1,4 +1,4 @@
-"""Compares a published model here with transformers: logits, gradients, tokens, and both ways."""
+"""Compares imported models with transformers: logits, gradients, tokens, and exported weights."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Row:
       family: the `model_type`.
       option: what is particular to the model.
       logits: largest difference of the logits in float32.
-      logits_bfloat16: the same with activations and weights in bfloat16, both compared with
-        transformers in float32: ours and that of transformers.
-      gradients: largest difference of a gradient, as a share of the largest one of its tensor.
+      logits_bfloat16: largest difference of logits computed with bfloat16 activations and weights
+        from transformers' float32 logits: (here, in transformers).
+      gradients: largest difference of a gradient, as a share of the tensor's largest gradient.
       tokens: number of tokens decoded greedily.
-      equal_tokens: how many of them equal those of transformers.
+      equal_tokens: number of tokens that equal the tokens of transformers.
       exported: largest difference of the logits of the exported model in transformers.
       is_bit_equal: whether all exported tensors equal the imported ones in every bit.
     """
@@ -112,7 +112,7 @@ def _largest(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _batch(expected: Outputs) -> dict[str, tf.Tensor]:
-    """Returns a batch in which each row is one text, and predicts the ids after the first."""
+    """Returns a batch with one text in each row. The labels are all ids after the first."""
     inputs = expected["ids"].astype(np.int32)
     positions = np.tile(np.arange(inputs.shape[1]), (len(inputs), 1))
     batch = {
@@ -146,11 +146,11 @@ def _bfloat16_logits(run: Run, theta: NestedMap, batch: dict[str, tf.Tensor]) ->
 def _gradient_difference(
     run: Run, theta: NestedMap, batch: dict[str, tf.Tensor], directory: pathlib.Path
 ) -> float:
-    """Returns the largest difference to gradients that were written as a model's weights.
+    """Returns the largest difference from gradients that were written as a model's weights.
 
-    Differences of a tensor are shares of its largest gradient. Some gradients are zero but for
-    rounding, such as those of the bias of keys. There they are shares of _NEGLIGIBLE times the
-    largest of all.
+    A difference is relative to the largest gradient of its tensor. Some gradients are zero but for
+    rounding, such as the gradient of a bias of keys. Such a tensor's differences are relative to
+    _NEGLIGIBLE times the largest gradient of all tensors.
     """
     task = _for_gradients(run.params.task).instantiate()
     batch = {
@@ -176,7 +176,7 @@ def _gradient_difference(
 
 
 def _for_gradients(task: Params) -> Params:
-    """Returns a task whose loss is the cross-entropy alone, as that of transformers."""
+    """Returns a task whose loss is the cross-entropy alone, as in transformers."""
     task = task.copy()
     for _, node in task.nodes():
         for name in ("auxiliary_loss_weight", "z_loss_weight"):

@@ -22,7 +22,7 @@ class Peer:
         Args:
           python: the path of a Python that has LIBRARIES.
           cases: the models.
-          folder: an empty directory for them.
+          folder: an empty directory for the models.
           threads: threads of torch.
         """
         self._folder = folder
@@ -56,7 +56,7 @@ class Peer:
         return self._folder / f"model-{number}"
 
     def make(self, number: int) -> None:
-        """Writes a case's model, and what it computes, into its directory."""
+        """Writes a case's model, and the model's results, into the directory of the case."""
         self._process.ask("make", number)
 
     def load(self, number: int, directory: pathlib.Path) -> float:

@@ -2,12 +2,15 @@
 
     python peer_process.py setup.json
 
-`peers.py` starts it with any Python that has torch and transformers. setup.json has the cases, each
-with the directory for its model, and the sizes of a batch. It answers each line of standard input:
+`peers.py` starts this program with any Python that has torch and transformers. setup.json has the
+cases, each with the directory for its model, and the sizes of a batch. The program answers each
+line of standard input:
 
-    make CASE          writes the model, its logits, its gradients and its greedy tokens
-    load CASE DIR      loads a model without remote code; answers the largest difference of logits
-    loss CASE DIR IDS  loads it; answers the cross-entropy per token of the rows in the file IDS
+    make CASE          writes the model of the case, and its logits, gradients and greedy tokens
+    load CASE DIR      loads the model in DIR without remote code; answers the largest difference
+                       of its logits from the case's logits
+    loss CASE DIR IDS  loads the model in DIR; answers the cross-entropy per token of the rows in
+                       the file IDS
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ def inputs(setup, case, ids):
 def generate(setup, case, model, ids):
     """Returns the tokens that greedy decoding adds to the first half of each text.
 
-    A translation begins anew, with the ids that a case begins all with.
+    A translation starts with the ids in `case["start"]` instead of half a text.
     """
     import torch
 
@@ -223,7 +226,7 @@ def loss(setup, case, directory, file):
 
 
 def load(setup, case, directory):
-    """Returns the largest difference of the logits of a loaded model, as text."""
+    """Returns the largest difference of a loaded model's logits from the case's logits, as text."""
     logits = _logits(setup, case, directory, batch_ids(setup, case))
     expected = np.load(os.path.join(case["directory"], OUTPUTS))["logits"]
     return str(np.abs(logits.numpy() - expected).max())

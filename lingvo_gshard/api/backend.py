@@ -105,7 +105,7 @@ class Backend:
 
     @functools.cached_property
     def devices(self) -> list[Any]:
-        """The jax devices that decode: those of the mesh, or the first one."""
+        """The jax devices that decode: the devices of the mesh, or jax's first device."""
         return self._devices if self.kind == "spmd" else jax.devices()[:1]
 
     def make_runtime(self, trainer: Trainer) -> Runtime:

@@ -47,7 +47,7 @@ class RuntimeOptions(PartitioningOptions):
     cluster: ClusterOptions | None = None
 
     def given(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, those of the cluster included."""
+        """Returns the options that differ from their defaults, including the cluster's options."""
         values = _differing(self)
         cluster = values.pop("cluster", None)
         return values | _differing(cluster) if cluster else values

@@ -50,10 +50,10 @@ def verify(
 def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) -> Verification:
     """Checks that a training step, or any function, computes over a mesh what one device computes.
 
-    Both run here, on virtual CPU devices where others are missing, in float64. Of an experiment,
-    the results of all layers, the loss, the metrics, every gradient and the whole new state are
-    compared, and with local updates the outer step; of a function, the results of layers and of the
-    function itself.
+    The computation runs twice in this process, over the mesh and on one device, in float64. Missing
+    devices are replaced by virtual CPU devices. For an experiment, `verify` compares the results of
+    all layers, the loss, the metrics, every gradient and the whole new state; with local updates
+    also the outer step. For a function, it compares the results of layers and of the function.
 
     Args:
       experiment: Params of an experiment, as `experiment` returns them; or

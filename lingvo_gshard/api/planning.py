@@ -166,10 +166,11 @@ def plan_generation(
     """Plans generation with an experiment's language model: a call of decoding, and prefill.
 
     Args:
-      experiment: its Params. A text has the positions of a row of its input.
+      experiment: the experiment's Params. A text has as many positions as a row of its input.
       topology: the machine, such as "v5p:2x2x1".
       batch: texts that are decoded together, or "largest" to search the largest batch that fits.
-      prompt: positions of the prompt of a text that enters; 0 for half of those of a text.
+      prompt: number of positions of an entering text's prompt; 0 takes half of the text's
+        positions.
       every_layer: whether to compile all layers. Else deep models are extrapolated.
       mesh: axes and sizes. None: the experiment's mesh, else data=N over all N devices.
       strategy: name or table of a strategy. None: the experiment's, else "expert".

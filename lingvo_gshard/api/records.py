@@ -122,7 +122,7 @@ def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluati
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of JSON types; its text if it has none."""
+    """Converts a value to JSON types. Objects of other types become text."""
     return msgspec.to_builtins(value, enc_hook=str)
 
 
@@ -136,7 +136,7 @@ def report(
     Nothing is computed with the model; a run may still be training.
 
     Args:
-      logdir: directory of a run, or those of several to compare.
+      logdir: directory of a run, or a sequence of directories to compare several runs.
       html: file to write the report to as a page for browsers; None writes none.
 
     Raises:

@@ -89,7 +89,7 @@ def _recorded(directory: Logdir, step: int) -> dict[int, Row]:
 
 
 def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Params:
-    """Returns the Params with which the run took a step: those of the next checkpoint."""
+    """Returns the run's Params at a step, as the step's next checkpoint has saved them."""
     older = [one for one in checkpoints if one < step]
     if not older:
         kept = f"the oldest that was kept is of step {checkpoints[0]:,}" if checkpoints else ""
@@ -140,7 +140,7 @@ def _verdict(found: Replayed, directory: Logdir, runtime: Runtime) -> str:
 
 
 def _other_machine(directory: Logdir, step: int, runtime: Runtime) -> str:
-    """Returns how this machine differs from the one that took a step; '' if it is not known to."""
+    """Describes how this machine differs from the machine that took a step; '' if it does not."""
     launches = [one for one in records.read_launches(directory.path) if one.step < step]
     if not launches:
         return ""

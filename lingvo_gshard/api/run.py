@@ -99,7 +99,7 @@ class Run(LoadedRun):
     ) -> list[list[str]]:
         """Returns texts that continue each beginning: `options.best` for each.
 
-        Warns if a beginning is too long: the model sees only its end.
+        Warns if a beginning is too long. The model then sees only the last part of the beginning.
 
         Args:
           beginnings: starts of texts; an empty one lets the model begin.
@@ -146,7 +146,7 @@ class Run(LoadedRun):
     def _options(
         self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]
     ) -> DecodingOptions:
-        """Returns the options that a caller asks for, by default those of the published model."""
+        """Returns the options that a caller asks for; the published model's options are default."""
         if options is not None:
             return dataclasses.replace(options, **fields)
         return self.published_settings.options(usual, fields)
@@ -183,7 +183,7 @@ class Run(LoadedRun):
         """Translates rows with each precision, and scores the translations.
 
         Args:
-          precisions: what to compare; the first is what others are compared with.
+          precisions: the precisions to compare. The others are compared with the first.
           split: "train", "dev" or "test".
           limit: translates a fixed random choice of at most this many rows.
           options: how to search.

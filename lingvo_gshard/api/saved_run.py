@@ -48,9 +48,9 @@ class TrainedModel:
 
 
 class SavedRun:
-    """The directory of a run, opened: its Params, its checkpoint, its input, and where it runs.
+    """A run opened from its directory: Params, checkpoint, input, and the devices to run on.
 
-    As a context manager around all work it joins and leaves a cluster of processes.
+    As a context manager around all work, a SavedRun joins and leaves a cluster of processes.
 
     Attributes:
       logdir: paths of the directory.
@@ -59,9 +59,10 @@ class SavedRun:
       observer: is told how far reading data, loading and compiling are; by default nobody is.
       precision: how the weights are stored and multiplied to translate and generate.
       checkpoint: which checkpoint is read: "best", "newest" or a step.
-      compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
-        that it takes out of this one. It needs the cache of programs, and a CPU.
-      compiler_seconds: seconds after which that process counts as stuck, and is started again.
+      compiles_elsewhere: whether another process compiles decoding programs, so that compilation
+        takes no memory of this process. This needs the cache of programs, and a CPU.
+      compiler_seconds: the other process counts as stuck and is started again if one compilation
+        takes more seconds than this.
     """
 
     observer: Observer = SilentObserver()

@@ -11,14 +11,14 @@ import rich.table
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tasks.evaluation import Table
 
-# The width of a terminal that does not say it, and one that no table needs.
+# The width for a terminal that does not state its width, and a width that no table exceeds.
 _USUAL, _UNLIMITED = 80, 10_000
 
 
 def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     """Prints a table as wide as its longest words need, even if the terminal is narrower.
 
-    The width is that of the terminal, or what COLUMNS in the environment says.
+    Otherwise the table fits the width of the terminal, or the environment variable COLUMNS.
     """
     if console.width < 1:
         # rich prints nothing on a terminal without columns.

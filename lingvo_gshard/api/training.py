@@ -50,11 +50,11 @@ def train(
 ) -> Outcome:
     """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
 
-    Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and return; so does the end of
-    whatever reads the console. Training the same experiment in the same directory again continues
-    it. If the run has all its steps already, nothing is done.
+    On Ctrl-C, SIGTERM and SIGHUP, and when nobody reads the console any more, training finishes the
+    step, saves a checkpoint and returns. A second call with the same experiment and directory
+    resumes the run. If the run has all its steps already, nothing is done.
 
-    The directory is locked: a second `train` there, in this process or another, is refused.
+    The directory is locked: while one `train` runs there, another `train` is refused.
 
     Args:
       params: the experiment, as `experiment` returns it.
@@ -110,7 +110,7 @@ def _prepared(params: Params, steps: int | None) -> Params:
 def _backend(
     options: RuntimeOptions, params: Params, logdir: str, progress: DataProgress
 ) -> Backend:
-    """Returns what to run on. Imports TensorFlow and finds devices, which takes seconds."""
+    """Makes the backend to run on. Imports TensorFlow and finds devices, which takes seconds."""
     progress.begin("Starting")
     return Backend(options, params, logdir)
 
@@ -206,7 +206,7 @@ def _starting_point(
 
 
 def _finished(trainer: Trainer, step: int, logdir: Logdir, say: Callable[[str], None]) -> Outcome:
-    """Returns how a run that has all its steps ended; says so if its loss has diverged."""
+    """Returns the outcome of a run that took all its steps. Reports a loss that has diverged."""
     path = logdir.path / METRICS_FILE
     found = divergence.of_run(path, trainer.p, step, trainer.task.guessing_loss())
     for line in found.summary():

@@ -57,7 +57,7 @@ class DecodeFunction:
 
     @property
     def longest(self) -> int:
-        """The largest number of ids of a text. Longer ones must be cut before the call."""
+        """The largest number of ids of a text. Longer texts must be cut before the call."""
         if self.facts.has_source:
             return self.facts.most_source
         positions = self.facts.most_positions
@@ -74,9 +74,9 @@ class DecodeFunction:
 
         Args:
           weights: `decoding_weights` of the task.
-          ids_BK: int32 ids, `facts.pad_id` in padding on the right. To translate, those of a
-            sentence and the end of text; to continue a text, the id before all texts and those of
-            the text. A row of padding has no answer, and the score 0.
+          ids_BK: int32 ids, `facts.pad_id` in padding on the right. To translate a sentence: the
+            ids of the sentence, then the end of text. To continue a text: the id before all texts,
+            then the ids of the text. A row of padding has no answer, and the score 0.
         """
         rows, length = known_sizes(ids_BK.shape)
         most = self.most_new(length)
@@ -154,7 +154,7 @@ def decoding_weights(task: TokenTask, theta: NestedMap, precision: str = TRAINED
 
 
 def _given(ids_BK: tf.Tensor, count_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the last id of each text, and those before it aligned to the right."""
+    """Returns `last_a`, the last id of each text, and `given_ap`, the right-aligned earlier ids."""
     length = known_sizes(ids_BK.shape)[1]
     last = tf.maximum(count_B - 1, 0)
     given = {"last_a": tf.gather(ids_BK, last, batch_dims=1)}
@@ -214,7 +214,7 @@ def _best_hypothesis(
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
 
-# Sizes of batches for which a program is made, unless others are asked for.
+# An export has a program for each of these batch sizes, unless the caller gives other sizes.
 ROWS = (1, 8, 32)
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 

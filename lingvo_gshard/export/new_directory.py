@@ -17,7 +17,7 @@ from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.files.stores import GivenPath, is_bucket, split
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
-# Written and deleted to find out whether files can be written.
+# Name of a file that is written and deleted, to find out whether files can be written.
 _PROBE = ".gshard-probe"
 
 

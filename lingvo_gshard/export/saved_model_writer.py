@@ -160,7 +160,7 @@ class _Server:
         return {"outputs": self._target.decode(tf.concat([found, new], 1)), "scores": scores}
 
     def _with_end(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
-        """Returns sentences with the end of text, cut to the longest length; empty ones as such."""
+        """Cuts sentences to the longest length and appends the end of text, but not if empty."""
         kept = ids[:, : self._lengths[-1] - 1]
         has_ids = tf.cast(kept.row_lengths() > 0, tf.int64)
         ends = tf.fill([tf.reduce_sum(has_ids)], self._end)
@@ -173,7 +173,7 @@ class _Server:
         return given[:, -self._lengths[-1] :]
 
     def _search_all(self, ids: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
-        """Returns the new ids and the scores of texts, the longest first decoded together."""
+        """Returns the new ids and the scores of texts, decoded in batches of similar length."""
         order_t = tf.argsort(ids.row_lengths(), direction="DESCENDING", stable=True)
         sorted_ids, count, most = tf.gather(ids, order_t), ids.nrows(), self._rows[-1]
         calls = tf.maximum(tf.cast(-(-count // most), tf.int32), 1)
@@ -191,7 +191,7 @@ class _Server:
         )
         place_t = tf.argsort(order_t)
         new = tf.gather(found_ids.concat(), place_t)
-        # Ids are 0 after the end only, but for padding that the model itself has chosen.
+        # An id of 0 is after the end of its text, or is padding that the model itself has chosen.
         return _ragged().from_tensor(new), tf.gather(found_scores.concat(), place_t)
 
     def _search_some(self, ids: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:

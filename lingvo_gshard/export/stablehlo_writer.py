@@ -40,8 +40,8 @@ from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 class NormalizerInGraph:
     """Converts texts to the normal form of `data.cleaning.normalization.Normalizer`.
 
-    The classes of characters are those of Python's tables, since those of a regular expression may
-    be of another version of Unicode.
+    Python's tables classify the characters. Classes of regular expressions could be from another
+    version of Unicode.
     """
 
     def __init__(self):
@@ -79,7 +79,7 @@ class VocabularyInGraph:
         self._special = sorted({vocabulary.pad_id, vocabulary.bos_id})
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the int32 ids of each text, without those of its beginning and end."""
+        """Returns the int32 ids of each text, without the ids of the beginning and the end."""
         return self.tokenizer.tokenize(texts)
 
     def decode(self, ids: tf.RaggedTensor) -> tf.Tensor:

@@ -19,9 +19,9 @@ class LayerVisits:
     """The experts of one layer that computed each token of a text.
 
     Attributes:
-      path: the layer's path. Layers of a compiled loop share one.
-      reads_source: whether its tokens are those of the source.
-      num_experts: the number of its experts.
+      path: the layer's path. Layers of a compiled loop share one path.
+      reads_source: whether the layer computes the tokens of the source and not of the text.
+      num_experts: the number of the layer's experts.
       experts: for each token, (expert, gate) with the largest gate first.
     """
 
@@ -36,13 +36,13 @@ def expert_visits(
 ) -> list[LayerVisits]:
     """Returns the experts that each token of a text, and of its source, visits.
 
-    The text is given and not searched for, so that one pass tells all. Programs are compiled when
-    first needed.
+    All tokens of the text are known, so one pass through the model is enough. Programs are compiled
+    when first needed.
 
     Args:
       engine: has the model.
-      tokens: all tokens of the text, that before all texts first.
-      source: all tokens of the source; empty for a model without one.
+      tokens: all tokens of the text, starting with the token before all texts.
+      source: all tokens of the source; empty for a model without sources.
     """
     key = visits_program(engine.facts, len(tokens), len(source))
     shape, program = key.shape, engine.executables.get(key)
@@ -66,7 +66,7 @@ def visits_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
     Args:
       facts: what the host knows of the model.
       tokens: the number of tokens of the text.
-      source: that of the source; 0 for a model without one.
+      source: the number of tokens of the source; 0 for a model without sources.
     """
     length = placement.fitting(placement.LENGTHS, tokens)
     memory = placement.fitting(placement.LENGTHS, source, facts.most_source) if source else 0

@@ -36,9 +36,9 @@ def facts_of(
 
     Args:
       task: the model.
-      input_params: the Params of its input.
-      length: positions of a text of a language model; None: those of a row of the input.
-      text_ids: the ids around a text; None: those of vocabularies that were trained here.
+      input_params: the Params of the model's input.
+      length: number of positions of a language model's text; None takes the length of an input row.
+      text_ids: the ids around a text; None takes the ids of vocabularies that were trained here.
 
     Raises:
       UserError: the task decodes nothing, or the model predicts no id that ends a text.

@@ -29,7 +29,7 @@ _FIELDS = {
 }
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
-# Names that the tokenizer reads, or that say nothing of the tokens that are chosen.
+# Names that the tokenizer reads, or that do not influence the choice of tokens.
 _KNOWN = (
     "bos_token_id",
     "eos_token_id",
@@ -70,7 +70,7 @@ class PublishedSettings:
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> PublishedSettings:
-        """Returns the settings in a directory; none if it has no such file.
+        """Returns the settings in a directory; empty settings if the directory has no file.
 
         Raises:
           UserError: the file is damaged, or a value is wrong.
@@ -125,10 +125,10 @@ class PublishedSettings:
         return settings
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns fields of DecodingOptions: the published ones, under those that are given.
+        """Returns fields of DecodingOptions: the published fields, overridden by the given fields.
 
-        Published fields that a given one makes meaningless are left out: a given beam searches, and
-        a given temperature of 0 draws no tokens.
+        A published field is left out if a given field makes it meaningless. For example, no tokens
+        are drawn with a given beam or a given temperature of 0.
 
         Args:
           given: fields that a user asks for.
@@ -163,7 +163,7 @@ class PublishedSettings:
 
 
 def _checked(name: str, found: Mapping[str, Any]) -> Any:
-    """Returns a published value; ValueError if it has another type than its field."""
+    """Returns a published value; raises UserError if the value's type does not fit its field."""
     value, usual = found[name], getattr(DecodingOptions, _FIELDS[name])
     if isinstance(usual, tuple):
         is_right = isinstance(value, list) and all(type(each) is int for each in value)

@@ -44,9 +44,9 @@ class Hypothesis:
     """One generated text.
 
     Attributes:
-      tokens: the new ids, without the one that ended the text.
-      log_probabilities: that of each token, and of `end` if the text has one.
-      score: what hypotheses are ranked by: their log-probability, normalized by beam search.
+      tokens: the new ids, without the id that ended the text.
+      log_probabilities: the log-probability of each token, and last of `end` if it is not None.
+      score: ranks hypotheses: the log-probability of the text, normalized by beam search.
       reason: why the text ended: END, LENGTH, STOP or CANCELED.
       end: the id that ended the text; None unless the reason is END.
     """
@@ -63,9 +63,9 @@ class NewTokens:
     """Event: tokens were generated.
 
     Attributes:
-      text: number of the text among those of the request.
+      text: number of the text within its request.
       tokens: the new ids; the last may be the end of text.
-      log_probabilities: that of each token.
+      log_probabilities: the log-probability of each token.
     """
 
     text: int
@@ -88,7 +88,7 @@ Event = NewTokens | Finished
 
 
 class Answer:
-    """The events that answer one request, in the order in which they happen."""
+    """The events that answer one request, in the order of their time."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Texts under way: stop strings, and text as it grows token by token.
 
-The text of tokens is what they add to the text of the tokens given before them. A stop string ends
-a text with the first token after which the text contains it: that token and those before it belong
-to the text, and later ones do not, however many a program has computed.
+The text of new tokens is the difference between two decoded texts: of given and new tokens, and of
+the given tokens alone. A stop string ends a text: the token that completes the stop string is the
+text's last token. A program may have computed more tokens; they do not belong to the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 
 # Stands for a character whose bytes are not all there yet.
 _INCOMPLETE = "\ufffd"
-# Given tokens that are decoded with each text.
+# This many given tokens are decoded together with each text.
 _CONTEXT = 16
 
 
@@ -46,7 +46,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
 def continuation(
     vocabulary: Vocabulary, given: Sequence[int], tokens: Sequence[int], stop: Sequence[str]
 ) -> str:
-    """Returns the text that `tokens` add to that of `given`, up to the first stop string."""
+    """Returns the text that `tokens` add to the text of `given`, up to the first stop string."""
     return cut_at_stop(_text_after(vocabulary, given)(tokens), stop)
 
 
@@ -58,8 +58,8 @@ def echo(vocabulary: Vocabulary, given: Sequence[int]) -> str:
 class GrowingText:
     """The text of tokens that are generated one after another.
 
-    A piece of text is given out when no later token can change it: not before its characters are
-    complete, and not while it may be the start of a stop string.
+    `add` returns a piece of text only when no later token can change the piece. It holds back
+    incomplete characters, and characters that may be the start of a stop string.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class GrowingText:
 
         Args:
           vocabulary: decodes tokens.
-          given: ids before the text. They decide whether it begins with a space.
-          stop: texts that end it.
-          is_echoed: whether it follows `echo` of the given tokens.
+          given: ids before the text. They decide whether the text begins with a space.
+          stop: strings that end the text.
+          is_echoed: whether the text follows `echo` of the given tokens.
         """
         self._text_of, self._stop = _text_after(vocabulary, given, is_echoed), stop
         self._vocabulary = vocabulary
@@ -114,7 +114,7 @@ class GrowingText:
         byte = next((i for i in reversed(range(len(tokens))) if is_byte(tokens[i])), None)
         if byte is None or self._text_of(tokens[: byte + 1]) != text:
             return _complete(text)
-        # No text follows the last byte, so that the next one may change all beside it.
+        # The text ends with bytes. The next byte may change the text of all these bytes.
         while byte and is_byte(tokens[byte - 1]):
             byte -= 1
         return self._settled(tokens[:byte])
@@ -123,7 +123,7 @@ class GrowingText:
 def _text_after(
     vocabulary: Vocabulary, given: Sequence[int], is_echoed: bool = False
 ) -> Callable[[Sequence[int]], str]:
-    """Returns a function from tokens to the text that they add to that of `given`.
+    """Returns a function from tokens to the text that the tokens add to the text of `given`.
 
     If the given tokens end within a character, the text begins with that character.
     """

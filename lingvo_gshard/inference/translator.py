@@ -20,10 +20,11 @@ class Translation:
 
     Attributes:
       text: the translation.
-      score: what translations are ranked by; see `inference/decoding/beam.py`.
+      score: ranks translations; see `inference/decoding/beam.py`.
       pieces: the text of each token, `▁` for a space.
-      log_probabilities: that of each token, and of the end if the model ended the translation.
-      reason: why it ended: "end", "length" or "stop".
+      log_probabilities: the log-probability of each token, and of the end if the model ended the
+        translation.
+      reason: why the translation ended: "end", "length" or "stop".
     """
 
     text: str
@@ -101,7 +102,7 @@ class Translator:
         Args:
           sentences: one text each; an empty one has an empty translation.
           on_progress: called with the number of sentences done.
-          options: how to search; None for those of the translator.
+          options: options of the search; None takes the translator's options.
           prefixes: what each translation must begin with; empty for no prefixes.
         """
         encoded = self.encode(sentences)
@@ -133,8 +134,8 @@ class Translator:
         """Returns the request for the translation of one sentence.
 
         Args:
-          ids: source tokens, without the end. More than the model takes are cut.
-          options: how to search; None for those of the translator.
+          ids: source tokens, without the end. Tokens beyond the model's limit are cut.
+          options: options of the search; None takes the translator's options.
           prefix: what the translation must begin with.
         """
         options, vocabulary = options or self._options, self._target_vocabulary

@@ -32,8 +32,8 @@ class Text:
 class Writer:
     """Continues beginnings of texts with one language model.
 
-    A row of the model has `length` tokens, of which `most_tokens` are reserved for new ones. Of a
-    beginning that is too long for the rest, the model sees only the end.
+    A row of the model has `length` tokens. `most_tokens` of them are reserved for new tokens. If a
+    beginning is too long for the rest, the model sees only the last part of the beginning.
     """
 
     # As in `Decoding`.
@@ -91,7 +91,7 @@ class Writer:
 
         Args:
           beginning: the start of the text; empty lets the model begin.
-          show: called with each piece, the first of which has the beginning before it.
+          show: called with each new piece of the text. The first piece starts with the beginning.
 
         Raises:
           UserError: the options ask for several texts, or for a beam.
@@ -116,7 +116,7 @@ class Writer:
         return self._engine.submit(dataclasses.replace(self._request(ids), streams=True))
 
     def _pieces(self, answer: Answer) -> Iterator[str]:
-        """Yields the text that an answer adds to what its request gives, as it grows."""
+        """Yields the text of an answer piece by piece, without the request's given tokens."""
         text = GrowingText(self._vocabulary, answer.request.given, self._options.stop)
         try:
             for event in answer:

@@ -14,7 +14,7 @@ from lingvo_gshard.core.errors import UserError
 
 CONFIG_FILE = "config.json"
 
-# Keys that do not change what a model computes, or that only training code of others reads.
+# These keys do not change what a model computes, or only other libraries read them to train.
 _HARMLESS = frozenset(
     (
         "_attn_implementation_autoset",
@@ -89,10 +89,10 @@ class PublishedConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> PublishedConfig:
-        """Reads a `config.json`, or the one in a directory.
+        """Reads a `config.json`, given as a file or as the directory that holds it.
 
         Raises:
-          UserError: there is none, or it holds no JSON object.
+          UserError: the file is missing, or holds no JSON object.
         """
         file = pathlib.Path(path)
         if file.is_dir():
@@ -123,8 +123,8 @@ class PublishedConfig:
         Args:
           name: the key.
           default: the default; a key without one must be there.
-          kind: the value's type; None: that of the default, or a whole number above 0 for a key
-            without a default.
+          kind: the value's type. None takes the default's type; a key without a default must then
+            have a whole number above 0.
           least: the least number; None: any.
 
         Raises:
@@ -170,9 +170,10 @@ class PublishedConfig:
         return value
 
     def rope(self) -> dict[str, Any]:
-        """Returns the rotary parameters: `rope_type`, `rope_theta` and those of its scaling.
+        """Returns the rotary parameters: `rope_type`, `rope_theta` and parameters of the scaling.
 
-        transformers 5 writes them as `rope_parameters`; before, they were two keys.
+        transformers 5 writes them as `rope_parameters`. Earlier versions wrote two keys,
+        `rope_theta` and `rope_scaling`.
         """
         found = self.get("rope_scaling", None, dict) or {}
         found = self.get("rope_parameters", None, dict) or found

@@ -75,11 +75,11 @@ def _distance(rows: list[Row]) -> tuple[bool, int]:
 
 
 def _differences_to(task: Params, family: Family) -> list[Row]:
-    """Returns how a task differs from the one that a family's nearest config describes."""
+    """Returns the differences between a task and the task that the family's config describes."""
     try:
         described = family.task_of(PublishedConfig(family.config_of(task), CONFIG_FILE))
     except (AttributeError, ValueError, StopIteration):
-        # The family's config has no words for a part of this model, such as its kind of router.
+        # The family's config cannot describe a part of this model, such as the kind of router.
         return [("decoder", "made of other parts", family.architecture)] * _MANY
     return _differences(task, described)
 
@@ -101,7 +101,7 @@ def _differences(task: Params, described: Params) -> list[Row]:
 
 
 def _unused(task: Params, described: Params) -> Iterator[str]:
-    """Yields the beginnings of paths that one of two models does not compute with."""
+    """Yields the beginnings of paths that at least one of the two models does not use."""
     for name in _STACKS:
         stacks = [each.get(name) for each in (task, described) if name in each]
         if not all(stack.is_decoder for stack in stacks):

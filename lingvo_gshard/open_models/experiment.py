@@ -17,10 +17,10 @@ from lingvo_gshard.training.step.trainer import Trainer
 def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "float32") -> Params:
     """Returns the experiment of a published model, to generate, to plan and to train on.
 
-    Its settings of training are those of a careful fine-tuning: Adam with a small learning rate.
+    The experiment is set up for careful fine-tuning: Adam with a small learning rate.
 
     Args:
-      config: the values of its `config.json`.
+      config: the values of the model's `config.json`.
       length: positions of a row in training, and of a generated text; 0 for what the model was
         made for, and 1,024 at most.
       precision: the value of `step.precision`.

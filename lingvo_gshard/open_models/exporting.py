@@ -34,7 +34,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 
 # Threads that read and rearrange tensors.
 _THREADS = 3
-# Tensors that are made at the same time have at most this size together, unless it is one tensor.
+# Tensors are made at the same time up to this size together. A larger tensor is made alone.
 _BYTES_AT_ONCE = 2**26
 # The published types of weights that were not imported.
 _TYPES = {"float32": "F32", "bfloat16": "BF16"}

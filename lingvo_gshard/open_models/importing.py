@@ -45,7 +45,7 @@ class Import:
       tensors: number of tensors read.
       parameters: number of weights.
       bytes: size of the tensors read.
-      left_out: number of tensors that the run has no weights for, such as those of layers that
+      left_out: number of tensors that the run has no weights for, such as tensors of layers that
         predict further tokens.
     """
 
@@ -81,7 +81,7 @@ class PublishedModel:
 
         Args:
           directory: the files.
-          params: its experiment, as `experiment_of` returns it, or with other settings.
+          params: the model's experiment, as `experiment_of` returns it, or with other settings.
 
         Raises:
           UserError: files are missing, damaged, or do not fit the config.
@@ -107,17 +107,17 @@ class PublishedModel:
         return model
 
     def _accept_copies(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Adds further copies of a shared table to what is expected.
+        """Adds the copies of shared tables to the expected shapes.
 
         Raises:
-          UserError: one is no copy.
+          UserError: a tensor that should be a copy differs from the table.
         """
         tensors = self.shards.tensors
         for name, candidates in self.family.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
             if name in shapes or name not in tensors or own is None:
                 continue
-            # Some files have a shared table only under another of its names.
+            # Some files have a shared table only under the name of a copy.
             copy, table = tensors[name], tensors.setdefault(own, tensors[name])
             if copy.shape != table.shape or not np.array_equal(copy.read(), table.read()):
                 raise UserError(

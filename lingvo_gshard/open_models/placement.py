@@ -23,7 +23,7 @@ class Piece:
     Attributes:
       weight: dotted path of the weight in theta.
       index: where in the weight the part is: indices of its first dimensions.
-      rearrangement: how the dimensions of the tensor become those of the part.
+      rearrangement: turns the dimensions of the tensor into the dimensions of the part.
       sizes: size of each letter of the part.
     """
 
@@ -104,7 +104,7 @@ def _names(path: str, spec: VariableSpec) -> Iterator[tuple[str, tuple[str, tupl
 
 
 def _layer_paths(names: Mapping[str, object]) -> dict[str, list[str]]:
-    """Returns the paths of each stack's layers within it, in the order in which they run."""
+    """Returns the paths of each stack's layers, relative to the stack and in running order."""
     found: dict[str, dict[str, int]] = {}
     for match in filter(None, map(_LAYER_PATH.match, names)):
         found.setdefault(match["stack"], {})[match["layer"]] = int(match["index"])
@@ -154,7 +154,7 @@ def _piece(row: Row, path: str, spec: VariableSpec, index: tuple[int, ...]) -> P
 
 
 def _joined(parts: list[tuple[Row, Piece]]) -> tuple[Piece, ...]:
-    """Returns the pieces of a tensor, those that are joined with their places in it."""
+    """Returns the pieces of a tensor. Joined pieces get their places in the tensor."""
     total = sum(piece.sizes[row.joined] for row, piece in parts if row.joined)
     pieces, start = [], 0
     for row, piece in parts:

@@ -34,9 +34,9 @@ _CONVERSION = (
     "model.save_pretrained(DIR) of transformers writes safetensors, and so does "
     "https://huggingface.co/spaces/safetensors/convert"
 )
-# Endings of tensors that older files have, and that follow from the config.
+# Names of tensors with these endings are in older files. The config determines the tensors.
 _COMPUTED = (".rotary_emb.inv_freq",)
-# Fewer adjacent bytes are read together with those around them, which takes less time.
+# A run of fewer adjacent bytes is read together with its neighbors, which takes less time.
 _LEAST_RUN = 512
 # The types that weights are read in.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -92,7 +92,7 @@ class Published(Tensor):
           UserError: the file cannot be read.
         """
         whole = list(enumerate(self.shape))
-        # The dimensions after this one are read whole, those before it index by index.
+        # Dimensions after `inner` are read whole, dimensions before `inner` index by index.
         inner = max((d for d, size in whole if box[d] != (0, size)), default=0)
         while inner and self._run_bytes(inner, box[inner]) < _LEAST_RUN:
             inner -= 1
@@ -181,11 +181,11 @@ class Shards:
             raise UserError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], left_out: Iterable[str] = ()) -> None:
-        """Checks that the tensors are those of a model.
+        """Checks that the files have the tensors that a model needs, and no unknown tensors.
 
         Args:
           shapes: name -> shape of each tensor that the model needs.
-          left_out: beginnings of the names of tensors that it does not need.
+          left_out: beginnings of the names of tensors that the model does not need.
 
         Raises:
           UserError: tensors are unknown, missing, of another shape, or of a type that is no
@@ -317,14 +317,14 @@ _ALIGNMENT = 8
 def plan_files(
     tensors: Sequence[Tensor], directory: pathlib.Path, file_bytes: int = FILE_BYTES
 ) -> list[list[Published]]:
-    """Returns the tensors of each file, in the order in which they must arrive.
+    """Returns the tensors of each file, in the order that `write_file` needs.
 
     Args:
       tensors: all tensors.
       directory: where the files will be.
       file_bytes: the largest size of a file.
     """
-    # Of tensors in descending order of their elements' sizes, each begins at a multiple of its own.
+    # In descending order of element sizes, each tensor begins at a multiple of its element size.
     ordered = sorted(tensors, key=lambda tensor: -dtype_of(tensor.dtype).itemsize)
     groups: list[list[Tensor]] = [[]]
     size = 0
@@ -344,8 +344,9 @@ def write_file(tensors: Sequence[Published], values: Iterator[np.ndarray]) -> No
     """Writes one file.
 
     Args:
-      tensors: what it holds, as `plan_files` returns it.
-      values: the tensors in this order; a value is taken when the one before it is written.
+      tensors: the tensors of the file, as `plan_files` returns them.
+      values: the values of the tensors, in the same order. A value is taken when the previous value
+        is written.
 
     Raises:
       OSError: the file cannot be written.

@@ -95,7 +95,7 @@ class PublishedStart:
         return Checkpoint(record, "", self.extras, {PART: arrays})
 
     def _sharded(self, path: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
-        """Returns a weight of which this process has read the parts of its devices."""
+        """Reads the parts of a weight that this process's devices hold; returns the weight."""
         parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
         def part(index: Any) -> np.ndarray:

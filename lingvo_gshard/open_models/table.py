@@ -18,17 +18,17 @@ ReadBox = Callable[[Sequence[tuple[int, int]]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Rearrangement:
-    """A permutation of dimensions, some of which are merged in the published tensor.
+    """Splits and permutes the dimensions of a published tensor to the dimensions of a weight.
 
-    "(ND)M->MND" says that the published tensor has the heads and their dimensions merged, before
-    the model dimension. A letter that stands only before the arrow counts parts of the tensor that
-    are weights of their own, as `g` in "EM(Hg)->EMH"; `choose` selects one of them.
+    In "(ND)M->MND", the published tensor has two dimensions: N and D merged into one, then M. The
+    weight has three dimensions. A letter that stands only before the arrow numbers parts of the
+    tensor, as `g` in "EM(Hg)->EMH". Each part is a weight of its own; `choose` selects one part.
 
     Attributes:
       text: both sides, with an arrow between them.
       choose: (letter, index, number of parts) for the letters that stand only before the arrow.
-      joined: (letter, start, size), if the weight is a part of the tensor along this letter: from
-        `start` on, of a dimension of this size.
+      joined: (letter, start, size), if the weight is only a part of the tensor. The tensor has
+        `size` indices along this letter; the weight begins at `start`.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Rearrangement:
     def read_part(
         self, read: ReadBox, sizes: Mapping[str, int], wanted: Mapping[str, tuple[int, int]]
     ) -> np.ndarray:
-        """Returns a part of the weight, for which no more of the tensor is read than needed.
+        """Reads a part of the weight, and no more of the tensor than this part needs.
 
         Args:
           read: returns the part of the tensor that lies within (start, stop) of each dimension.
@@ -164,11 +164,11 @@ class Row:
       weight: path of the weight, such as "decoder.{layer}.feed_forward.experts.w_in". {layer}
         stands for the path of the layer in its stack. A row applies to the layers that have the
         weight.
-      arrangement: "<published letters>-><letters of the weight>". With {expert}, the letters are
-        those of one expert.
+      arrangement: "<published letters>-><letters of the weight>". With {expert}, the letters
+        describe the weight of one expert.
       choose: for a tensor that holds several weights: see `Rearrangement.choose`.
-      joined: the letter along which this tensor is the concatenation of the weights of all rows
-        with its name, in their order; empty if it holds nothing else.
+      joined: if several rows name the same tensor: the letter of the dimension that concatenates
+        the rows' weights, in the order of the rows. Empty if the tensor holds one weight.
       beside: path of a weight that the model must have for the row to apply; empty for none.
       not_beside: path of a weight that the model must not have for the row to apply.
     """
@@ -183,7 +183,7 @@ class Row:
 
     @property
     def rearrangement(self) -> Rearrangement:
-        """The change of dimensions to the weight's, if nothing is joined."""
+        """The rearrangement from the tensor to the weight, if the tensor is not `joined`."""
         return Rearrangement(self.arrangement, self.choose)
 
 

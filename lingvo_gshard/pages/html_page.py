@@ -23,7 +23,7 @@ def make(
     Args:
       title: title of the page.
       styles: the style sheets.
-      scripts: the scripts. Each uses only those before it; they share one scope.
+      scripts: the scripts, which share one scope. A script uses only earlier scripts.
       data: what the element with the id "data" holds as JSON.
     """
     style = join_styles(styles)
@@ -48,12 +48,12 @@ def read(package: str, name: str) -> str:
 
 
 def join_styles(files: Sequence[File]) -> str:
-    """Returns style sheets as one. Where rules conflict, those of later files hold."""
+    """Joins style sheets to one. If rules conflict, the rule of the last file applies."""
     return "\n".join(read(*file) for file in files)
 
 
 def join_scripts(files: Sequence[File]) -> str:
-    """Returns scripts as one, in a scope of its own. Each uses only those before it."""
+    """Joins scripts to one script with a scope of its own. A script uses only earlier scripts."""
     body = "\n".join(read(*file) for file in files)
     return f'(() => {{\n"use strict";\n{body}\n}})();'
 

@@ -1,7 +1,7 @@
 """Language models whose training step fills one GPU, to measure it.
 
-Their layers are as wide as those of published models. The number of layers follows from the GPU's
-memory, as `gshard-bench fill` chooses it.
+Each model has layers of the widths of a published model. `gshard-bench fill` chooses the number of
+layers by the GPU's memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VOCABULARY, _LENGTH = 32_000, 2048
 def one_gpu_dense() -> Params:
     """A dense model to measure one GPU with: layers of Llama 2 7B, as many as fit.
 
-    Purpose: the step time, memory and MFU of dense layers in bfloat16. The layers are those of
+    Purpose: the step time, memory and MFU of dense layers in bfloat16. The layers are copied from
     Llama 2 7B (arXiv 2307.09288, section 2.2): 4096 wide, 32 heads of 128, a swiglu of 11008,
     RMSNorm, rotary positions, a vocabulary of 32,000. Rows have 2,048 tokens.
 

@@ -15,11 +15,12 @@ _HIDDEN_DIM = 256
 
 @registry.register("study.dense")
 def dense() -> Params:
-    """Without experts: the model that those with experts are compared with.
+    """A dense model, the baseline for the models with experts.
 
-    Purpose: what as many FLOPs per token reach with as few weights as possible. The model is that
-    of study.experts_8, with one feed-forward layer of twice the hidden size in place of two
-    experts of many. Data: English to 244 languages, prepared as docs/experts.md says.
+    Purpose: to see what the same FLOPs per token reach with few weights. study.experts_8 sends each
+    token to two experts. This model has one feed-forward layer of twice the hidden size instead,
+    and equals study.experts_8 otherwise. Data: English to 244 languages, prepared as
+    docs/experts.md says.
 
         python -m studies experts --folder=runs/study --models=study.dense
     """

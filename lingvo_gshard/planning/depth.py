@@ -59,7 +59,7 @@ class Depths:
         return (self.layers - self.shallow) / (self.deeper - self.shallow)
 
     def extrapolated(self, first: Plan, second: Plan) -> Plan:
-        """Returns the plan of all layers from those of the two depths."""
+        """Returns the plan of all layers, extrapolated from the plans of the two depths."""
         found = _extrapolated(first, second, self.steps)
         memory = found.bytes_per_device
         return msgspec.structs.replace(
@@ -85,7 +85,7 @@ def _utilization(plan: Plan) -> float:
 
 
 def _extrapolated(first: _Record, second: _Record, steps: float) -> _Record:
-    """Returns a record whose numbers changed `steps` times as much as from first to second."""
+    """Extrapolates the numbers of a record: first + steps * (second - first)."""
     kept = _KEPT.get(type(second), ())
     changes = {
         name: _value(getattr(first, name), getattr(second, name), steps)

@@ -80,7 +80,7 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
 
 
 def bounded_by(plan: Plan) -> str:
-    """Returns what a program spends most of its time on, by the lower bounds of its operations."""
+    """Returns the resource that bounds most of a program's time, such as "memory bandwidth"."""
     seconds = {name: sum(getattr(row, name) for row in plan.layers) for name in _BOUNDS}
     return _BOUNDS[max(seconds, key=lambda name: seconds[name])]
 
@@ -88,7 +88,7 @@ def bounded_by(plan: Plan) -> str:
 # The beginnings of the paths of a program's arrays.
 _WEIGHTS, _CACHES = "weights.", "state.caches"
 _GREEDY = SearchKind()
-# Costs are those of this many tokens.
+# A plan states the cost of generating this many tokens.
 _MILLION = 1e6
 
 
@@ -125,8 +125,8 @@ def plan_generation(
     """Returns the plan of generating with an experiment's language model on a topology.
 
     Args:
-      experiment: its Params. Weights have the types of its `step.precision`, and a text the
-        positions of a row of its input.
+      experiment: the experiment's Params. Weights have the types of `step.precision`; a text has as
+        many positions as a row of the input.
       topology: the machine.
       options: how the programs are split and compiled.
       generation: what is generated.
@@ -167,7 +167,7 @@ def plan_generation(
 def _result(
     known: GenerationPlan, step: Plan, prefill: Plan | None, topology: Topology, **caches: int
 ) -> GenerationPlan:
-    """Returns a plan of generation with other plans of its programs, and what follows from them."""
+    """Replaces the plans of the two programs in a plan, and the numbers that depend on them."""
     return msgspec.structs.replace(
         known,
         fits=step.fits and (prefill is None or prefill.fits),

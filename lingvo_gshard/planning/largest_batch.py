@@ -1,9 +1,10 @@
-"""Searches the largest batch with which a language model generates on a topology.
+"""Searches the largest batch that a language model can generate on a topology.
 
-A program's peak is nearly affine in the batch: weights and code do not depend on it, and keys,
-values and activations grow with it. Guesses therefore come from a line, first through one batch and
-the bytes of its keys and values, then through two compiled batches. The result does not depend on
-the guesses: the batch fits, and the next larger one does not, both by their compiled programs.
+A program's peak memory is nearly affine in the batch size: weights and code do not depend on the
+batch size; keys, values and activations grow with it. Guesses therefore come from a line. The first
+line goes through one compiled batch, with the bytes of its keys and values as the slope; later
+lines go through two compiled batches. The result does not depend on the guesses: compiled programs
+show that the batch fits and that the next larger batch does not.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class _Search:
         return self._plans[batch]
 
     def _by_line(self) -> int:
-        """Returns the granules at which a line through the compiled peaks reaches the capacity."""
+        """Returns a guess in granules: a line through the compiled peaks meets the capacity."""
         plans = list(self._plans.values())
         newest = plans[-1]
         peak, granules = _peak(newest), newest.batch / self._granule

@@ -37,7 +37,7 @@ OPTIMIZER = "optimizer"
 OTHER = "other computation"
 KINDS = (PRODUCTS, ATTENTION, ROUTING, COLLECTIVES, OPTIMIZER, OTHER)
 
-# The kind of all work in a layer; None: the work is told apart by operation.
+# Class of a layer -> the kind of all work in the layer. With None, the operation decides the kind.
 _OF_CLASSES = {Attention: ATTENTION, Router: ROUTING, MixtureOfExperts: ROUTING, Experts: None}
 
 

@@ -128,7 +128,7 @@ def lower_step(
 
 
 def layer_scopes(task: Task) -> frozenset[str]:
-    """Returns the name scopes of all layers of a task, and that of its loss."""
+    """Returns the name scopes of all layers of a task, and the name scope of its loss."""
     scopes = {scope_name(path) for path in task.layer_paths()}
     return frozenset(scopes - {""} | {LOSS_SCOPE})
 

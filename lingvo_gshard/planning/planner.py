@@ -27,9 +27,10 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
 
-# Phases in which a sum over data-parallel axes has no place.
+# In these phases a layer should not communicate over data-parallel axes: these axes only sum
+# gradients.
 _PHASES = ("forward", "rematerialized")
-# Layers also count tokens and sum losses, which takes a smaller share of a step than this.
+# Layers also sum counts of tokens and losses. These sums take a smaller share of a step than this.
 _LEAST_SHARE = 0.01
 
 
@@ -53,7 +54,7 @@ def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tu
 
 
 def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
-    """Returns a note for each mesh axis over which layers send activations across slices."""
+    """Returns a note for each mesh axis that carries layers' activations across slices."""
     seconds: dict[str, float] = {}
     for each in timed:
         collective = each.operation.collective
@@ -138,7 +139,7 @@ def plan_step(
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
       progress: called with each stage as it begins.
-      calibration: corrects the estimates; None keeps those of published efficiencies.
+      calibration: corrects the estimates; None keeps the estimates from published efficiencies.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
@@ -164,12 +165,13 @@ def plan_program(
 
     Args:
       planned: the program.
-      partitioning: what split it; None for a program that brings its own shardings.
+      partitioning: the partitioning that split the program; None for a program that brings its own
+        shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: called with each stage as it begins.
-      calibration: corrects the estimates; None keeps those of published efficiencies.
-      options: options of the compiler besides those of the topology.
+      calibration: corrects the estimates; None keeps the estimates from published efficiencies.
+      options: compiler options, added to the topology's own.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.

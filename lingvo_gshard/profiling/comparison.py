@@ -102,7 +102,7 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
 
 
 def compare(profile: Profile, plan: Plan) -> Comparison:
-    """Returns predicted beside measured times. A part that one of the two lacks has 0 seconds."""
+    """Compares predicted with measured times. A part that is only in one has 0 s in the other."""
     predicted = {row.kind: row.seconds for row in plan.kinds}
     layers: dict[tuple[str, str], float] = collections.defaultdict(float)
     for row in plan.layers:

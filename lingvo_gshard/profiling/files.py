@@ -1,12 +1,12 @@
 """The files of a profile, in the folders where XProf and TensorBoard look for them.
 
-They are in LOGDIR/profile/plugins/profile/steps_20-23/, if the steps are 20:23:
+For the steps 20:23, the files are in LOGDIR/profile/plugins/profile/steps_20-23/:
 
     HOST.xplane.pb      the trace, for XProf
     HOST.trace.json.gz  the trace, for Perfetto
     profile.json        the summary
-    comparison.json     predicted beside measured time, if there was a plan
-    calibration.json    their ratios, for gshard-plan --calibration
+    comparison.json     predicted and measured time, if there was a plan
+    calibration.json    ratios of measured to predicted time, for gshard-plan --calibration
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The observer that profiles some steps of a training run.
 
 Compiled programs name operations, but not lines: TensorFlow passes on only its own innermost frame.
-The step is therefore traced once more, without compiling it, and its operations are asked.
+The observer therefore traces the step once more, without compiling it. The traced operations know
+their lines.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _seconds_of(function: Callable[[], object]) -> float:
 
 
 _NUMBER = re.compile(r"_\d+$")
-# Name scopes that the backward pass adds to those of the forward pass.
+# Name scopes that the backward pass adds to the name scopes of forward operations.
 _BACKWARD = re.compile(r"(?:gradient_tape|gradients(?:_\d+)?|rematerialized(?:_\d+)?)/")
 
 
@@ -108,13 +109,14 @@ class SourceLines:
     def of(self, op_name: str) -> str:
         """Returns the file and line that made an operation, such as "attention/dense.py:40".
 
-        An operation of the backward pass has the line of the forward operation that it
-        differentiates. Without such a line it is that of the layer's class, and "" without a layer.
+        An operation of the backward pass gets the line of its forward operation. If no line is
+        known, the operation gets the line of the layer's class. An operation without a layer gets
+        "".
         """
         forward = _BACKWARD.sub("", op_name)
         scope = forward
         while "/" in scope:
-            # Of two gradients of one operation, the second has a number.
+            # If one operation has two gradients, the name of the second ends with a number.
             for name in (scope, _NUMBER.sub("", scope)):
                 if name in self._lines:
                     return self._lines[name]
@@ -175,7 +177,7 @@ def _operations(graph: tf.Graph) -> Iterator[tf.Operation]:
 
 
 def _line_of_class(cls: type) -> str:
-    """Returns the line of a class, or of its fprop if it has one of its own."""
+    """Returns the line of a class's own `fprop`, or of the class if it defines none."""
     subject = vars(cls).get("fprop", cls)
     subject = inspect.unwrap(subject) if callable(subject) else cls
     try:
@@ -192,8 +194,9 @@ class ProfileResult:
     Attributes:
       profile: where the time went.
       files: the folder with the trace and the summary.
-      comparison: predicted beside measured time; None without a plan.
-      calibration: their ratios; None without a plan, or if it was calibrated itself.
+      comparison: predicted and measured time; None without a plan.
+      calibration: ratios of measured to predicted time; None without a plan, or if the plan was
+        calibrated itself.
     """
 
     profile: Profile

@@ -1,8 +1,9 @@
 """Writes a trace for Perfetto, with the layer, phase and kind of each operation.
 
-The format is Chrome's JSON trace, which https://ui.perfetto.dev opens. Devices are its processes.
-Its threads are those of the trace, each with as many rows as it needs: an operation that another
-thread finishes overlaps with the next one, and a row has no overlaps.
+The format is Chrome's JSON trace, which https://ui.perfetto.dev opens. Each device is a process
+there. Rows of a process stand for the device's threads. An operation that another thread finishes
+overlaps with the thread's next operation. A row cannot show overlaps, so such a thread has several
+rows.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Profile: where the time of training steps went, as data for every report.
 
-All seconds are those of one step on one device: sums over the profiled steps and over the devices
-of this process, divided by their numbers.
+All seconds are for one step on one device: means over the profiled steps and over the devices of
+this process.
 
-They are in LOGDIR/profile/plugins/profile/steps_20-23/, if the steps are 20:23:
+For the steps 20:23, the files are in LOGDIR/profile/plugins/profile/steps_20-23/:
 
     HOST.xplane.pb      the trace, for XProf
     HOST.trace.json.gz  the trace, for Perfetto
     profile.json        the summary
-    comparison.json     predicted beside measured time, if there was a plan
-    calibration.json    their ratios, for gshard-plan --calibration
+    comparison.json     predicted and measured time, if there was a plan
+    calibration.json    ratios of measured to predicted time, for gshard-plan --calibration
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class OperationTime(Record, frozen=True, kw_only=True):
       name: name of the HLO instruction.
       opcode: HLO's opcode.
       kind: one of `planning.kinds.KINDS`.
-      layer: name scope of its layer.
+      layer: name scope of the operation's layer.
       phase: one of `hlo.PHASES`.
-      seconds: its share of a step's time.
-      active_seconds: time from its start to its end, of all executions of a step. It is longer
-        than `seconds` if other operations run at the same time.
+      seconds: the operation's share of a step's time.
+      active_seconds: time from start to end, of all executions of the operation in a step. This is
+        longer than `seconds` if other operations run at the same time.
       executions: executions in a step on one device.
       flops: floating-point operations of matrix products, of one device in a step.
       op_name: TensorFlow's name of the operation.
@@ -112,8 +112,8 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
       count: collectives in a step.
       bytes: bytes of one device in a step.
       seconds: time from start to end, including waiting for the other devices.
-      hidden_seconds: the part of it in which the device computed.
-      exposed_seconds: the part of the step's time in which the device did nothing else.
+      hidden_seconds: the part of `seconds` while the device computed.
+      exposed_seconds: the part of the step's time while the device did nothing else.
     """
 
     kind: str
@@ -164,12 +164,13 @@ class Profile(Record, frozen=True, kw_only=True):
       seconds_per_step: time of a step by the host's clock.
       tokens_per_step: target positions of a batch; None if unknown.
       busy_cores: cores that the process kept busy, on average.
-      cores: cores that it may use.
+      cores: cores that the process may use.
       useful_flops: floating-point operations of the model's formulas, of all devices of this
         process in a step.
-      executed_flops: those of matrix products that the compiled program executes.
+      executed_flops: floating-point operations of the matrix products that the compiled program
+        executes, of all devices of this process in a step.
       attainable: the rate that large products reach; None if unknown.
-      parts: the time of each of `PARTS` that took any. They add up to the step.
+      parts: the time of each of `PARTS` that took any time. The times add up to the step.
       layers: most seconds first.
       slowest: the ten operations that take the most time.
       collectives: most seconds first.

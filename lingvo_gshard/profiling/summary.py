@@ -255,8 +255,8 @@ class Summary:
 def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], StepProgram]:
     """Returns keys and operations of the training step: the program that has an optimizer.
 
-    Of several, and if there is none, it is the one that runs longest. Workers that train alone have
-    a copy of it each, with a key of its own.
+    If several programs or none have an optimizer, the program that runs longest is taken. Workers
+    that train alone have one copy of the program each, under different keys.
     """
     seconds: collections.Counter[str] = collections.Counter()
     for events in trace.devices.values():

@@ -132,8 +132,8 @@ class StepProgram:
     def find(self, name: str) -> hlo.Operation:
         """Returns the operation of an instruction.
 
-        The end of an asynchronous operation counts as the operation. What the reader of programs
-        leaves out, such as arithmetic on scalars, has no work but a layer.
+        The end of an asynchronous operation counts as the operation. `hlo.read_operations` leaves
+        out instructions such as arithmetic on scalars. They have a layer but no work.
         """
         if name in self._by_name:
             return self._by_name[name]
@@ -152,7 +152,7 @@ class StepProgram:
         return kind_of(self.find(name), self._kinds)
 
     def enclosing(self, executed: Iterable[str]) -> frozenset[str]:
-        """Returns those of the executed instructions that only call others that are executed."""
+        """Returns the executed loops, conditionals and calls that contain executed instructions."""
         names = set(executed)
         return frozenset(
             name
@@ -196,11 +196,11 @@ class Division:
     """The division of a device's time. All times are in the unit of the intervals.
 
     Attributes:
-      shares: the time of each key. With `pauses` and `idle` they add up to the window.
+      shares: the time of each key. `shares`, `pauses` and `idle` add up to the window.
       active: time from start to end of all executions of each key; shared time counts in full.
-      hidden: for each key of a transfer, the part of `active` in which the device computed.
+      hidden: for each key of a transfer, the part of `active` while the device computed.
       pauses: time within executions of programs and between operations.
-      idle: the intervals in which the device had nothing to do, in order.
+      idle: the intervals without work for the device, in order.
     """
 
     shares: dict[Hashable, float]
@@ -252,9 +252,10 @@ def _cut(interval: Interval, window: tuple[int, int]) -> Interval | None:
 
 
 class _Clock:
-    """Walks through a window and keeps, per role, the time that one of its intervals has got.
+    """Walks through a window and divides its time among the intervals that are active.
 
-    An interval's share is the difference of that time between its end and its start.
+    For each role, a sum grows by the passed time over the number of active intervals. An interval's
+    share is the growth of the sum from the start to the end of the interval.
     """
 
     def __init__(self, time: int):
@@ -267,7 +268,7 @@ class _Clock:
         self._begun: dict[int, tuple[float, int]] = {}
 
     def advance(self, time: int) -> None:
-        """Moves on to a time at which something starts or ends, or to the window's end."""
+        """Moves on to the next time: an interval starts or ends, or the window ends."""
         passed, self._time = time - self._time, time
         if not passed:
             return

@@ -25,7 +25,7 @@ from lingvo_gshard.profiling.timeline import StepRange
 
 # Names of our own spans on the host's main thread. XProf divides a trace by spans named "train".
 STEP, INPUT = "train", "wait for input"
-# Of a program that was executed, the HLO has at least this share of the instructions.
+# A module is an executed program if it has at least this share of the executed instructions.
 _LEAST_COVERAGE = 0.5
 
 
@@ -51,7 +51,7 @@ class Span(NamedTuple):
     """A piece of work of the host's main thread.
 
     Attributes:
-      name: `STEP` or `INPUT`; other names are those of libraries.
+      name: `STEP` or `INPUT`; libraries give other names.
       start: when it started.
       end: when it ended.
       step: number of the training step; None for spans of libraries.
@@ -220,10 +220,10 @@ class JaxTracer:
 
 
 class Recorder:
-    """Records the steps that it is told of.
+    """Records the steps between the first call of `begin` and `end`.
 
     Attributes:
-      seconds: time from the start of the first step to the end of the last one.
+      seconds: time from the start of the first step to the end of the last step.
       core_seconds: processor time that the process used meanwhile.
       recorded: the recorded steps; None before the first.
     """
@@ -277,7 +277,7 @@ class TensorFlowTracer:
     def start(self) -> None:
         """Starts to record."""
         self._directory = tempfile.TemporaryDirectory(prefix="profile")
-        # Options other than the defaults, which are those of jax here, cause warnings.
+        # TensorFlow's default options equal the options of JaxTracer. Other options cause warnings.
         tf.profiler.experimental.start(self._directory.name)
 
     def stop(self) -> bytes:

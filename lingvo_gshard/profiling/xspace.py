@@ -150,7 +150,7 @@ def _read_cpu(plane: _Plane, trace: Trace) -> None:
     for device, run, producer, event in found:
         event = event._replace(end=ends.get(producer, event.end))
         trace.devices.setdefault(device, []).append(event)
-        # The runtime of one device does not number its runs: it has one in each step.
+        # The runtime for a single device does not number its runs. It has one run in each step.
         number = bisect.bisect(steps, event.start) if run == _NO_RUN else run
         runs[device, event.program, number].append(event)
     for (device, program, _), events in runs.items():

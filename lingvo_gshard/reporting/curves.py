@@ -39,12 +39,12 @@ class CompiledProgram(msgspec.Struct, frozen=True):
 
 
 class Recompilation(msgspec.Struct, frozen=True):
-    """A training step that was compiled after others had been taken.
+    """A compilation of the training step after the run's first step.
 
     Attributes:
-      step: the step that waited for it.
-      seconds: seconds that it took.
-      changes: the inputs that differ from those of the program before, in words.
+      step: the step that waited for the compilation.
+      seconds: seconds that the compilation took.
+      changes: differences between the inputs of this program and of the previous program, in words.
     """
 
     step: int
@@ -89,14 +89,14 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 # Prefix of the metrics of the dev split.
 DEV = "dev/"
-# Between a layer and its metric.
+# Separates a layer from its metric in a curve's name.
 LAYER = "/"
-# Numbers of a curve keep so many digits, which no eye can tell from all of them.
+# Numbers of a curve are rounded to this many digits. In a picture nobody sees the difference.
 _DIGITS = 5
 FEWEST_OF_LAYER, MOST_OF_LAYER = 12, 120
-# More steps of one kind than these are counted only.
+# The steps of one kind beyond this number are counted, but not listed.
 _MOST_MARKS = 1000
-# More points of a metric of the dev split than these are thinned.
+# A metric of the dev split with more points than these is thinned.
 _MOST_POINTS = 500
 # Number of steps that means at the end of a run cover.
 TAIL = 50
@@ -140,11 +140,11 @@ class Points(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """Steps at which something happened.
+    """Steps with an event that curves mark.
 
     Attributes:
       count: number of these steps.
-      steps: the first ones of them.
+      steps: the first few of these steps.
     """
 
     count: int

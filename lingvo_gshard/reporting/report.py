@@ -23,11 +23,11 @@ MOST_RUNS = 8
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A hyperparameter in which runs differ.
+    """A hyperparameter with different values in the runs.
 
     Attributes:
-      path: its path.
-      values: its value in each run, as text; None in a run without it.
+      path: path of the hyperparameter.
+      values: the value in each run, as text; None in a run without the hyperparameter.
     """
 
     path: str
@@ -39,9 +39,10 @@ class LayerBytes(msgspec.Struct, frozen=True):
 
     Attributes:
       layer: path of the layer, such as `encoder.layers[1]`.
-      weights: bytes of its weights on one device.
-      moments: bytes of the optimizer's moments of them on one device.
-      bytes: bytes of both on all devices, each part counted once.
+      weights: bytes of the layer's weights on one device.
+      moments: bytes of the optimizer's moments of these weights on one device.
+      bytes: bytes of weights and moments on all devices; a part that several devices hold counts
+        once.
     """
 
     layer: str
@@ -54,8 +55,8 @@ class Report(msgspec.Struct, frozen=True):
     """A report on some runs.
 
     Attributes:
-      runs: the runs, in the order in which they were named.
-      differences: hyperparameters in which they differ.
+      runs: the runs, in the caller's order.
+      differences: hyperparameters with different values in the runs.
       layers: for each run, the bytes of its layers.
     """
 
@@ -94,7 +95,7 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """Returns the paths shortened to their last parts, as few as still differ from each other."""
+    """Shortens paths to their last parts: as few parts as keep all paths different."""
     parts = [pathlib.Path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         found = ["/".join(part[-count:]) for part in parts]
@@ -104,7 +105,7 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 def differences(params: Sequence[dict[str, str]]) -> list[Difference]:
-    """Returns the hyperparameters in which runs differ, sorted by path."""
+    """Returns the hyperparameters with different values in the runs, sorted by path."""
     paths = sorted(set().union(*params))
     rows = [Difference(path, [one.get(path) for one in params]) for path in paths]
     return [row for row in rows if len(set(row.values)) > 1]

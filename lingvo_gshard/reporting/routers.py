@@ -36,10 +36,12 @@ class RouterPicture(msgspec.Struct, frozen=True):
       router: name of the router's class.
       experts: number of experts.
       experts_in_row: number of experts that one row of `load` stands for; 1 unless there are many.
-      steps: the watched steps; each the last of the steps that a column stands for.
-      load: for each expert, its share of the choices over an even share at each of the steps.
+      steps: the watched steps. If a column stands for several steps, the last of these.
+      load: for each expert, the expert's share of the choices over an even share, at each of the
+        steps.
       dropped_share: share of the choices that found their expert full, at each of the steps.
-      load_entropy: entropy of the experts' shares over that of even ones, at each of the steps.
+      load_entropy: entropy of the experts' shares over the entropy of even shares, at each of the
+        steps.
       balance_distance: the balance loss over its value under an even load, minus 1.
       dead: number of experts without a token for some time, at each of the steps.
       by_language: shares by language, over the last watched steps.

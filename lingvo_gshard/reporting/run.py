@@ -38,7 +38,7 @@ class ProfileReport(msgspec.Struct, frozen=True):
     Attributes:
       path: its folder, within the run's directory.
       profile: where the time went; the layers that took the most time.
-      comparison: predicted beside measured time; None without a plan.
+      comparison: predicted and measured time; None without a plan.
     """
 
     path: str

@@ -12,14 +12,14 @@ from lingvo_gshard.serving.connection import Connection, Phase
 
 # Connections that wait to be accepted.
 _BACKLOG = 2048
-# Descriptors for all else: programs that are read, the compiler's process, redirected output.
+# Descriptors for other uses: programs that are read, the compiler's process, redirected output.
 _RESERVE = 32
 _LEAST = 4
 # More descriptors than this are of no use to one process.
 _MOST_DESCRIPTORS = 2**16
-# Connections that are accepted before others are served.
+# At most this many connections are accepted in a row, before the server does other work.
 _AT_ONCE = 16
-# Seconds until accepting is tried again after it failed, and between lines that say so.
+# Seconds until the server accepts again after a failure, and between lines on failures.
 _RETRY_SECONDS = 1.0
 _SAY_SECONDS = 60.0
 
@@ -39,8 +39,9 @@ def most_connections() -> int:
 class Acceptor:
     """Accepts connections from a listening socket.
 
-    With as many as it may have, it closes one that does not wait for an answer for each new one,
-    the slowest first. If all wait for answers, new ones wait in the system's queue.
+    At the largest number of connections, each new connection replaces an old one: the acceptor
+    closes the slowest connection that does not wait for an answer. If all connections wait for
+    answers, new ones wait in the system's queue.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers a path that does not exist, or a method that it does not have."""
+    """Answers requests for an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
     said = {
         404: f"there is no {request.url.path}; docs/serving.md has the paths",

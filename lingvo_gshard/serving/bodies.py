@@ -43,10 +43,10 @@ _NOUNS = {
 
 
 class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request that says how tokens are chosen; `with_options` adds the fields that do.
+    """A request with options for choosing tokens; `with_options` adds a field for each option.
 
     Attributes:
-      timeout: seconds after which the request is given up; None for the server's limit.
+      timeout: seconds until the server gives up the request; None for the server's limit.
       routing: whether the answer says which experts each token visits.
     """
 
@@ -121,10 +121,10 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     Args:
       request: the HTTP request.
       most: the largest number of bytes.
-      seconds: in which the body must arrive.
+      seconds: the longest time that the body may take to arrive.
 
     Raises:
-      RequestError: 413, it is larger; 408, it is later.
+      RequestError: 413 if the body is larger than `most`, 408 if the body takes longer.
       ClientGoneError: the client has left meanwhile.
     """
     try:

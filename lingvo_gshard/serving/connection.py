@@ -18,7 +18,8 @@ from lingvo_gshard.serving.errors import RequestError
 _PIECE = 2**14
 # Requests that may wait behind one on the same connection.
 _MOST_PIPELINED = 16
-# Seconds in which a client that is refused may go on sending, so that it gets to read why.
+# Seconds that a refused client may go on sending. If the server closed the connection earlier, the
+# client could miss the answer that says why.
 _LINGER_SECONDS = 2.0
 
 
@@ -29,9 +30,11 @@ class ConnectionLimits:
     Attributes:
       url_bytes: bytes of a URL.
       head_bytes: bytes of all headers of a request.
-      head_seconds: from the first byte of a request, or from the connection, to the last header.
-      idle_seconds: between an answer and the next request. Proxies keep connections for 60 s.
-      send_seconds: in which a client must read something of its answer.
+      head_seconds: longest time from the first byte of a request, or from the connection, to the
+        last header.
+      idle_seconds: longest time from an answer to the next request. Proxies keep connections for
+        60 s.
+      send_seconds: longest time that a client may read nothing of an answer.
     """
 
     url_bytes: int = 2**16
@@ -42,7 +45,7 @@ class ConnectionLimits:
 
 
 class Phase(enum.IntEnum):
-    """The states of a connection, in the order in which connections are closed to make room."""
+    """The states of a connection. To make room, connections in the first state are closed first."""
 
     IDLE = 0
     HEAD = 1
@@ -70,8 +73,8 @@ class Connection(httptools_impl.HttpToolsProtocol):
         """Prepares a connection.
 
         Args:
-          limits: what it may do.
-          config: has the application.
+          limits: the limits of the connection.
+          config: uvicorn's configuration, with the application.
           state: the connections and tasks of the server.
           on_change: called when an answer is complete, and when the connection has ended.
           on_refusal: called with the status of a request that never reaches the application.
@@ -207,7 +210,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
             self._give_up("the server stops, and has not received all of the request", "stopped")
 
     def cut_off(self) -> None:
-        """Closes the connection if its answer has begun, so that the client sees that it ended."""
+        """Closes the connection if an answer is under way, so that the client notices the end."""
         if self.cycle and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
 

@@ -46,7 +46,7 @@ def describe(model: ServedModel, request: Request, hypothesis: Hypothesis) -> di
     Returns:
       `layers` with path, stack and number of experts, and lists of tokens, each with `text` and
       `experts`: for each layer of the token's stack a list of [expert, gate]. `source` has the
-      source's tokens, `given` those given before the text, and `tokens` the new ones.
+      source's tokens, `given` the tokens given before the text, and `tokens` the new tokens.
     """
     given = len(request.given)
     layers = expert_visits(model.engine, [*request.given, *hypothesis.tokens], request.source)
@@ -76,7 +76,7 @@ def _tokens(pieces: Sequence[str], layers: Sequence[LayerVisits], first: int = 0
     ]
 
 
-# Seconds after which a client may try again when the server is full.
+# When the server is full, the header Retry-After tells clients to wait for this many seconds.
 _RETRY_AFTER = 1
 
 
@@ -91,22 +91,22 @@ class Desk:
     """Takes requests while there is room, and counts the texts under way.
 
     Attributes:
-      under_way: texts that wait or are decoded, those of canceled requests included until the
-        engine has let them go.
+      under_way: number of texts that wait or are decoded. A text of a canceled request counts until
+        the engine has dropped it.
     """
 
     def __init__(self, engine: Engine, capacity: int, kinds: int, metrics: Metrics):
         """Prepares to take requests.
 
         Args:
-          engine: answers them.
+          engine: answers the requests.
           capacity: the largest number of texts under way.
           kinds: the largest number of kinds of search whose programs are kept in memory.
           metrics: count tokens.
         """
         self.under_way = 0
         self._most_kinds = kinds
-        # The texts under way of each kind of search, that used last at the end.
+        # The texts under way of each kind of search; the kind used last is at the end.
         self._kinds: OrderedDict[SearchKind, int] = OrderedDict()
         self._groups = itertools.count()
         self._engine, self._capacity, self._metrics = engine, capacity, metrics
@@ -176,7 +176,7 @@ class Desk:
         for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:
             del self._kinds[kind]
             self._engine.forget(kind)
-        # Those that need no compiler are never kept out by those that do.
+        # Kinds of search that need no compiler are always accepted.
         rare = [kind for kind in new if not self._engine.knows(kind)]
         if rare and len(self._kinds) + len(rare) > self._most_kinds:
             raise RequestError(
@@ -191,7 +191,7 @@ class Desk:
 class Answers:
     """The answers to the texts of one HTTP request, as their events reach the event loop.
 
-    A context manager around their use; leaving it cancels those that are not complete.
+    A context manager: leaving the context cancels the answers that are not complete.
     """
 
     def __init__(self, answers: Sequence[Answer], receive: Receive):

@@ -52,7 +52,7 @@ class RequestError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before it was answered."""
+    """The client closed the connection before the server answered."""
 
 
 def json_response(

@@ -27,15 +27,15 @@ class ServedModel:
     """A trained model.
 
     Attributes:
-      name: what requests call it.
-      step: training step of its checkpoint.
-      engine: decodes with it.
-      vocabulary: of the texts that it writes.
+      name: the model's name in requests.
+      step: training step of the model's checkpoint.
+      engine: decodes with the model.
+      vocabulary: vocabulary of the texts that the model writes.
       translator: encodes sentences and decodes translations; None for a language model.
-      source_vocabulary: of the sentences that it translates; None for a language model.
-      languages: source languages that it was trained on; empty if unknown.
-      published: how it was published to be decoded.
-      created: when it was loaded, in seconds since 1970.
+      source_vocabulary: vocabulary of the sentences to translate; None for a language model.
+      languages: source languages that the model was trained on; empty if unknown.
+      published: settings of generation that the model was published with.
+      created: time when the model was loaded, in seconds since 1970.
     """
 
     name: str
@@ -101,7 +101,8 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
     engine.warm_up(options, _LENGTHS)
     sources = model.source_vocabulary
     source = (sources.unk_id, sources.eos_id) if sources else ()
-    # A language model computes given tokens, for which it has programs of their own.
+    # A language model has programs of their own for given tokens; a request with two tokens makes
+    # the engine compile these programs, too.
     given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
     engine.submit(Request(source=source, given=given, options=options)).result()
     expert_visits(engine, given, source)

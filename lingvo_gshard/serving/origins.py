@@ -1,8 +1,9 @@
 """Origins: which web sites may use the server, by the headers Host and Origin.
 
 A page of any site can have a browser send requests to this machine, and can name this machine in
-its own domain (DNS rebinding). The header Host says by which name the browser came, and Origin
-whose page sent a request. Programs that are no browser send no Origin.
+the site's own domain (DNS rebinding). The header Host has the name that the browser used for this
+server. The header Origin has the site of the page that sent the request. Programs that are no
+browser send no Origin.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Origins:
     """Who may use the server from a browser.
 
     Attributes:
-      hosts: names by which the server is reached, in lower case; ANY for all.
-      takes_addresses: whether any numeric address is such a name. DNS rebinding needs a name.
-      sites: origins of pages that may use the server besides its own, such as
-        "https://app.example.com"; ANY for all.
+      hosts: names of the server that requests may use, in lower case; ANY allows all names.
+      takes_addresses: whether requests may use any numeric address. This is safe, since DNS
+        rebinding needs a name.
+      sites: origins of pages that may use the server besides the server's own pages, such as
+        "https://app.example.com"; ANY allows all origins.
     """
 
     hosts: frozenset[str]
@@ -48,12 +50,12 @@ class Origins:
         """Returns the rules of a server.
 
         Args:
-          host: the name or address that it listens on.
-          hosts: further names of it.
-          sites: origins of pages that may use it.
+          host: the name or address that the server listens on.
+          hosts: further names of the server.
+          sites: origins of pages that may use the server.
 
         Raises:
-          UserError: a name or an origin is none.
+          UserError: a name is no host name, or an origin is no origin.
         """
         for name in hosts:
             if name != ANY and not (_HOST.fullmatch(name) and ":" not in name):

@@ -20,20 +20,23 @@ from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds between looks at the directory of the model.
+# Seconds between checks of the model's directory.
 _WATCH_SECONDS = 30.0
-# Seconds that requests which are cut off have to say so.
+# Seconds for requests to tell their clients that they are cut off.
 _CUT_OFF_SECONDS = 1.0
-# Seconds between looks at whether all requests are answered.
+# Seconds between checks whether all requests are answered.
 _POLL_SECONDS = 0.05
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket with an address, which does not listen yet; ValueError if it is taken.
+    """Returns a socket that is bound to an address and does not listen yet.
 
     Args:
       host: name or address of an interface.
-      port: the port; 0 chooses a free one.
+      port: the port; 0 chooses a free port.
+
+    Raises:
+      UserError: the address is unknown or taken.
     """
     opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -121,7 +124,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stops at a signal. A second one stops without waiting."""
+        """Stops at a signal. A second signal stops without waiting."""
         loop = asyncio.get_running_loop()
         # Python delivers signals to the main thread only.
         is_main = threading.current_thread() is threading.main_thread()

@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 # Bodies with more bytes are tokenized on a thread, so that others do not wait.
 _FEW_BYTES = 4096
-# Between looks at whether a program is there.
+# Seconds between checks whether a program is loaded.
 _POLL_SECONDS = 0.05
 
 
@@ -39,14 +39,14 @@ class Limits:
     Attributes:
       queue_size: texts that wait or are decoded, of all requests.
       body_bytes: bytes of the body of a request.
-      seconds: after which a request is given up; a request may ask for less.
+      seconds: longest time until the server gives up a request; a request may ask for less.
       beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
         programs of its own, which are compiled at its first use.
-      kinds: kinds of search whose programs are kept in memory; beyond it, those not used for
-        longest are dropped.
-      stuck_seconds: after which a call of a program, or its compilation, is stuck.
-      stops: texts that end a text, each of at most `stop_characters`. All are looked for after
-        every token.
+      kinds: largest number of kinds of search whose programs are kept in memory. Programs of the
+        kinds that were used longest ago are dropped.
+      stuck_seconds: a call of a program, or a compilation, that takes longer counts as stuck.
+      stops: largest number of strings that end a text, each of at most `stop_characters`. The
+        server looks for all of them after every token.
     """
 
     queue_size: int = 1024
@@ -221,9 +221,9 @@ class Service:
         return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
 
     async def visit(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
-        """Returns which experts the tokens of a text visited; see `visits.describe`.
+        """Returns the experts that the tokens of a text visited; see `desk.describe`.
 
-        Its program is compiled beside the event loop, which goes on meanwhile.
+        Another thread compiles the program. The event loop goes on meanwhile.
         """
         await self._program(desk.program(self.model, asked, found))
         async with self._visiting:

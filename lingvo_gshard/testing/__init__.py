@@ -13,8 +13,8 @@
 
 `TestCase` is a tf.test.TestCase with eight virtual devices, comparisons of trees and of sharded
 arrays, and counts of the collectives in a compiled function. `LayerTest`, `RouterTest` and
-`OptimizerTest` hold a class to what the library's own classes are held to. docs/testing.md shows
-them at work. The tests run by pytest, by `python -m unittest` and by Bazel.
+`OptimizerTest` test a class by the same rules as the library's own classes. docs/testing.md shows
+examples. The tests run by pytest, by `python -m unittest` and by Bazel.
 
 Importing this package imports TensorFlow.
 """

@@ -41,8 +41,8 @@ _SIZES = {
     "vocabulary_size": V,
 }
 
-# Strategies and meshes. Most dimensions do not divide, so that parts are padded and some are empty.
-# zero1 is missing: it splits optimizer state, and for a layer it equals `data`.
+# Strategies and meshes. Most dimensions do not divide evenly, so that parts are padded and some
+# parts are empty. zero1 is left out: it splits only optimizer state and equals `data` for a layer.
 STRATEGIES = (
     ("data", "data=8"),
     ("expert", "data=8"),
@@ -56,7 +56,7 @@ STRATEGIES = (
 
 
 class LayerTest(TestCase):
-    """Holds a layer to what all layers of the library are held to, on small inputs.
+    """Tests a layer by the rules for all layers of the library, on small inputs.
 
     The inputs are two packed rows of six positions, with padding: `inputs.x` [B,L,M] with
     `target_segments` [B,L], `target_inputs` and `target_labels` (ids), `target_positions`, and
@@ -65,9 +65,9 @@ class LayerTest(TestCase):
     Class attributes:
       PARAMS: Params of the layer. Sizes of 0 (model_dim, hidden_dim, num_heads, num_experts,
         vocabulary_size) are filled in.
-      DRAWS: whether it draws random numbers in training.
+      DRAWS: whether the layer draws random numbers in training.
       PACKS: whether the output of a sentence does not depend on the sentences packed with it.
-      STRATEGIES: pairs (strategy, mesh) that it is partitioned by.
+      STRATEGIES: pairs (strategy, mesh) that partition the layer.
       RUNS: pairs (runner, training) that are compared with eager execution.
     """
 
@@ -272,7 +272,7 @@ class LayerTest(TestCase):
 
 
 class RouterTest(LayerTest):
-    """Holds a router to what all routers are held to, in a mixture of experts.
+    """Tests a router in a mixture of experts, by the rules for all routers of the library.
 
     Class attributes:
       PARAMS: Params of the router.

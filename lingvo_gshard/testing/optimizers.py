@@ -50,12 +50,12 @@ def _batch(index: int) -> dict[str, np.ndarray]:
 
 
 class OptimizerTest(TestCase):
-    """Holds an optimizer to what all optimizers of the library are held to.
+    """Tests an optimizer by the rules for all optimizers of the library.
 
     Class attributes:
       PARAMS: Params of the optimizer.
-      LEARNING_RATE: a rate at which it learns within 20 steps.
-      STRATEGIES: pairs (strategy, mesh) that training is partitioned by.
+      LEARNING_RATE: a learning rate that reduces the loss within 20 steps.
+      STRATEGIES: pairs (strategy, mesh) that partition the training.
     """
 
     PARAMS: ClassVar[Params | None] = None
@@ -118,7 +118,7 @@ class OptimizerTest(TestCase):
                 self.assertAllClose(self.train(sharded), expected, rtol=1e-4, atol=1e-5)
 
     def test_it_goes_on_from_a_saved_state_to_the_bit(self) -> None:
-        """Steps after a saved state equal those of a run that was not interrupted."""
+        """Steps from a saved state equal the steps of a run that was not interrupted."""
         whole = self.started(SingleDeviceRuntime(self.make_trainer()))
         self.train(whole, 4)
         saved = whole.state()

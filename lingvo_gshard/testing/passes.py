@@ -1,4 +1,4 @@
-"""One forward and backward pass of a layer: its inputs, its weights, and ways to run it."""
+"""One forward and backward pass of a layer: inputs, weights, and functions that run the pass."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def make_theta(layer: Layer, seed: int = 3) -> NestedMap:
 def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
     """Returns a function (theta, inputs, seed) that runs one forward and backward pass.
 
-    It returns NestedMap(output, losses, metrics, gradients). The gradients are those of `objective`
-    with respect to the weights and the floating-point inputs.
+    The function returns NestedMap(output, losses, metrics, gradients). The gradients are the
+    derivatives of `objective` with respect to the weights and the floating-point inputs.
     """
     layer = case.build()
 

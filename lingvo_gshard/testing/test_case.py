@@ -70,7 +70,8 @@ class TestCase(tf.test.TestCase):
     ) -> None:
         """Asserts which collectives a compiled function has, by kind and count.
 
-        The message of a failure lists each collective with its bytes, its layer and its line.
+        The message of a failure lists each collective: kind, executions, bytes, and the name of the
+        operation, which contains the layer.
 
         Args:
           compiled: what `lingvo_gshard.partition` returns, or an executable.
@@ -90,11 +91,11 @@ class TestCase(tf.test.TestCase):
         )
 
     def assertDistributed(self, array: Any, axes: str | tuple[str, ...], dimension: int) -> None:
-        """Asserts over which mesh axes one dimension of a jax.Array is split.
+        """Asserts that mesh axes split one dimension of a jax.Array.
 
         Args:
           array: the array.
-          axes: an axis, several, or "" for a dimension that is whole.
+          axes: an axis, several axes, or "" for a dimension that no axis splits.
           dimension: the dimension.
         """
         spec = tuple(array.sharding.spec) + (None,) * array.ndim

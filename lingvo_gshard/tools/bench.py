@@ -11,8 +11,8 @@
     gshard-bench input --prepared=prepared/large
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
-is measured with its mixtures of experts, and with dense layers of the same FLOPs instead. Steps
-alternate with products of two square float32 matrices:
+model is measured twice: with its mixtures of experts, and with dense layers of the same FLOPs
+instead. Steps alternate with products of two square float32 matrices:
 
     ratio = flops / seconds / gemm_rate
 
@@ -32,8 +32,8 @@ fixed number of tokens.
 
     limit_share = flops / seconds / gemm_rate
 
-flops counts products that cannot be avoided. For one text gemm_rate is that of a vector with a
-matrix of the size of the model's weights. Values are medians of --repeats turns.
+flops counts products that cannot be avoided. For one text, gemm_rate is the rate of the product of
+a vector with a matrix as large as the model's weights. Values are medians of --repeats turns.
 
 `exported` runs a training step saved by gshard-inspect --program (docs/programs.md) with JAX alone,
 on a GPU or CPU. TensorFlow is not needed. The state comes from --init_state or is synthetic; the
@@ -56,9 +56,9 @@ together, which depends on --workers and not on --rows. Then it reads what was p
 directory --prepared (docs/data.md): tokens per second, the share of positions that hold tokens, and
 the share of time that the quickstart's training steps wait for batches.
 
-The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
-benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
-and the table to standard error.
+The JSON is {"device": ..., "rows": [...]}. The class `Row` in the benchmark's file in
+lingvo_gshard/tools/benchmarks/ describes the fields of a row. --json alone writes the JSON to
+standard output and the table to standard error.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
 
 
 def _devices(count: int) -> Sequence[Device]:
-    """Returns the devices to check: `count` of them; all accelerators, or virtual ones, for 0."""
+    """Returns the devices to check: `count` devices; for 0 all accelerators, or virtual devices."""
     devices.let_jax_choose_devices()
     found = devices.devices_for(count or _VIRTUAL_DEVICES)
     return found if count else devices.devices_for(None)

@@ -12,8 +12,8 @@ Two baselines stand next to them: `shuffled` gives each row the translation of a
 same language, which is the score of a model that does not read its input; `copied` takes the source
 for the translation. The average is over the languages with 20 rows or more, each counting the same.
 
-With --precision=int8 the translations are found with int8 weights; the cross-entropy remains that
-of the weights as trained.
+With --precision=int8 the translations are found with int8 weights. The cross-entropy is still
+computed with the weights as trained.
 
 Language model: bits per byte of the text (in UTF-8), perplexity per word and per token. The cost of
 predicting the ends of documents counts, but an end is no byte and no word.
@@ -55,7 +55,7 @@ NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
-# Scores are of one text for each row.
+# `best` is no flag here, since one text of each row is scored.
 _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "best")
 
 

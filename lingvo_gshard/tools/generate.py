@@ -9,18 +9,20 @@ Each line gives --best lines of output, in order. Each is the whole text, includ
 For an empty line the model begins the text itself. In the output, a line break within a text is
 written as backslash-n and a backslash as two.
 
-The text of a single line appears as it is generated. With --stream those of many lines do, too, one
-after the other, which takes longer than all at once.
+The text of a single line appears while it is generated. With --stream the texts of many lines
+appear in this way, too. They are then generated one after the other, which takes longer than all at
+once.
 
-With --json, each line of output is {"beginning", "texts", "best"} instead; --json=FILE writes these
-lines to a file beside the texts. "best" lists for each text its "score", the "reason" why it ended
-(end, length or stop), and the model's "log_probabilities" of its new "tokens" and of the end.
+With --json, each line of output is {"beginning", "texts", "best"} instead of a text. --json=FILE
+prints the texts and writes the JSON to a file. "best" has for each text the "score", the "reason"
+why the text ended (end, length or stop), the new "tokens", and "log_probabilities": the model's,
+of each new token and of the end.
 
 Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k, --top_p and
 --min_p change these. The result depends only on the beginning, the number of the text and --seed.
 --temperature=0 searches for the likeliest text instead, with --beam_size hypotheses. A text ends
-where the model ends it, or when it has as many tokens as a row had in training. If a beginning
-leaves no room, the model sees only its end, and a warning is printed.
+when the model chooses to end it, or at the length of a training row. If a beginning leaves no room,
+the model sees only the last part of the beginning, and a warning is printed.
 
 Exit code: 0 if every line was answered, else 1.
 """

@@ -5,29 +5,30 @@ This command lists each weight with its layout, shape, split, and its bytes in t
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor
 
---slots lists the optimizer's moments as well; their totals are always shown. Two warnings follow
-the list: weights that every device holds in full although the strategy splits one of their
-dimensions, and mesh axes over which nothing is split. No device is needed, so the mesh may be as
-large as you like:
+--slots lists the optimizer's moments as well; their totals are always shown. Two warnings may
+follow the list: one names weights that every device holds in full although the strategy splits one
+of their dimensions, the other names mesh axes that split nothing. No device is needed, so the mesh
+may be as large as you like:
 
     gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
         --strategy=expert_tensor --slots --json=split.json
 
 --compile lowers the training step and has XLA partition and compile it for the mesh, on virtual CPU
-devices. It shows the step's memory per device, its collectives by layer, phase and kind, and each
-tensor that the partitioner has to replicate in full to reshard it. Nothing is executed:
+devices. The report shows the memory per device, the collectives by layer, phase and kind, and each
+tensor that the partitioner replicates in full to reshard it. Nothing is executed:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert --compile
 
-Collectives are counted twice: "in program", where one in a loop counts once, and "per step", where
-it counts in each iteration. Bytes are those of one device's operand or result, whichever is larger.
+Collectives are counted twice. The column "in program" counts a collective in a loop once; "per
+step" counts it in each iteration. Bytes are the size of one device's operand or result, whichever
+is larger.
 
 A second table says why data moves: the line that computes a tensor, and the annotation that asks
-for another sharding of it.
+for another sharding of this tensor.
 
 --activations lists the activations of the forward pass by layer: layout, shape, sharding, bytes per
-device, and the line that computes each. Where no annotation says how to split a tensor, XLA has
-chosen. A warning names each large activation that every device holds in full:
+device, and the line that computes each. XLA chooses how to split a tensor that has no annotation. A
+warning names each large activation that every device holds in full:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor --activations='decoder.layers[0]'
@@ -45,15 +46,15 @@ chooses the function of the trainer that --compile and --program take:
 
 --logdir shows a trained run in place of an experiment: mean, deviation and largest value of each
 weight, the share of zeros, and values that are not finite. --compare says how far each weight is
-from the same weight of another run, or of another step of this one. With --mesh the run's weights
-are listed as those of an experiment are:
+from the same weight of another run, or of another step of this run. With --mesh, the command lists
+how the mesh splits the run's weights, as for an experiment:
 
     gshard-inspect --logdir=runs/quickstart
     gshard-inspect --logdir=runs/quickstart --compare=runs/quickstart --compare_step=1000
 
-No corpus is read: vocabularies have the size that the experiment asks for, or with --logdir that of
-the run. --json=FILE writes everything as JSON; --json alone prints it, and sends the tables to
-standard error.
+No corpus is read: vocabularies have the size that the experiment asks for. With --logdir they have
+the size that the run has. --json=FILE writes everything as JSON; --json alone prints the JSON, and
+sends the tables to standard error.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ To plan with the loads that the routers of a run had, in place of even ones:
 
     gshard-plan --experiment=translation.quickstart --topology=cpu:4 --loads=load.json
 
-If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
-until it fits. To compare two plans:
+If the step does not fit, the command tries up to --remedies changes, each on top of the earlier
+changes, until the step fits. To compare two plans:
 
     gshard-plan diff before.json after.json --fail_on="peak>+2%,step>+3%,all-gather>0"
 

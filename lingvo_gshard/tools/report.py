@@ -9,7 +9,7 @@ command. A run that still trains can be reported on, too. Without --html, tables
     gshard-report --logdir=runs/quickstart
     gshard-report --logdir=runs/quickstart --json=report.json
 
-Several runs are compared, with the hyperparameters in which they differ:
+Several runs are compared, with the hyperparameters that differ between the runs:
 
     gshard-report --logdir=runs/quickstart --logdir=runs/other --html=report.html
     gshard-report --logdir=runs/quickstart,runs/other
@@ -208,7 +208,7 @@ _SCORES = {"bits_per_byte": "bits per byte", "perplexity": "perplexity", "accura
 
 
 def _print_marked(console: rich.console.Console, run: RunReport) -> None:
-    """Prints the steps of a run that were not as others."""
+    """Prints the unusual steps of a run, such as spikes, roll-backs and recompilations."""
     for words, marked in (("spikes", run.history.spikes), ("not finite", run.history.not_finite)):
         if marked.count:
             shown = ", ".join(f"{step:,}" for step in marked.steps[:_MOST_ROWS])

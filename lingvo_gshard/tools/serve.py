@@ -71,7 +71,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def _define_web_flags(values: flags.FlagValues) -> None:
-    """Defines flags that say by which names, and from which web pages, the server is used."""
+    """Defines the flags for the server's host names and for web pages that may use the server."""
     flags.DEFINE_list(
         "allow_host",
         None,

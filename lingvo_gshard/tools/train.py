@@ -3,16 +3,17 @@
     gshard-train --list
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart
 
-The same command resumes from the newest checkpoint in --logdir. The result is that of a run that
-was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits. --logdir is locked: a
-second run there is refused while the first one lives.
+The same command resumes from the newest checkpoint in --logdir. The result equals the result of a
+run that was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits. --logdir is
+locked: a second run there is refused while the first run lives.
 
 Every hyperparameter has a dotted path. --params prints them as gin, with their meaning, and trains
 nothing; --params=dropout prints those whose path contains "dropout":
 
     gshard-train --experiment=translation.quickstart --params=dropout
 
---gin_param sets one, and --gin_file many, from what --params printed or from a run's params.txt:
+--gin_param sets one hyperparameter. --gin_file reads many from a file: the output of --params, or a
+run's params.txt:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/small \\
         --steps=500 --gin_param="step.schedule.learning_rate = 0.002"
@@ -41,8 +42,8 @@ To see where the time of some steps goes (docs/profiling.md):
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
---check_determinism_every computes some steps twice and compares them. --replay_step computes one of
-an earlier run again, and says whether it is what the run recorded (docs/trust.md):
+--check_determinism_every computes some steps twice and compares the results. --replay_step computes
+one step of an earlier run again, and says whether it gives what the run recorded (docs/trust.md):
 
     gshard-train --logdir=runs/small --replay_step=150
 

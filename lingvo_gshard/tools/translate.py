@@ -9,8 +9,8 @@ Lines are answered as they arrive: a typed line at once, waiting lines of a pipe
 is faster. The output has the order of the input, and an empty line for an empty line. A line that
 is too long is cut, with a warning on standard error.
 
-A published model for many languages translates between those of --source_language and
---target_language (docs/open_models.md).
+A published model for many languages translates from --source_language to --target_language
+(docs/open_models.md).
 
 With --json, or --json=FILE, a line of JSON is written for each line: {"source", "translation",
 "best"}. "best" lists the --best translations, each with its "text" and "score", and the model's

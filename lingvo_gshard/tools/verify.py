@@ -16,26 +16,26 @@ It prints "equal to 3e-15" and exits with
 
 For the first tensor that differs it prints
 
-    by how much it differs, and the element that differs most
-    the line that computes it
+    the size of the difference, and the element that differs most
+    the line that computes the tensor
     the likely cause, if the difference has a pattern: devices hold different copies, all values are
         a multiple, a random operation uses no key of the step, or the difference disappears
         without dropout
     the nearest annotation or manual region, with the line of code that made it
-    the collectives that were compiled for its layer
+    the collectives that were compiled for the tensor's layer
 
 The averages of the weights, the scale of the loss and all counters are compared, too. With local
-updates (DiLoCo) the step of one worker and the outer step of all workers are.
+updates (DiLoCo), the command compares the step of one worker and the outer step of all workers.
 
 No accelerator and no data are needed. Devices are virtual CPU devices, the batch is synthetic, and
-all arithmetic of float32 is done in float64: what differs is not rounding. Dropout and random
-routers draw the same numbers in both runs. Weights that are initially constant get noise, since a
-weight of zeros hides what is wrong before it.
+all arithmetic of float32 is done in float64: a difference is not due to rounding. Dropout and
+random routers draw the same numbers in both runs. Weights that are initially constant get noise,
+since a weight of zeros hides errors in the layers before it.
 
-Large experiments are made small: sizes by letter, so that what the mesh divides stays divisible and
-what it does not divide stays indivisible, fewer layers, and a smaller mesh of the same axes. All
-changes are printed. --noshrink keeps the sizes. Sizes of your own layers, which this command cannot
-know, are set by --gin_param:
+Large experiments are made small: smaller sizes, fewer layers, and a smaller mesh of the same axes.
+All dimensions of one letter shrink together. A size that the mesh divides stays divisible, and a
+size that the mesh does not divide stays indivisible. All changes are printed. --noshrink keeps the
+sizes. This command cannot know the sizes of your own layers; set them by --gin_param:
 
     gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
         --gin_param='task.my_layer.my_size = 16'
@@ -56,7 +56,7 @@ from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
 
 NAME = "gshard-verify"
-# Exit code of a comparison that found a difference. 1 is that of an error.
+# Exit code of a comparison that found a difference. An error has exit code 1.
 DIFFERENT = 2
 # Exit code if nothing differs, but a part of the step was not compared.
 NOT_VERIFIED = 3

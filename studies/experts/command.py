@@ -2,10 +2,10 @@
 
     python -m studies experts --folder=runs/study
 
-trains experiments one after the other on prepared data (docs/data.md), with equal active FLOPs per
-token, the same data, steps, batches and schedule; scores each on its test rows; and prints
-perplexity and chrF by amount of training text and by family of languages. Each run is a directory
-of --folder. A study that was interrupted goes on with the same command.
+trains experiments one after the other on prepared data (docs/data.md). All have equal active FLOPs
+per token, and the same data, steps, batches and schedule. The command then scores each model on its
+test rows. It prints perplexity and chrF by amount of training text and by family of languages. Each
+run is a directory of --folder. The same command continues a study that was interrupted.
 
     python -m studies experts --folder=runs/study --models=study.dense,study.experts_32 --seeds=1,2
     python -m studies experts --folder=runs/study --bilingual=it,de,eo,ba,sw,fo
@@ -13,14 +13,14 @@ of --folder. A study that was interrupted goes on with the same command.
     python -m studies experts --folder=runs/mine --steps=1000 \\
         --gin_param='input.directory = "prepared/mine"'
 
---bilingual adds a model for each of some languages, the experiment study.bilingual, which is
-trained on this language alone.
+--bilingual adds one model for each of some languages: the experiment study.bilingual, trained on
+this language alone.
 
     perplexity   of the references; each token of a group of languages counts the same
     chrF         of beam search; each row of a group of languages counts the same
     most, middle, least text   the thirds of the languages, ordered by their training rows
 
-Where a model has several seeds, the table has the mean and, after ±, half the distance between the
+If a model has several seeds, the table has the mean and, after ±, half the distance between the
 largest and the smallest value. --notrain shows the runs that are finished, and trains nothing.
 """
 

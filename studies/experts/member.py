@@ -50,7 +50,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Name of the run, which is that of its directory."""
+        """Name of the run and of the run's directory."""
         parts = [self.label, self.language, f"seed{self.seed}"]
         return "-".join(filter(None, parts))
 

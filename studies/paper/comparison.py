@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def selectors(self) -> tuple[str, str, str]:
-        """Returns what selects this comparison: its name, its quantity and its model."""
+        """Returns the words that select this comparison: full name, quantity and model."""
         quantity, _, model = self.name.partition(".")
         return self.name, quantity, model
 

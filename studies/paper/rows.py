@@ -313,7 +313,7 @@ def _single_case(
     case: str = "",
     explanation: str = "",
 ) -> Comparison:
-    """Returns a comparison that needs one plan, by default that of the model in its name."""
+    """Returns a comparison that needs one plan: of `case`, or else of the model in `name`."""
     case = case or name.partition(".")[2]
     return Comparison(
         name, what, published, place, (case,), lambda plans: ours(plans[case]), limits, explanation

@@ -9,7 +9,7 @@ from lingvo_gshard.api.decoding.compiler_process import read_value
 from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.runtime.child_process import answer_stream
 
-# Added to the niceness of the process: what is decoded meanwhile comes first.
+# Added to the niceness of this process, so that decoding in other processes comes first.
 _NICENESS = 10
 
 

@@ -22,9 +22,9 @@ from lingvo_gshard.runtime.child_process import start_module
 
 _log = logging.getLogger(__name__)
 
-# Seconds without work after which the process ends.
+# The process ends after this many seconds without work.
 _IDLE_SECONDS = 20.0
-# Processes that are asked for a program, each after the one before was stuck.
+# If a process is stuck at a program, another process is asked; at most this many processes.
 _TRIES = 2
 _MODULE = "lingvo_gshard.api.decoding.compiler_main"
 
@@ -45,9 +45,10 @@ class CompilerProcess:
         Args:
           logdir: directory of the run.
           options: where and how the run decodes.
-          precision: how its weights are stored and multiplied.
-          checkpoint: which of its checkpoints is read.
-          most_seconds: after which a process that has not compiled a program is stuck, and killed.
+          precision: how the run's weights are stored and multiplied.
+          checkpoint: which of the run's checkpoints is read.
+          most_seconds: a process that takes longer to compile a program counts as stuck and is
+            killed.
         """
         self._most_seconds = most_seconds
         self._run = (logdir, options, precision, checkpoint)
@@ -60,10 +61,10 @@ class CompilerProcess:
         """Waits until the cache has a program; without a key, until it has the model.
 
         A failure is not reported here. The caller then compiles the program itself, and sees the
-        error. If a process is stuck, another one is asked.
+        error. If a process is stuck, a second process is started and asked.
 
         Raises:
-          CompilerStuckError: that is stuck, too.
+          CompilerStuckError: the second process is stuck, too.
           RuntimeError: `stop` was called.
         """
         with self._lock:

@@ -187,7 +187,7 @@ def _modules(params: Params) -> list[pathlib.Path]:
 
 
 class LoadedRun(SavedRun):
-    """A run with what its checkpoint holds: the model, and what decodes with it."""
+    """A saved run with its restored model, and with a decoder for the model."""
 
     @property
     def step(self) -> int:

@@ -16,7 +16,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_progress
 
-# Turns in which speed is measured, after one that compiles.
+# Speed is measured in this many turns, after one turn that compiles.
 _TURNS = 3
 
 
@@ -31,7 +31,7 @@ class Quality:
       chrf: chrF of all rows together.
       bleu: BLEU of all rows together.
       tokens_per_second: tokens of the translations by the median time of some turns.
-      equal: share of the translations that are those of the weights as trained.
+      equal: share of the translations that equal the translation with the weights as trained.
     """
 
     precision: str
@@ -82,7 +82,7 @@ def compare_precisions(
 
 
 def table_of(qualities: Sequence[Quality]) -> Table:
-    """Returns a row for each precision; scores beside what they differ by from the first."""
+    """Returns a row for each precision. Scores show the difference from the first precision."""
     columns = ("precision", "MiB", "chrF", "BLEU", "equal", "tokens/s")
     rows, first = [], qualities[0]
     for found in qualities:

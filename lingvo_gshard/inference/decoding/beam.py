@@ -1,16 +1,15 @@
 """Beam search with length normalization, ended hypotheses kept aside, and exact stopping.
 
-A step scores every token after every hypothesis. Each id that ends a text, if it is among the W
-best of these, makes an ended hypothesis, which leaves the beam. The W best other tokens make the
-new beam. Ended hypotheses
-are ranked by
+A step scores every pair of a hypothesis and a next token. If a pair among the W best has an id that
+ends a text, the hypothesis has ended and leaves the beam. The W best pairs with other tokens make
+the new beam. Ended hypotheses are ranked by
 
     (log probability) / ((5 + length) / 6) ** length_exponent + coverage_weight * coverage
 
 (Wu et al. 2016, arXiv 1609.08144, equation 14). Coverage is the sum over source positions of the
-log of min(1, attention received). A search stops when no hypothesis of the beam can rank above the
-ended ones that are wanted, however it goes on: log probabilities only decrease, and coverage is 0
-at best.
+log of min(1, attention received). A search stops when no continuation of a hypothesis in the beam
+can rank above the ended hypotheses that are to be returned. This is certain because log
+probabilities only decrease, and coverage is 0 at best.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from lingvo_gshard.inference.decoding.state import IMPOSSIBLE
 
 LOCAL_LETTERS = {"c": "candidates for a beam", "e": "ids that end a text"}
 
-# Attention that counts as none, so that its logarithm is finite.
+# Less attention than this counts as this much, so that the logarithm is finite.
 _NO_ATTENTION = 1e-6
 
 
 def length_penalty(length_B: tf.Tensor, exponent_B: tf.Tensor) -> tf.Tensor:
-    """Returns float32 [B], what log probabilities of texts of this many tokens are divided by."""
+    """Returns the divisor, float32 [B], of log probabilities of texts with this many tokens."""
     return ((5.0 + tf.cast(length_B, tf.float32)) / 6.0) ** exponent_B
 
 
@@ -131,7 +130,8 @@ def _is_among_best(end_BWe: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Te
 def _exists(score: tf.Tensor) -> tf.Tensor:
     """Returns whether hypotheses with these log probabilities exist.
 
-    Those of restricted tokens do not, and a beam has fewer than W until there are as many texts.
+    A hypothesis with a forbidden token does not exist. In its first steps, a beam may have fewer
+    than W hypotheses.
     """
     return score > IMPOSSIBLE / 2
 

@@ -16,7 +16,7 @@ LOCAL_LETTERS = {"e": "ids that end a text"}
 def log_normalizer(logits: tf.Tensor, most: tf.Tensor | None = None) -> tf.Tensor:
     """Returns the log of the sum of exponentials over the last dimension.
 
-    XLA for CPU copies what has more than two dimensions before it is reduced.
+    The logits are reduced as a matrix: XLA for CPU would first copy a tensor of more dimensions.
 
     Args:
       logits: the logits.
@@ -32,11 +32,11 @@ def log_normalizer(logits: tf.Tensor, most: tf.Tensor | None = None) -> tf.Tenso
 def normalizer_of_choice(
     logits_BWV: tf.Tensor, value_BW: tf.Tensor, state: NestedMap, end_ids: Sequence[int]
 ) -> tf.Tensor:
-    """Returns `log_normalizer` of logits [B,W] whose best tokens are known.
+    """Returns the `log_normalizer` of each hypothesis, [B,W], if its best token is known.
 
     Args:
       logits_BWV: the model's logits.
-      value_BW: the largest logits of `only_allowed` besides those of the ends.
+      value_BW: the largest logit of the tokens that `only_allowed` leaves, `end_ids` excluded.
       state: the state before the step.
       end_ids: ids that end a text.
     """

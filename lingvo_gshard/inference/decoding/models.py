@@ -93,14 +93,15 @@ def expert_gates(
     Args:
       model: the model.
       weights: `decoding_weights` of the model.
-      ids_BL: int32 tokens of each text, that before all texts first; NO_TOKEN in the
-        padding after them.
-      source_BK: int32 tokens of each source, NO_TOKEN in the padding; None for a model without one.
+      ids_BL: int32 tokens of each text, starting with the token before all texts; NO_TOKEN in the
+        padding after the text.
+      source_BK: int32 tokens of each source, NO_TOKEN in the padding; None for a model without
+        sources.
 
     Returns:
-      (path of a layer, float32 gates [B,K,E] of the source or [B,L,E] of the text) for each layer
-      with experts, in the order in which they compute. The gate of an expert that does not compute
-      a token is 0. Layers of a compiled loop share a path.
+      (path, gates) for each layer with experts, in the order of computation: the layer's path and
+      the float32 gates [B,K,E] of the source or [B,L,E] of the text. The gate of an expert that
+      does not compute a token is 0. Layers of a compiled loop share a path.
     """
     found = []
 

@@ -9,7 +9,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.decoding.models import DecodableModel
 from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS, ProductContext
 
-# As in training; INT8 and INT8_WEIGHTS are those of layers/products.py.
+# Decodes in the precision of training. layers/products.py defines INT8 and INT8_WEIGHTS.
 TRAINED = "trained"
 PRECISIONS = (TRAINED, INT8, INT8_WEIGHTS)
 

@@ -58,12 +58,11 @@ class Admission:
         Args:
           weights: `decoding_weights` of the model.
           state: the state.
-          new: of the texts that enter: `source_aK`, int32 ids of the source, NO_TOKEN in padding,
-            with at most as many positions as the state's memory has;
-            `given_ap`, int32 ids that precede the next token, right-aligned, NO_TOKEN before them,
-            if any text has them; `last_a`, int32, the last of all tokens before those to be
-            generated; and
-            `options`, for each leaf of OPTION_LEAVES in the state its values for the texts.
+          new: the texts that enter. `source_aK` has int32 ids of the source, NO_TOKEN in padding;
+            the state's memory has at least as many positions. `last_a` has the last given token,
+            int32. `given_ap` has the int32 ids before `last_a`, right-aligned, with NO_TOKEN on the
+            left; it is missing if no text has such ids. `options` has, for each leaf of
+            OPTION_LEAVES in the state, the values for the texts.
           text_of_row_B: int32, the text that enters each row; -1 where the row stays.
         """
         with context.scope(training=False):

@@ -57,7 +57,7 @@ def penalize_seen(logits_BV: tf.Tensor, seen_BV: tf.Tensor, penalty_B: tf.Tensor
     Args:
       logits_BV: logits.
       seen_BV: int32, not 0 for tokens in the text so far.
-      penalty_B: positive logits are divided by it, and negative ones multiplied.
+      penalty_B: divides positive logits, and multiplies negative logits.
     """
     penalty_B1 = penalty_B[:, None]
     lower_BV = tf.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
@@ -116,9 +116,9 @@ def _fewest(
 ) -> tf.Tensor:
     """Returns bool [B,V]: the fewest tokens, the best first, that have the wanted weight together.
 
-    Of equal logits the first ones are taken, as greedy decoding does. It halves the interval of
-    possible floats, which are ordered like integers. That takes a few vectorized passes over the
-    logits, where sorting them takes milliseconds.
+    Of equal logits the first ones are taken, as in greedy decoding. The search for the least logit
+    to take halves an interval of floats, whose bits are ordered like integers. This needs a few
+    vectorized passes over the logits; sorting the logits would take milliseconds.
 
     Args:
       logits_BV: float32 logits.
@@ -127,7 +127,7 @@ def _fewest(
       is_limited_B: whether the row is limited; else all of its tokens are taken.
     """
     rows, size = known_sizes(logits_BV.shape)
-    # The bits of -0.0 differ from those of 0.0, which is no larger.
+    # -0.0 and 0.0 are equal but have different bits, so every zero becomes 0.0 first.
     ordered_BV = _flip_negative(tf.bitcast(tf.where(logits_BV == 0, 0.0, logits_BV), tf.int32))
 
     def weight_of(is_taken_BV: tf.Tensor) -> tf.Tensor:
@@ -172,8 +172,8 @@ def _largest(
     """Returns the largest int32 [B] that a condition holds for.
 
     Args:
-      holds: the condition [B] of int32 [B]. It holds for `low_B`, and for no number after one that
-        it does not hold for.
+      holds: the condition, from int32 [B] to bool [B]. It holds from `low_B` up to some number, and
+        for no larger number.
       low_B: the smallest numbers.
       high_B: the largest numbers.
       halvings: steps that halve the interval to a single number.

@@ -69,7 +69,7 @@ def _block_of(size: int) -> int:
 def _top_few(
     x_Rv: tf.Tensor, index_Rv: tf.Tensor, count: int, last: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the largest values and their indices, of which `last` is the largest one."""
+    """Returns the `count` largest values and their indices. `last` is the largest valid index."""
     values, indices = [], []
     for _ in range(count):
         value_R1 = tf.reduce_max(x_Rv, -1, keepdims=True)

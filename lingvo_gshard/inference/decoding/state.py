@@ -1,11 +1,11 @@
 """The kind of a decoding program: how it chooses tokens, and the sizes of its state.
 
 A state has B rows, each with one text and its W hypotheses. Keys and values are in a ring of T
-positions: position `time` modulo T is written next, for all rows. A row's own positions are the
-ones written last, as many as `position_B` says. So rows start at any time, and every write is one
-slice, in place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which of
-them belongs to a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row
-are in blocks, of which a step reads as many as it needs (`cached`).
+positions: a step writes position `time` modulo T, for all rows. A row's own positions are the
+`position_B` positions written last. So rows start at any time, and every write is one slice, in
+place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which slot belongs to
+a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row are in blocks; a
+step reads only the blocks that it needs (layers/attention/cached.py).
 """
 
 from __future__ import annotations

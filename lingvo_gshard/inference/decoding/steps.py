@@ -133,7 +133,7 @@ def _caches_of(
 
 
 def _with_own_slot(state: NestedMap) -> tf.Tensor:
-    """Returns ancestor_BWT in which each hypothesis is its own ancestor at the new position."""
+    """Makes each hypothesis its own ancestor at the new position; returns the new ancestor_BWT."""
     _, beam, length = state.ancestor_BWT.shape
     is_new_T = tf.equal(tf.range(length), tf.math.floormod(state.time, length))
     return tf.where(is_new_T, tf.range(beam)[:, None], state.ancestor_BWT)

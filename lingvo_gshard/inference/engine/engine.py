@@ -29,8 +29,8 @@ from lingvo_gshard.tasks.model_facts import ModelFacts, usual_tokens
 class Engine:
     """Answers requests with one model.
 
-    Requests may come from any thread, and have different options. Those with the same kind of
-    search are decoded together. The answer to a request does not depend on other requests, but for
+    Requests may come from any thread, and have different options. Requests with the same kind of
+    search are decoded together. The answer to a request does not depend on other requests, up to
     the rounding of floating-point sums.
 
     Attributes:
@@ -110,7 +110,7 @@ class Engine:
         return self._waiting.total
 
     def knows(self, kind: SearchKind) -> bool:
-        """Returns whether texts of a kind of search need no compiler, but for rare lengths."""
+        """Returns whether texts of a kind of search need no compiler, except for rare lengths."""
         return self.executables.knows(kind)
 
     def forget(self, kind: SearchKind) -> None:

@@ -199,9 +199,9 @@ class Lane:
         self._state = list(program.call(*self._weights, *self._state, *extra))
 
     def split(self, rows: Collection[Row]) -> Lane:
-        """Returns a new lane that has some of the texts, which leave this one.
+        """Moves some of the texts to a new lane, and returns the new lane.
 
-        The new lane must take up another shape before it decodes.
+        The new lane must get another shape before it decodes.
         """
         lane = Lane(self.kind, self._facts, self._executables, self._weights)
         lane.shape, lane._arrays = self.shape, self._arrays

@@ -12,11 +12,11 @@ from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
-# Rows that one batch decodes together.
+# Sizes of a batch: numbers of rows that are decoded together.
 ROWS = (1, 8, 16, 32)
-# Positions of a state; tokens of given texts where few programs are wanted.
+# Sizes of a state, in positions. Given texts have these sizes, too, if few programs are wanted.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# Tokens of the sources, and of the given texts, that enter a state together.
+# Sizes, in tokens, of the sources and of the given texts that enter a state together.
 FINE_LENGTHS = (8, 16, 24, *(n for length in LENGTHS for n in (length, length * 3 // 2)))
 # New texts enter when this share of the rows is free, or when all that wait can enter.
 FREE_SHARE = 4
@@ -86,7 +86,7 @@ class Plan:
     """The next shape of a lane, and the texts that enter it.
 
     Attributes:
-      shape: the shape that it has then.
+      shape: the next shape of the lane.
       admissions: the texts that enter.
     """
 
@@ -94,15 +94,15 @@ class Plan:
     admissions: tuple[Admission, ...] = ()
 
     def keys(self, kind: SearchKind) -> list[ProgramKey]:
-        """Returns the keys of the programs that this takes."""
+        """Returns the keys of the programs that the plan needs."""
         return [ProgramKey(STEPS, kind, self.shape), *(one.key for one in self.admissions)]
 
 
 class Placement:
     """Chooses shapes for texts.
 
-    A program that is not loaded is wanted from the threads that load and compile. Meanwhile texts
-    do with larger shapes, or wait.
+    If a program is not loaded, Placement asks the threads that load and compile for the program.
+    Meanwhile texts are decoded with larger shapes, or wait.
     """
 
     def __init__(
@@ -165,13 +165,15 @@ class Placement:
     def suiting(self, rows: Sequence[Row], most: int, wanted: int, is_shared: bool) -> list[Row]:
         """Returns the texts whose sizes suit best: a batch costs what its longest text costs.
 
-        A text to which others were preferred too often is taken for the first one, and is returned.
+        If other texts got places too often while one text waited, the waiting text counts as the
+        first text and is returned in any case.
 
         Args:
           rows: the texts, in the order of their turns.
           most: the largest number of texts.
           wanted: the size that suits; 0 for the size of the first text.
-          is_shared: whether the texts are of several clients. The first one is then returned, too.
+          is_shared: whether the texts are of several clients. The first text is then returned in
+            any case.
         """
         if not rows:
             return []
@@ -184,7 +186,7 @@ class Placement:
         def distance(row: Row) -> tuple[bool, float]:
             return not (must and row is first), abs(math.log2(self.size(row) / suitable))
 
-        # Sorting is stable: of the same size, those whose turn is first.
+        # Sorting is stable: texts of the same size stay in the order of their turns.
         return sorted(rows, key=distance)[:most]
 
     def like(self, row: Row) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from lingvo_gshard.inference.requests import (
     NewTokens,
 )
 
-# Ranks at or below this are of hypotheses that do not exist.
+# Hypotheses with this rank or a lower rank do not exist.
 _IMPOSSIBLE = -1e8
 
 
@@ -31,12 +31,12 @@ class Row:
 
     Attributes:
       answer: where events go.
-      text: number of the text among those of the request.
+      text: number of the text within its request.
       limit: the largest number of new tokens.
       generated: the number of new tokens so far.
       is_done: whether the text is complete.
-      passes: how often other texts got a place that this one waited for.
-      created: when it began to wait, in the time of time.monotonic.
+      passes: how often other texts got a place that this text waited for.
+      created: when the text began to wait, in the time of time.monotonic.
     """
 
     def __init__(self, answer: Answer, text: int, limit: int):
@@ -154,7 +154,7 @@ class BeamRow(Row):
         return Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind, end)
 
 
-# By the identity of the row: removing one takes the same time wherever it is.
+# Rows by `id(row)`, so that removing a row takes the same time wherever the row is.
 _Group = OrderedDict[int, Row]
 
 
@@ -224,7 +224,7 @@ def _in_turn(sequences: Iterable[Iterable[Row]]) -> Iterator[Row]:
             break
 
 
-# The next texts, among which those that suit are looked for.
+# The texts to take are chosen among this many next texts.
 _WINDOW = 512
 
 
@@ -263,7 +263,7 @@ class WaitingRows:
             self.wake()
 
     def stop(self) -> None:
-        """Takes no more texts and gives up those that wait."""
+        """Takes no more texts and gives up the waiting texts."""
         with self._changed:
             self._is_closed = self.is_stopped = True
             self._turns.clear()
@@ -327,8 +327,9 @@ class WaitingRows:
 
         Args:
           kind: how tokens are chosen.
-          choose: returns those to take of the next texts. Its second argument says whether they are
-            of several clients, or groups of one. Other threads wait for it.
+          choose: selects the texts to take among the next texts. The second argument says whether
+            the texts are of several clients, or of several groups of one client. Other threads wait
+            for this call.
         """
         with self._changed:
             turns = self._turns.get(kind)

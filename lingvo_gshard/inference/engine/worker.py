@@ -17,14 +17,15 @@ from lingvo_gshard.tasks.model_facts import ModelFacts
 
 # Steps of a call while someone reads the tokens as they come.
 _STREAMED_STEPS = 4
-# Seconds after which a worker whose texts wait for programs asks for these again.
+# A worker whose texts wait for programs asks for these programs again after this many seconds.
 _ASK_SECONDS = 1.0
 
 
 class Worker:
     """A thread with lanes of its own.
 
-    It never compiles: texts whose programs are not there wait, and the others are decoded.
+    The thread never compiles. Texts wait until their programs are ready; other texts are decoded
+    meanwhile.
 
     Attributes:
       busy_since: when the current call of a program began, in the time of time.monotonic; None
@@ -63,7 +64,7 @@ class Worker:
         while not self._waiting.is_stopped:
             version = self._waiting.version
             self._free_lanes()
-            # All of them, without stopping at the first that has something to do.
+            # A list, so that `any` does not stop at the first lane that has something to do.
             if any([self._try(lane) for lane in self._lanes_with_texts()]):
                 continue
             waits_for_programs = bool(self._waiting.total or self._active())
@@ -77,7 +78,7 @@ class Worker:
         return sum(lane.active for lane in (*self._lanes.values(), *self._outgrown))
 
     def _lanes_with_texts(self) -> list[Lane]:
-        """Returns the lanes that have texts, or for which texts wait."""
+        """Returns the lanes with texts, and the lanes that waiting texts will enter."""
         for kind in self._waiting.kinds():
             if kind not in self._lanes:
                 self._lanes[kind] = Lane(kind, self._facts, self._executables, self._weights)
@@ -94,7 +95,7 @@ class Worker:
                 del self._lanes[kind]
 
     def _try(self, lane: Lane) -> bool:
-        """Advances a lane if it can be; returns whether it did."""
+        """Advances a lane if it can go on; returns whether anything was done."""
         self._complete(lane, lane.drop_canceled())
         entering: list[Row] = []
         try:
@@ -104,7 +105,7 @@ class Worker:
                 return bool(entering)
             self.busy_since = time.monotonic()
             self._advance(lane, plan)
-        except BaseException as error:  # Those who wait for the answers learn of it.
+        except BaseException as error:  # The callers who wait for the answers get the error.
             self._fail(lane, entering, error)
         finally:
             self.busy_since = None
@@ -169,7 +170,7 @@ class Worker:
     def _able(
         self, lane: Lane, rows: Sequence[Row], failed: list[tuple[Row, BaseException]]
     ) -> list[Row]:
-        """Returns the texts whose programs are there; `failed` gets those whose never will be."""
+        """Returns the texts whose programs are ready; `failed` gets texts whose programs failed."""
         plans: dict[tuple[int, int], Plan | None] = {}
         able = []
         for row in rows:
@@ -187,9 +188,10 @@ class Worker:
         return able
 
     def _stay(self, lane: Lane) -> Plan | None:
-        """Returns how a lane goes on without new texts; None if it cannot.
+        """Returns the plan of a lane without new texts; None if the lane cannot go on.
 
-        Texts that need a larger shape, which is not compiled, leave the lane, so that others go on.
+        Texts that need a larger shape that is not compiled leave the lane, so that the other texts
+        go on.
         """
         if not lane.active:
             return None

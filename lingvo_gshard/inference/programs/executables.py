@@ -25,7 +25,7 @@ class ProgramKey:
     """One program of a decoder.
 
     Attributes:
-      name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
+      name: PREPARE converts the trained weights to the weights for decoding. ADMIT lets texts into
         rows, STEPS adds tokens, and GATES tells which experts the tokens of complete texts visit.
       kind: how tokens are chosen; None for PREPARE.
       shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
@@ -79,7 +79,7 @@ class CompiledProgram:
 
 # A program that nobody has asked for again within this time is not compiled any more.
 _FORGET_SECONDS = 10.0
-# A program that could not be made is not tried again before.
+# A program that could not be made is not tried again for this many seconds.
 _RETRY_SECONDS = 5.0
 
 
@@ -92,11 +92,12 @@ class Background:
         Args:
           make: makes a program; what it returns is not used.
           threads: programs that are made at the same time.
-          name: of the threads.
+          name: name of the threads.
         """
         self._make, self._most, self._name = make, threads, name
         self._changed = threading.Condition()
-        # When each program that waits was last wanted, and since when others are being made.
+        # The time of the last call of `want` for each waiting program, and the time when the making
+        # of each program under way began.
         self._wanted: dict[ProgramKey, float] = {}
         self._under_way: dict[ProgramKey, float] = {}
         self._failures: dict[ProgramKey, tuple[float, BaseException]] = {}
@@ -104,7 +105,7 @@ class Background:
         self._is_stopped = False
 
     def want(self, key: ProgramKey, on_end: Callable[[], None]) -> None:
-        """Has a program made. To be called again and again while it is wanted.
+        """Has a program made. Callers repeat the call for as long as they want the program.
 
         Args:
           key: the program.
@@ -127,7 +128,10 @@ class Background:
             self._changed.notify()
 
     def failure(self, key: ProgramKey) -> tuple[float, BaseException] | None:
-        """Returns when making a program last failed, and with which error; None if it has not."""
+        """Returns the time and the error of the last failure to make a program; None without one.
+
+        The time is in the time of time.monotonic.
+        """
         return self._failures.get(key)
 
     def busy(self) -> dict[ProgramKey, float]:
@@ -150,7 +154,7 @@ class Background:
         while key := self._next():
             try:
                 self._make(key)
-            except BaseException as error:  # Those who need the program learn of it.
+            except BaseException as error:  # Callers who need the program get the error.
                 self._failures[key] = time.monotonic(), error
             with self._changed:
                 del self._under_way[key]
@@ -292,11 +296,11 @@ class Executables:
         self._listeners.append(listener)
 
     def failure(self, keys: Iterable[ProgramKey], since: float) -> BaseException | None:
-        """Returns the error with which making one of some programs failed.
+        """Returns the error of a program that could not be made; None if none failed.
 
         Args:
           keys: the programs.
-          since: failures before this are passed over; in the time of time.monotonic.
+          since: earlier failures are passed over; in the time of time.monotonic.
         """
         for key in keys:
             for makers in (self._loading, self._compiling):
@@ -319,7 +323,7 @@ class Executables:
         self._notify()
 
     def stop(self) -> None:
-        """Ends the threads that make programs in the background, until another one is wanted."""
+        """Ends the threads that make programs. The next wanted program starts new threads."""
         if self._elsewhere:
             self._elsewhere.stop()
         for makers in (self._loading, self._compiling):

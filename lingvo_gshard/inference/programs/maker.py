@@ -35,9 +35,9 @@ from lingvo_gshard.tasks.token_task import TokenTask
 def decoding_partitioning(partitioning: Partitioning) -> Partitioning:
     """Returns the partitioning of decoding programs.
 
-    A step has one position for each hypothesis, so that positions are not split. Rows are split
-    over the axes of token groups instead: every device that computes tokens of its own in training
-    decodes texts of its own. Weights keep their layout.
+    A step has one position for each hypothesis, so positions are not split. The axes of token
+    groups split the rows instead: devices that compute different tokens in training decode
+    different texts. Weights keep their layout.
     """
     overrides = tuple((pattern, _unsplit(table)) for pattern, table in partitioning.overrides)
     found = partitioning.strategy
@@ -260,7 +260,7 @@ class ProgramMaker:
         return [(f"state.{path}", x, self._split(path, x)) for path, x in state.flatten_items()]
 
     def _weight_split(self, weight: tf.Tensor) -> Split:
-        """Returns the split of a decoding weight: that of its annotation."""
+        """Returns the split of a decoding weight, which its annotation states."""
         split = xla.annotated_split(weight, self._partitioning.mesh) or _whole(weight.shape)
         return self._partitioning.storage_split(known_sizes(weight.shape), split)
 

@@ -250,12 +250,13 @@ def find_entry(directory: str, owner: object, content: object) -> CacheEntry:
 
 
 def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:
-    """Removes entries that nobody needs: older ones of the same owner, and those of deleted runs.
+    """Removes entries that nobody needs: older entries of the owner, and entries of deleted runs.
 
-    If the others have too many bytes together, those used longest ago are removed, too.
+    If the remaining entries have too many bytes together, the entries used longest ago are removed,
+    too.
 
     Args:
-      entry: stays in any case.
+      entry: the owner's newest entry, which stays in any case.
       most_bytes: the largest size of all entries together.
     """
     owner = entry.path.name.partition("-")[0]

@@ -135,7 +135,7 @@ def plain_task(config: PublishedConfig, ties_by_default: bool = False) -> Params
 
 
 def decoder_config(task: Params) -> dict[str, Any]:
-    """Returns what `decoder_task` reads, from the Params of a task."""
+    """Makes the config values that `decoder_task` reads from the Params of a task."""
     attention = task.decoder.layer.self_attention
     return {**plain_config(task), "hidden_act": "silu", **rope_config(attention)}
 

@@ -10,7 +10,7 @@ from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Row, Table
 
-# The expert of all tokens, and the bias that balances the others, as DeepSeek-V3 names them.
+# DeepSeek-V3's names for the shared expert, and for the bias that balances the routed experts.
 SHARED_EXPERT = (
     *(
         Row(
@@ -54,17 +54,17 @@ def expert_rows(
 
 
 def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
-    """Returns the weight of a loss of every router that a published coefficient stands for.
+    """Converts a published coefficient of a router loss to the weight of each router's loss here.
 
-    transformers multiplies the coefficient with one loss over the tokens of all layers, in which
-    each of k choices counts as a whole token (`load_balancing_loss_func` of
-    models/mixtral/modeling_mixtral.py: k for balanced loads). Here every layer adds its own loss,
-    in which a choice counts for 1/k of a token (1 for balanced loads).
+    transformers multiplies the coefficient with one loss over the tokens of all layers
+    (`load_balancing_loss_func` of models/mixtral/modeling_mixtral.py). Each of a token's k choices
+    counts as a whole token, so balanced loads have a loss of k. Here every layer adds a loss of its
+    own. A choice counts as 1/k of a token, so balanced loads have a loss of 1.
 
     Args:
       coefficient: such as `router_aux_loss_coef`.
-      stack: Params of the stack, with its number of layers and which of them have experts.
-      k: experts of a token if each counts as a whole one in the published loss, else 1.
+      stack: Params of the stack: its number of layers, and the layers that have experts.
+      k: experts of a token if each choice counts as a whole token in the published loss, else 1.
     """
     return coefficient * k / max(_expert_layers(stack), 1)
 

@@ -38,17 +38,17 @@ class Family:
     Attributes:
       model_type: the name of the architecture in `config.json`.
       architecture: the class of transformers that runs it.
-      table: where published tensors go.
-      task_of: returns the Params of the task that a config describes; ValueError if it asks for
-        something that is not supported.
-      config_of: returns the values of a `config.json` from the Params of a task. Another task may
-        differ from what these describe, so callers compare.
+      table: the weight that each published tensor goes to.
+      task_of: returns the Params of the task that a config describes; raises UserError if the
+        config asks for something that is not supported.
+      config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
+        not describe every task in full, so callers make the task of these values and compare.
       left_out: returns the beginnings of the names of tensors that are not imported.
       input_of: returns the Params of the input, given the positions of a row.
       positions_of: returns the positions that the model was made for, and whether texts may have
         more.
-      copies: names that a tensor may have besides its own -> its own, of which the first counts
-        that the model has.
+      copies: name of a tensor that may be a copy of a shared table -> names that this table may
+        have. The first of these names that the model needs is the table.
     """
 
     model_type: str
@@ -81,8 +81,9 @@ def layer_types(config: PublishedConfig, usual_period: int) -> list[str]:
 
     Args:
       config: the config.
-      usual_period: used if the config has neither `layer_types` nor a period. The last layer of
-        each such number of layers has full attention; the others have a sliding window.
+      usual_period: number of layers of a period, if the config has neither `layer_types` nor a
+        period. The last layer of a period has full attention, the other layers have a sliding
+        window.
 
     Raises:
       UserError: `layer_types` has the wrong length.
@@ -103,7 +104,8 @@ def set_pattern(
 ) -> None:
     """Sets the attentions of a decoder's layers.
 
-    The layers that begin the first, incomplete period run one by one, so that the others divide.
+    If the layers do not divide into whole periods, the first layers run one by one, so that the
+    remaining layers divide.
 
     Args:
       config: the config, for messages.

@@ -36,7 +36,7 @@ _NORMS = tuple(
 )
 _TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
-# The bases of the rotations of Gemma 3, in layers with a window and in others.
+# The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
 
 
@@ -46,7 +46,7 @@ def _common(config: PublishedConfig) -> Params:
     config.expect("use_bidirectional_attention", False)
     config.expect("hidden_activation", _GELU)
     for name in ("hidden_act", "cache_implementation"):
-        # Some configs have them, too; nobody reads them.
+        # Some configs also have these keys; no model reads them.
         config.get(name, None)
     task = plain_task(config, ties_by_default=True)
     layer = task.decoder.layer

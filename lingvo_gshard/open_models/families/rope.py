@@ -67,7 +67,7 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
             scaling.set(**{name: left.pop(key)})
     if kind in ("dynamic", "yarn") and "original_max_position_embeddings" not in rope:
         scaling.original_length = config.get("max_position_embeddings")
-    # Some configs keep it beside a scaling that does not read it.
+    # Some configs have this key although their scaling does not read it.
     left.pop("original_max_position_embeddings", None)
     if left:
         raise UserError(

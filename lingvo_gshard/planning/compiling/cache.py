@@ -1,12 +1,13 @@
 """Programs compiled for a topology, and the cache that keeps them on disk for later plans.
 
-A file holds a SHA-256 of its content and the compressed content. It is written atomically and
-checked when it is read. One that is damaged or of another format is removed, and its program
-compiled again.
+A file holds a SHA-256 of its content and the compressed content. The cache writes files atomically,
+and checks a file before use. The cache removes a file that is damaged or has another format; the
+program is then compiled again.
 
 libtpu writes a file after each stage. The optimized and scheduled program comes with XLA's buffer
-assignment, from which libtpu decides whether the program fits. A file for the stage after that
-exists only if it fits. Generating code for the program takes most of the time, and changes neither.
+assignment. libtpu reads the buffer assignment to decide whether the program fits the chip, and
+writes the file of the next stage only if the program fits. That next stage generates code, which
+takes most of the time and changes neither the program nor the buffer assignment.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file. Its fields are those of CompiledProgram."""
+    """The content of a file: the stored fields of a CompiledProgram, under their names there."""
 
     proto: bytes
     memory: dict[str, int]
@@ -182,7 +183,7 @@ def using_settings(settings: Settings) -> contextlib.AbstractContextManager[Sett
 
 
 _BUFFERS = "*.after_optimizations.hlo.pb"
-# Written once the program and its buffers are complete and fit.
+# libtpu writes this file when the program and its buffers are complete and fit.
 _ACCEPTED = "*.after_optimizations_after_buffer_assignment.hlo.pb"
 # XLA's memory space of a TPU's high-bandwidth memory. Others are memories within a core.
 _HBM = 0
@@ -205,9 +206,9 @@ def is_accepted(directory: str) -> bool:
 def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
     """Returns the program of one device, a serialized HloModuleProto, and its memory.
 
-    An executable's own report of its memory (`memory_bytes`) counts the gaps between temporaries
-    twice. The sum of the buffers is what libtpu compares with a device's memory: the bytes that it
-    reports when it refuses a program.
+    An executable's own report of memory (`memory_bytes`) counts the gaps between temporaries twice.
+    libtpu compares the sum of the buffers with a device's memory, and reports this sum when it
+    refuses a program.
 
     Args:
       directory: the compiler's files; `is_accepted`.

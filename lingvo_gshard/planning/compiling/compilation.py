@@ -27,7 +27,7 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.run.records import installed_versions
 
-# To be raised when the content of the cache's files changes its meaning.
+# Raise this number when the content of the cache's files changes its meaning.
 _FORMAT = 1
 _PACKAGES = ("jax", "jaxlib")
 
@@ -41,10 +41,11 @@ def key_of(
     """Returns the key of a compilation, 64 hexadecimal digits.
 
     Args:
-      program: what is compiled.
-      topology: what it is compiled for. Its name stands for its shape and its chips.
+      program: the program to compile.
+      topology: the topology to compile for. The key has the topology's name, which determines
+        shape and chips.
       generates_code: whether code is generated in any case.
-      options: options of the compiler besides those of the topology.
+      options: compiler options, added to the topology's own.
     """
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(
@@ -92,13 +93,14 @@ def compile_for(
     """Compiles a program with the topology's compiler.
 
     A program that does not fit the chip's memory is compiled for a chip with more memory, so that
-    it can be planned all the same. Its memory is then as the chip's own compiler states it.
+    it can be planned all the same. The memory in the result is still what the chip's own compiler
+    states.
 
     Args:
       program: the program to compile.
       topology: the topology to compile it for.
       progress: called with each stage's description.
-      options: options of the compiler besides those of the topology.
+      options: compiler options, added to the topology's own.
 
     Raises:
       UserError: if the mesh and the topology differ in the number of devices, if the compiler
@@ -142,7 +144,7 @@ def _compile(
     progress: Progress,
     options: Mapping[str, str] | None = None,
 ) -> CompiledProgram:
-    """Compiles a program; `started` is the time from which its compile time counts."""
+    """Compiles a program. Its compile time counts from `started`, a time of `time.monotonic`."""
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
         return dataclasses.replace(compiled, seconds=time.monotonic() - started)

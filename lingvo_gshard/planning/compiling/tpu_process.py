@@ -1,8 +1,8 @@
-"""Compiles for TPUs in a process of its own, which ends as soon as a plan has what it reads.
+"""Compiles for TPUs in a process of its own, which ends when the data for the plan are there.
 
 libtpu spends nine tenths of its time on generating code for each operation, after the program is
-optimized, scheduled and assigned to memory. It has no option to stop there, so its process is
-ended.
+optimized, scheduled and assigned to memory. A plan needs no code, but libtpu has no option to stop
+before this stage. So the process is ended.
 """
 
 from __future__ import annotations

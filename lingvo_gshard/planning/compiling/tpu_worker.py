@@ -1,4 +1,4 @@
-"""The process in which libtpu compiles one program. Its parent may end it at any time."""
+"""A process that compiles one program with libtpu. Its parent may end the process at any time."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Every device gets the same number of experts, since weights are stored evenly. To minimize the
 largest load under this condition is the k-partitioning problem (Babel, Kellerer and Kotov 1998,
-https://doi.org/10.1007/BF01193837), which is NP-hard. The heuristic is the one of Graham 1969
-(https://doi.org/10.1137/0117039), longest processing time first, with this condition: experts in
-the order of their loads, the largest first, go to the device with the smallest load that has room.
-Swaps of two experts then lower the largest load as long as any does.
+https://doi.org/10.1007/BF01193837), which is NP-hard. The heuristic is Graham's longest processing
+time first (1969, https://doi.org/10.1137/0117039) under this condition. Experts are taken in the
+order of their loads, the largest first. Each goes to the device with the smallest load that has
+room. Swaps of two experts then lower the largest load, until no swap lowers it.
 
 Replicas follow the expert-parallel load balancer of DeepSeek-V3 (arXiv 2412.19437, section 3.4,
 https://github.com/deepseek-ai/EPLB): each further copy goes to the expert with the largest load per
@@ -32,8 +32,9 @@ EMPTY = -1
 class ExpertDevices:
     """The devices that compute the experts of one layer.
 
-    The experts are split into parts, one on each device along `expert_axes`. Along the other axes
-    of the groups, the *slices*, every device has all of its part's experts for its slice's tokens.
+    The experts are split into parts, one on each device along `expert_axes`. The other axes of the
+    groups divide the devices into *slices*. Each slice holds all parts, and computes the tokens of
+    its own groups.
 
     Attributes:
       mesh: the mesh.
@@ -172,8 +173,8 @@ def copies(load: np.ndarray, replicas: int, most: int) -> tuple[np.ndarray, np.n
 def least_largest(load: np.ndarray, parts: int, replicas: int = 0) -> float:
     """Returns a lower bound of the largest load of a device under any placement of the copies.
 
-    It is the mean load of a device, or the load of the one that has the largest copy, if all others
-    that it has are the smallest ones.
+    The bound is the larger of two loads: the mean load of a device, and the load of a device that
+    has the largest copy and otherwise only the smallest copies.
     """
     _, shares = copies(load, replicas, parts)
     places = -(-len(shares) // parts)
@@ -195,9 +196,10 @@ def _longest_first(shares: np.ndarray, parts: int, places: int) -> np.ndarray:
 
 
 def _swapped(shares: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Returns the copies after swaps, each of which lowers the larger load of two devices.
+    """Returns the copies of each device after swaps between two devices.
 
-    One of the two devices is always the one with the largest load.
+    Each swap lowers the larger load of its two devices. One of the two is always the device with
+    the largest load of all.
     """
     members = members.copy()
     loads = shares[members].sum(1)

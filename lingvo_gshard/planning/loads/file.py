@@ -51,28 +51,28 @@ class LayerLoads:
       experts: number of experts.
       devices: number of devices that the experts are divided over.
       busiest_expert: the expert with the most choices in all steps.
-      busiest_over_mean: its choices over those of the mean expert.
-      slowest: rows of the device that gets the most, over those of the mean device, by step.
-      slowest_device: position along the axes of the experts of the device that gets the most rows
-        in all steps.
+      busiest_over_mean: choices of the busiest expert over the mean choices of an expert.
+      slowest: rows of the device that gets the most rows, over the mean rows of a device, by step.
+      slowest_device: the device that gets the most rows in all steps, as its position along the
+        mesh axes of the experts.
       placement: the experts of each device under the placement that was found.
-      replicas: further copies of experts, on all devices together, that it has.
+      replicas: further copies of experts that the placement has, on all devices together.
       placed: as `slowest`, under the placement.
       gap: by how much the largest load of a device, over all steps, exceeds the lower bound of any
         placement; 0.01 is 1%.
       later: mean of `slowest` over the later half of the steps; None with a single step.
-      later_placed: the same under a placement that was found from the earlier half.
+      later_placed: as `later`, under a placement that was found from the earlier half.
       dropped_share: share of the requests that are dropped, by step; None if the file does not
         tell.
       capacity: capacity slots of an expert for each group; None with a dropless dispatch.
-      capacity_factor: the factor that gives them.
+      capacity_factor: the capacity factor that gives `capacity`.
       sufficient_factor: the smallest capacity factor that drops nothing, by step; None if unknown.
       bound: the dropless dispatch's bound, 0 for none; None with another dispatch.
       sufficient_bound: the smallest bound that drops nothing, by step; None if unknown.
-      placed_bound: the same under the placement; None with replicas, too.
+      placed_bound: as `sufficient_bound`, under the placement; None with replicas, too.
       experts_seconds: the plan's estimate for the experts of this layer.
-      seconds: the same under the loads, by step.
-      seconds_placed: the same under the placement.
+      seconds: as `experts_seconds`, under the loads, by step.
+      seconds_placed: as `seconds`, under the placement.
     """
 
     layer: str
@@ -140,7 +140,7 @@ class RouterLoads:
 class LayerRows:
     """The rows of one layer in T steps, scaled to the planned batch.
 
-    All counts are of one micro-batch, the mean of those of a step.
+    All counts are for one micro-batch: the mean over the micro-batches of a step.
 
     Attributes:
       layer: the planned layer.
@@ -152,7 +152,7 @@ class LayerRows:
 
     @functools.cached_property
     def scale(self) -> np.ndarray:
-        """[T], planned tokens of a micro-batch over those of the recorded step."""
+        """[T], tokens of a planned micro-batch over tokens of the recorded step."""
         layer = self.layer
         tokens = [r.groups * r.group_size or sum(r.choices) for r in self.records]
         planned = layer.groups * layer.group_size if self.records[0].groups else layer.rows
@@ -166,7 +166,7 @@ class LayerRows:
 
     @functools.cached_property
     def has_same_groups(self) -> bool:
-        """Whether the planned step has the groups of the recorded ones."""
+        """Whether the planned step has as many groups, of the same size, as all recorded steps."""
         layer = self.layer
         planned = layer.groups * layer.micro_batches, layer.group_size
         return all((r.groups, r.group_size) == planned for r in self.records)
@@ -258,7 +258,7 @@ class LayerRows:
         return min(random_numbers.ceil(layer.bound * rows / layer.devices.parts), rows)
 
     def computed(self, placement: np.ndarray) -> np.ndarray:
-        """Returns [T]: rows that the slowest device computes, over those of the plan.
+        """Returns [T]: rows that the slowest device computes, over rows that the plan counts.
 
         A dropless dispatch computes an expert's rows in full blocks and a smaller one
         (`dispatches/dropless.py`). The plan has even loads, and full blocks only.
@@ -322,8 +322,8 @@ class Loads:
       path: the file.
       layers: path of a layer -> its records, one for each step, in the order of steps. All layers
         have the same steps.
-      is_measured: whether the loads are those of test rows and not of training steps. There is then
-        one record, without positions and parts.
+      is_measured: whether the loads were measured on test rows and not in training steps. There is
+        then one record, without positions and parts.
     """
 
     path: str

@@ -64,7 +64,7 @@ class ExpertLayer:
         return self.groups * self.group_size * self.experts_per_token
 
     def capacity_factor(self, capacity: int) -> float:
-        """Returns the capacity factor with which experts have so many slots for a group."""
+        """Returns the capacity factor that gives experts `capacity` slots for each group."""
         even = self.group_size * self.experts_per_token / self.num_experts
         # Rounded up, since routers round the slots down.
         return random_numbers.ceil(capacity / even * 1e4) / 1e4

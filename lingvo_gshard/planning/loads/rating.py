@@ -1,14 +1,14 @@
 """Rates a plan under the loads that routers had: time, dropped tokens, buffers and placement.
 
 Devices wait for one another in every layer with experts, at the all-to-all that brings the outputs
-back. So the time of a step has the slowest device of each layer.
+back. So the slowest device of each layer determines the time of the layer.
 
-- With a dropless dispatch, a device computes the rows that it gets. The plan's estimate of the
-  experts, which is for even loads, is multiplied by the rows that the slowest device computes over
-  those that the plan counts.
-- With buffers, all capacity slots are computed, full or empty. The loads then change what is
-  dropped and not the time. The time of the experts and of their all-to-all grows with the slots, by
-  which the time of a step with sufficient buffers is estimated.
+- With a dropless dispatch, a device computes the rows that it gets. The plan estimates the time of
+  the experts for even loads. The rating multiplies this time by a ratio: the rows that the slowest
+  device computes over the rows that the plan counts.
+- With buffers, all capacity slots are computed, full or empty. The loads then change the number of
+  dropped tokens and not the time. The time of the experts and of their all-to-all grows with the
+  slots. The rating scales this time to estimate a step whose buffers drop nothing.
 """
 
 from __future__ import annotations

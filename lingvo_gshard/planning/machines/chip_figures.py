@@ -76,7 +76,7 @@ _MAMF = (
     "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
     " https://github.com/stas00/ml-engineering/tree/master/compute/accelerator"
 )
-# The size stands for all sizes.
+# The efficiency at one size stands for all sizes.
 _TPU_PRODUCTS = (
     {4096: 0.85},
     "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, section 5: feed-forward and"

@@ -43,7 +43,7 @@ class Chip:
     """The published figures of a chip.
 
     XLA compiles for partitions, which it calls devices. A TPU chip with two separate cores has two
-    partitions; every other chip is one. Memory and rates are those of one partition.
+    partitions; every other chip is one. Memory and rates are given for one partition.
 
     Attributes:
       key: the chip's name within a topology's name, such as "v3".
@@ -69,8 +69,8 @@ class Chip:
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
-      measured_links: what collectives are measured on that stand for this chip's: "v3", "v5p" or
-        "h100" (planning/machines/efficiencies.py); empty if their bound holds.
+      measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
+        "v5p" or "h100" (planning/machines/efficiencies.py). Empty if the estimate is the bound.
       failures: name of the failure rate of similar chips (planning/training/goodput.py).
       target: how XLA's compiler for GPUs sees the chip; None for other chips.
       chip_configuration: libtpu's name for combining a chip's two cores to one device, where that

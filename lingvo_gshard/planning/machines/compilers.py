@@ -25,7 +25,7 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v3-8",
 }
 
-# The version that was tested, that of the extra `plan`.
+# The tested version of libtpu, which the extra `plan` of the package installs.
 VERSION = "0.0.42.1"
 
 MISSING = "libtpu is not installed"

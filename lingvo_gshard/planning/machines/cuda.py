@@ -13,11 +13,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.planning.machines.gpu_targets import description
 
-# The version that was tested, that of the extra `plan_gpu`.
+# The tested version of the packages, which the extra `plan_gpu` of this package installs.
 VERSION = "0.10.2"
 
 
-# The plugin and the compiler. Neither a driver nor CUDA's libraries are needed to compile.
+# The plugin and the compiler. Compiling needs neither a driver nor CUDA's libraries.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
 MISSING = "XLA's compiler for GPUs is not installed"
 
@@ -33,8 +33,9 @@ INSTALL = shlex.join(
 OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
 
 
-# The share, in percent, that the compiler takes of what 80% of the memory leave for temporaries.
-# It computes products again to stay below it, 95 by default.
+# An option of the compiler, in percent, 95 by default. It limits temporaries to this share of the
+# memory that remains of 80% of the GPU's memory. The compiler computes products again to stay below
+# the limit.
 MEMORY_LIMIT = "xla_gpu_memory_limit_slop_factor"
 ALL_MEMORY = 200
 

@@ -147,7 +147,7 @@ _MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": H100}
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
 
-# Collectives -> the collectives whose measurements stand for theirs, the most similar first.
+# Collectives -> collectives with measurements to take in their place, the most similar first.
 _SIMILAR_KINDS = {
     "ragged-all-to-all": ("all-to-all",),
     "reduce-scatter": ("reduce-scatter", "all-gather", "all-reduce"),

@@ -1,10 +1,11 @@
-"""Descriptions of GPUs for XLA's compiler, which needs no GPU if it is given one.
+"""Descriptions of GPUs for XLA's compiler, which needs no GPU if it is given a description.
 
-The figures are those of NVIDIA's CUDA C++ Programming Guide, table "Technical Specifications per
-Compute Capability" (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities),
-of the whitepapers of each architecture, and, for memory, clocks and caches as the driver reports
-them, of XLA's own descriptions
-(https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs).
+The figures come from three sources:
+- NVIDIA's CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"
+  (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities);
+- NVIDIA's whitepaper of each architecture;
+- XLA's own descriptions, for memory, clocks and caches as the driver reports them
+  (https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Architecture:
 
     Attributes:
       capability: the compute capability.
-      has_own_features: whether the capability has instructions that later ones lack, "9.0a".
+      has_own_features: whether the capability has instructions that later capabilities do not have,
+        as in "9.0a".
       threads: most threads of a multiprocessor.
       float32_units: float32 units of a multiprocessor.
       shared_memory: bytes of shared memory of a multiprocessor. One block may use 1 KiB less.
@@ -35,7 +37,7 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """A GPU as XLA's compiler sees it, but for its memory.
+    """A GPU as XLA's compiler sees it, without the memory.
 
     Attributes:
       architecture: the architecture.

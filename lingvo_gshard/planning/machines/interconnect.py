@@ -10,8 +10,9 @@ largest of three:
   devices, n - 1 times in a gather or scatter (NCCL tests, Performance,
   https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
-The data-center network joins TPU slices. The same bounds hold for it, with slices as nodes: each
-chip has the published rate to other slices. Its latency is not published and is left out.
+The data-center network joins TPU slices. The same bounds hold for this network, with slices as
+nodes: each chip has the published rate to other slices. The network's latency is not published and
+is left out.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
     """Returns the latency, in seconds, between the farthest devices of a group.
 
     A hop between TPU chips takes about 1 us ("How to Scale Your Model", part 3,
-    https://jax-ml.github.io/scaling-book/sharding). On other chips it is 0 here, since their
-    measured efficiencies include it.
+    https://jax-ml.github.io/scaling-book/sharding). For other chips the result is 0: their measured
+    efficiencies include the latency.
     """
     if topology.kind != "tpu":
         return 0.0
@@ -123,12 +124,12 @@ def groups(
 
     Args:
       mesh: the mesh.
-      axes: names of the axes; () for groups that follow no axes. Those are assumed to consist of
-        neighbors, or of counterparts in several slices.
+      axes: names of the axes; () for groups that follow no axes. Such groups are assumed to consist
+        of neighbors, or of counterparts in several slices.
       size: number of devices of a group.
       slices: number of TPU slices that the mesh extends over.
-      spanned: number of slices of a group. With 1, groups extend along the part of each axis
-        within a slice. With as many as `size`, they extend along its part across slices.
+      spanned: number of slices of a group. If it is 1, groups extend along the part of each axis
+        within a slice. If it is `size`, groups extend along the part of each axis across slices.
     """
     if not axes:
         ids = np.arange(mesh.size).reshape(slices, -1)

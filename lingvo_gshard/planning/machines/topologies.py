@@ -235,14 +235,14 @@ def _slices(name: str, chip: chips.Chip, text: str) -> int:
 
 
 def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """For each dimension of a slice, whether it is a ring.
+    """Returns for each dimension of a slice whether the dimension is a ring.
 
-    In three dimensions all are rings if the slice consists of cubes of 4x4x4 chips, since optical
-    switches connect the faces of cubes (Jouppi et al., TPU v4, ISCA 2023, section 2,
+    In a torus of three dimensions, all dimensions are rings if the slice consists of cubes of 4x4x4
+    chips: optical switches connect the faces of cubes (Jouppi et al., TPU v4, ISCA 2023, section 2,
     https://arxiv.org/abs/2304.01433; "How to Scale Your Model", part 2).
 
-    In two dimensions those are rings that span the pod, since cables between the pod's edges close
-    them (Kumar et al., Exploring the Limits of Concurrency in ML Training on Google TPUs, MLSys
+    In a torus of two dimensions, a dimension that spans the pod is a ring: cables connect the pod's
+    edges (Kumar et al., Exploring the Limits of Concurrency in ML Training on Google TPUs, MLSys
     2021, section 2, https://arxiv.org/abs/2011.03641; for v5e and v6e "How to Scale Your Model",
     part 2).
     """

@@ -8,7 +8,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.pages import html_page, splits
 from lingvo_gshard.planning.plan.plan import Plan
 
-# In order: each script uses only those before it.
+# In order: a script uses only earlier scripts.
 _PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.planning.picture"
 _STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))
 _SCRIPTS = (

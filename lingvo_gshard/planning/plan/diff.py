@@ -32,7 +32,8 @@ class Change:
     Attributes:
       section: one of `SECTIONS`.
       what: the number, tensor, layer or collective that differs.
-      field: which field of it differs; empty if it is a single value or was added or removed.
+      field: the field of a row that differs; empty for a single value, and for an added or removed
+        row.
       before: value in the first plan; None if it is missing there.
       after: value in the second plan; None if it is missing there.
       unit: "bytes", "seconds", "flops", "count", "number", "rate" or "share"; empty for text.

@@ -44,7 +44,7 @@ class Limit:
     Attributes:
       text: the limit as it was given, such as "peak>+2%".
       name: the quantity.
-      sign: ">" if larger changes exceed it, "<" if smaller ones do.
+      sign: ">" if larger changes exceed the limit, "<" if smaller changes do.
       amount: the change, in the quantity's unit or as a share of the value before.
       is_share: whether the amount is a share.
     """

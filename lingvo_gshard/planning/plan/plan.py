@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a plan's file. Its attributes are the names of the JSON's fields."""
 
     def to_json(self) -> str:
-        """Returns the record as JSON text. `planning.plan.file.load` reads that of a Plan back."""
+        """Returns the record as JSON text. `planning.plan.file.load` reads a Plan's text back."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
@@ -49,7 +49,7 @@ class MemoryBytes(Record, frozen=True, kw_only=True):
 
 
 class ParameterCounts(Record, frozen=True, kw_only=True):
-    """Number of parameters: all of them, and those that one token uses ("active")."""
+    """Number of parameters: in total, and used by one token ("active")."""
 
     total: int
     active: int
@@ -124,8 +124,8 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     """All calls of one collective in a step that agree in everything but their time.
 
     Attributes:
-      kind: as in HLO, such as "all-to-all"; "all-to-all across slices" if its groups span TPU
-        slices, so that it communicates over the data-center network.
+      kind: as in HLO, such as "all-to-all". " across slices" follows if the device groups span TPU
+        slices, so that the collective communicates over the data-center network.
       axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
       layer: name scope of the operation.
       phase: one of `hlo.operation.PHASES`.
@@ -291,7 +291,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
 
 class _Header(msgspec.Struct):
-    """The field of every format, read before the others are known to be valid."""
+    """The format's number, which is read first: other fields depend on the format."""
 
     format: int
 

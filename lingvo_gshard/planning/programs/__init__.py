@@ -1,1 +1,1 @@
-"""Plans programs that this process did not lower: saved ones, and those of jax."""
+"""Plans programs that this process did not lower: saved programs, and jax's exported functions."""

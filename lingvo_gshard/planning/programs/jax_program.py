@@ -1,8 +1,8 @@
 """Makes a Program of what `jax.export` exported, with the shardings that it names.
 
-A program exported for Shardy names its mesh, and its axes in every sharding:
-https://openxla.org/shardy/sharding_representation. One for GSPMD only numbers the devices; the axes
-are then those of a mesh that expresses all shardings.
+A program exported for Shardy names its mesh, and the mesh axes in every sharding:
+https://openxla.org/shardy/sharding_representation. A program exported for GSPMD only numbers the
+devices. We then make a mesh whose axes can express all shardings of the program.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def to_program(
     Args:
       exported: the function.
       where: the file or the function, for messages.
-      platform: the platform that it will be compiled for: "tpu", "cuda" or "cpu". A function that
-        was not exported for it is taken as it was exported for its first platform.
-      mesh: the mesh that it must have; None takes the exported one.
+      platform: the platform to compile for: "tpu", "cuda" or "cpu". If the function was not
+        exported for this platform, the first platform of the export is taken.
+      mesh: the mesh that the function must have; None takes the exported mesh.
 
     Raises:
       UserError: the function cannot be planned, or has another mesh; names `where`.
@@ -332,8 +332,8 @@ def _array(path: str, aval: Any, value: _Value, mesh: Mesh) -> Array:
     """Returns the array of a value. Keys of random numbers are the integers that represent them.
 
     Args:
-      path: its name.
-      aval: its shape and dtype, as jax exports them.
+      path: the array's name.
+      aval: the array's shape and dtype, as jax exports them.
       value: the value in the module.
       mesh: the program's mesh.
     """

@@ -1,7 +1,7 @@
 """Decides which arguments of a program are weights, which optimizer state, and which inputs.
 
-A jax program does not say it. The names of its arguments usually do, as Flax, Optax, Keras and
-Equinox name them; patterns of the user decide otherwise.
+A jax program does not state the classes of its arguments. The arguments' names usually show them,
+as Flax, Optax, Keras and Equinox name arguments. A user's patterns override this.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class MemoryPatterns:
     """Regular expressions that are searched in the paths of arguments.
 
     Attributes:
-      weights: of weights; None recognizes them by their usual names.
-      moments: of optimizer state; None recognizes it by its usual names. If both patterns match an
-        argument, it is optimizer state.
+      weights: matches weights; None recognizes weights by their usual names.
+      moments: matches optimizer state; None recognizes optimizer state by its usual names. An
+        argument that both patterns match is optimizer state.
 
     Raises:
       UserError: a pattern is no regular expression; names --weights or --moments.
@@ -58,11 +58,11 @@ class MemoryPatterns:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryClasses:
-    """The memory class of each argument, and how it was found.
+    """The memory class of each argument, and how the classes were found.
 
     Attributes:
       classes: memory.WEIGHTS, MOMENTS or INPUTS of each argument.
-      note: a sentence for the plan.
+      note: a sentence for the plan that says how.
     """
 
     classes: tuple[str, ...]

@@ -40,11 +40,11 @@ _PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 
 @dataclasses.dataclass(frozen=True)
 class ProgramFacts:
-    """Facts that a program of others does not state.
+    """Facts that a program of another library does not state.
 
     Attributes:
-      mesh: its mesh, such as "data=4,model=2", which must be the exported one. For a program that
-        only numbers its devices, it names the axes.
+      mesh: the program's mesh, such as "data=4,model=2", which must equal the exported mesh. If the
+        program only numbers its devices, this mesh names the axes.
       patterns: which arguments are weights and moments.
       step_tokens: tokens of a batch; None if unknown.
     """
@@ -57,8 +57,8 @@ class ProgramFacts:
 def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
     """Returns a program that `Program.save` wrote, to be planned.
 
-    Layers are those that the file names, else those that own its weights; their names are in the
-    paths of its arrays.
+    The file may name the layers. If it does not, the layers are read from the paths of the weights,
+    which contain the layers.
 
     Raises:
       UserError: the facts have patterns, which these programs do not need; names the flag.
@@ -123,7 +123,7 @@ def jax_program(
 
 
 def is_jax_function(function: Any, specs: Any) -> bool:
-    """Returns whether a function is one of jax: it is jitted, or its arguments are jax's."""
+    """Returns whether a function is jitted by jax, or has jax's specs as arguments."""
     if isinstance(function, jax.stages.Wrapped):
         return True
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree_util.tree_leaves(specs))
@@ -145,7 +145,7 @@ def export_function(
 
 
 def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:
-    """Returns the name scopes of all layers: those in the file, or those that own weights."""
+    """Returns the name scopes of the layers: as the file lists them, or else of weights' owners."""
     if program.layers:
         return frozenset(program.layers.scopes)
     layers = {row.layer for row in tensors if row.layer}

@@ -152,7 +152,7 @@ class TermCost:
 
     Attributes:
       cost: the cost without `summed`.
-      summed: bytes of gradients that are moved together with those of other terms.
+      summed: bytes of gradients, which collectives move together with other terms' gradients.
     """
 
     cost: Cost = dataclasses.field(default_factory=Cost)
@@ -390,7 +390,8 @@ class CostModel:
     def group_cost(self, group: LayerGroup, strategy: Strategy) -> Cost:
         """Returns the cost of a group's layers."""
         total, summed = Cost(), collections.Counter()
-        # The recomputed tensors of one unit are alive together, those of different units are not.
+        # The recomputed tensors of one unit are alive together. Two units are never recomputed at
+        # the same time.
         recomputed: dict[int, int] = {}
         for term in cost_terms(group):
             part = self._term_cost(term, strategy)

@@ -152,7 +152,7 @@ class ShardedEinsum:
 def shard_einsum(
     operands: tuple[ShardedTensor, ShardedTensor], result: ShardedTensor, mesh: Mesh, rates: Rates
 ) -> ShardedEinsum:
-    """Returns the fastest of the ways in which XLA's partitioner may compute an einsum.
+    """Returns the fastest sharded einsum among those that XLA's partitioner may choose.
 
     Args:
       operands: the operands with their current sharding.

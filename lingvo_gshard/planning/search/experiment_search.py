@@ -165,7 +165,7 @@ def search_experiment(
 def _torus(topology: Topology) -> tuple[int, ...]:
     """Returns the interconnect's shape in devices.
 
-    Slices are its major dimension, the devices of one chip its minor one.
+    Slices are the major dimension of the shape, the devices of one chip the minor dimension.
     """
     if topology.kind != "tpu":
         return ()

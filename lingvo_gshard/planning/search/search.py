@@ -224,12 +224,14 @@ def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
     return all(a % b == 0 or b % a == 0 for a in ends for b in starts)
 
 
-# Shares of the device's memory that the cost model may fill. The first leaves room for elementwise
-# operations, which the model ignores; the others yield the rest of the Pareto front.
+# Shares of the device's memory that the cost model may fill. The first share leaves room for
+# elementwise operations, which the model ignores. The other shares give the rest of the Pareto
+# front.
 _SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
-# Ratio of times below which the simpler candidate is preferred: the model is not more accurate.
+# Candidates whose times differ by less than this ratio count as equally fast, since the cost model
+# is not more accurate. The simpler candidate is then preferred.
 _CLOSE = 1.03
-# Ratio of times and of bytes below which only one of two candidates is compiled.
+# Of two candidates whose times and bytes differ by less than this ratio, only one is compiled.
 _SAME = 1.01
 # Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
 _UNRATED = ("sequence", "context", "pipeline")

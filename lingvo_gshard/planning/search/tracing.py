@@ -18,7 +18,8 @@ from lingvo_gshard.sharding.partitioning import use_partitioning
 from lingvo_gshard.sharding.recording import Event
 from lingvo_gshard.training.step.trainer import Trainer
 
-# A norm's mean over the model dimension: its result is another tensor than its input.
+# Norms compute a mean over the model dimension. The result of a norm counts as another tensor than
+# the input of the norm.
 _SUMS = frozenset(("Mean",))
 _LOOPS = frozenset(("While", "StatelessWhile"))
 _GATHERS = frozenset(("GatherV2",))
@@ -40,9 +41,9 @@ class UpstreamFinder:
     def nearest(self, tensor: tf.Tensor) -> tuple[int, bool] | None:
         """Returns the nearest recorded tensor, which may be `tensor` itself; None if there is none.
 
-        If a tensor is computed from several recorded ones, the last counts: a residual stream comes
-        from the layer that added to it last. A lookup comes from its table. An argument of a loop's
-        body comes from nothing.
+        If a tensor is computed from several recorded tensors, the last of these counts. So a
+        residual stream comes from the last layer that added to the stream. A lookup comes from its
+        table. An argument of a loop's body comes from nothing.
 
         Returns:
           The recorded tensor's index, and whether it is reached without a norm's mean or a loop.

@@ -17,7 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.topologies import Topology
 
 _NEWTON_STEPS = 60
-# exp() of more than this is no longer of use.
+# If the exponent is larger than this, the goodput is taken to be 0.
 _LARGEST_EXPONENT = 600.0
 
 
@@ -55,9 +55,10 @@ def daly_interval(costs: Interruptions) -> float:
 def best_interval(costs: Interruptions, shortest: float = 0.0) -> float:
     """Returns the interval of the highest goodput.
 
-    It is the root of (1 - x) exp(x) = exp(-stall / M) for x = interval / M, where the derivative of
-    Daly's complete model is 0. It does not depend on the restart or on writing in the background,
-    except that one write must end before the next one begins.
+    With M the mean time between failures, x = interval / M is the root of
+    (1 - x) exp(x) = exp(-stall / M), where the derivative of Daly's complete model is 0. The
+    interval does not depend on the restart or on writing in the background, except that one write
+    must end before the next write begins.
 
     Args:
       costs: failures and checkpoints.

@@ -26,7 +26,8 @@ class SimulatedRuns:
       seconds: [S] time from the start to the last complete checkpoint.
       failures: [S] number of failures.
       restarting: [S] time of starting and restarting.
-      saving: [S] time that checkpoints stopped the training, those of lost work excluded.
+      saving: [S] time that the training stopped for checkpoints. Checkpoints of work that a failure
+        undid are not counted.
       work: time of the training without failures and checkpoints.
     """
 
@@ -96,7 +97,7 @@ class _Attempts:
     """The share of a block of attempts in each run: arrays of [S], as in `SimulatedRuns`.
 
     Attributes:
-      kept: intervals of work that are kept, those of earlier blocks included.
+      kept: intervals of work that are kept, including the intervals of earlier blocks.
       is_done: whether the training has ended.
     """
 
@@ -150,7 +151,7 @@ def _widths(costs: Interruptions, work: float, interval: float, runs: int) -> It
         width = max(4, width // 2) if width <= most else width
 
 
-# Below this goodput a training is refused: it repeats its work more often than it keeps it.
+# Below this goodput a training is refused: failures undo nearly all of its work.
 _LOWEST_GOODPUT = 0.01
 # More failures than these are not simulated: it would take minutes and change nothing.
 _MOST_FAILURES = 1e9

@@ -30,7 +30,7 @@ _COMPILE_SOURCE = (
     "compiling, as long as for this plan, and 12 times as long if it has no code; a compilation "
     "cache shortens it"
 )
-# Whole compilations by libtpu relative to those that stop before code is generated: 6 for a small
+# Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
 # loop of layers, 20 for the paper's model of 600 billion weights.
 _WITH_CODE = 12.0
 _MOST_RUNS = 1_000_000

@@ -80,7 +80,7 @@ class Goodput:
       days_without_failures: days of the steps alone.
       days_bound: the same at the lower bound of the step's time.
       failures: number of failures.
-      saving_share: part of the time in which checkpoints stop the training.
+      saving_share: part of the time that checkpoints stop the training.
       lost_share: part of the time whose work failures undo.
       restarting_share: part of the time that starts and restarts take.
       price: of all chips for these days; None if no price is published.
@@ -168,9 +168,10 @@ class Sensitivity:
     Attributes:
       change: the assumption and its new value.
       choice: the best choice; None if nothing can be trained.
-      loss_change: its loss less that of the best choice; None between laws, whose losses do not
-        compare, and without a choice.
-      decides: what of the choice changes: "machine", "experts", "size" (by a quarter or more).
+      loss_change: loss of this choice minus the loss of the best choice without the change. None
+        without a choice, and for another scaling law: losses of two laws do not compare.
+      decides: the parts of the choice that change: "machine", "experts", "size" (by a quarter or
+        more).
     """
 
     change: str
@@ -192,7 +193,7 @@ class BudgetPlan:
       machines: the best choice on each kind of chip, the lowest loss first.
       experts: the best choice with each number of experts that the law was fitted to.
       sizes: the best machine and experts with smaller and larger models.
-      sensitivities: the best choice if assumptions are others, the largest effect first.
+      sensitivities: the best choice under each changed assumption, the largest effect first.
       assumptions: what the search assumes.
       notes: how far the law is extrapolated, and limits that the choice meets.
     """

@@ -7,7 +7,7 @@ from lingvo_gshard.reporting.report import Report
 
 _PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.reporting.page"
 _STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))
-# In order: each script uses only those before it.
+# In order: a script uses only earlier scripts.
 _SHARED = ("units", "dom", "table", "bars", "mesh")
 _OWN = (
     *("runs", "axes", "line_chart", "heat_map"),

@@ -229,7 +229,7 @@ class _Completion:
         return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
 
     def beginnings(self) -> list[tuple[inference.Request, GrowingText, str]]:
-        """Returns for each choice its request, its text to be, and the prompt if it is echoed."""
+        """Returns (request, growing text, prompt if echoed, else "") for each choice."""
         vocabulary = self._model.vocabulary
         return [
             (
@@ -290,7 +290,7 @@ class _Completion:
     def _logprobs(
         self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
     ) -> dict:
-        """Returns `logprobs` of the next tokens of a text; that which ends it is one of them."""
+        """Returns `logprobs` of the next tokens of a text, including the end of the text."""
         pieces = list(map(self._model.vocabulary.piece, tokens))
         pairs = zip(pieces, values, strict=True)
         is_top = self._body.logprobs == 1

@@ -63,7 +63,7 @@ async def respond(service: Service, request: Request) -> Response:
 
 
 def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
-    """Returns the text that tokens add to those given, up to the first stop string."""
+    """Returns the text that new tokens add to the given tokens, up to the first stop string."""
     return continuation(model.vocabulary, request.given, tokens, request.options.stop)
 
 

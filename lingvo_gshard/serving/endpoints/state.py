@@ -40,9 +40,9 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def live(service: Service, request: Request) -> Response:
-    """Answers with 200 unless threads that decode are stuck: only a new process would help.
+    """Answers with 200, or with 503 if decoding threads are stuck: then only a new process helps.
 
-    A compiler that is stuck is replaced, or keeps only those waiting who need it.
+    A stuck compiler does not count. It is replaced, or only the requests that need it wait.
     """
     del request
     stuck = service.model.engine.stuck(service.limits.stuck_seconds)
@@ -57,7 +57,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """Answers with the one model in the format of OpenAI's API, and some fields more."""
+    """Answers with the served model in the format of OpenAI's API, with some more fields."""
     del request
     model, facts = service.model, service.model.engine.facts
     described = {
@@ -77,11 +77,11 @@ async def models(service: Service, request: Request) -> Response:
 def tokens_json(
     pieces: Sequence[str], log_probabilities: Sequence[float], reason: str = ""
 ) -> list[dict]:
-    """Returns tokens with their log-probabilities, that of the end included if it was chosen.
+    """Returns tokens with their log-probabilities. The last token is the end if it was chosen.
 
     Args:
       pieces: the text of each token.
-      log_probabilities: that of each token, and of the end.
+      log_probabilities: the log-probability of each token, and of the end if it was chosen.
       reason: why the text ended.
     """
     end = ["</s>"] if reason == END else []

@@ -59,7 +59,7 @@ async def respond(service: Service, request: Request) -> Response:
 def _requests(
     service: Service, body: TranslateBody, options: DecodingOptions
 ) -> list[inference.Request | None]:
-    """Returns a request for each sentence; None for an empty one, as the translator has it."""
+    """Returns the translator's request for each sentence; None for an empty sentence."""
     translator, texts = _translator(service), listed(body.text)
     prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
     _check(service, body, texts, prefixes)

@@ -1,11 +1,11 @@
-"""The page on which a person tries the model: one HTML file with its style and its scripts."""
+"""The page for trying the model by hand: one HTML file that contains its style and scripts."""
 
 from __future__ import annotations
 
 from lingvo_gshard.pages import html_page
 
 _HERE = "lingvo_gshard.serving.page"
-# In order: each script uses only those before it.
+# In order: a script uses only earlier scripts.
 _SCRIPTS = (
     ("lingvo_gshard.pages", "dom.js"),
     *((_HERE, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),

@@ -295,8 +295,8 @@ class Row:
       mfu: flops / step_seconds / gemm_rate.
       compile_seconds: time of the compilation.
       peak_bytes: peak bytes of one device, from the compiler.
-      memory_in_use: the most bytes in use on a device when the first steps were done, as jax counts
-        them; None if it does not count them here.
+      memory_in_use: the most bytes in use on a device after the first steps, as jax counts them.
+        None if jax does not count bytes on this device.
       first_loss: loss of the first step.
       last_loss: loss of the last step.
     """

@@ -31,7 +31,7 @@ from lingvo_gshard.tools.benchmarks.step import gemm
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 
 EXPERTS_PER_TOKEN = 2
-# By the names in the table and in --json.
+# Name in the table and in --json -> the dispatch.
 _DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": DroplessDispatch}
 
 

@@ -139,9 +139,9 @@ def measure(
 ) -> list[Row]:
     """Measures each case: the best of `repeats` steps, alternating with matrix products.
 
-    Each step is followed by as many products as have its operations, so that both take about as
-    long: on a shared machine, the best of many short products would be faster than any period as
-    long as a step.
+    Each step is followed by matrix products with the same number of operations in total, so that
+    both take about as long. On a shared machine, the best of many short products would be faster
+    than any period as long as a step.
 
     Args:
       cases: the steps.

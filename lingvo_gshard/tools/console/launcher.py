@@ -1,11 +1,12 @@
 """Starts the commands: each is a module of lingvo_gshard.tools with a function `main(argv) -> int`.
 
-A tool is imported only when it runs, and TensorFlow and jax only when it uses them. So --help,
---list and mistakes in flags are answered at once.
+The launcher imports only the tool that runs. A tool imports TensorFlow and jax late, before their
+first use. So --help, --list and mistakes in flags are answered at once.
 
 Python runs a signal handler only between two operations of the main thread, so not while a library
 is loaded or XLA compiles. An exception raised by a handler may also crash a library that is being
-loaded, or be swallowed by it. A thread that is woken by the signal itself has none of these limits.
+loaded, or the library may swallow the exception. A thread that the signal itself wakes has none of
+these limits.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def harmless(text: str) -> str:
-    """Returns a text without characters that command a terminal, such as those of colors.
+    """Escapes a text's control characters, which could change a terminal's colors, for example.
 
-    Line breaks and tabs stay. The others are written as Python writes them: \\x1b for Escape.
+    Line breaks and tabs stay. Other control characters are written as in Python: \\x1b for Escape.
     """
     return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
@@ -56,7 +56,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 # more cores. Where the limit is reached, they end with a segmentation fault.
 _LEAST_ADDRESS_SPACE = 4 * 2**30
 
-# Shared libraries, streams, and the files and threads that write a checkpoint. With fewer, a run
+# A run opens shared libraries, streams and the files of a checkpoint. With fewer open files, a run
 # waits forever for a checkpoint that cannot be opened.
 _LEAST_OPEN_FILES = 64
 
@@ -74,7 +74,7 @@ _DISTRIBUTIONS = {
 
 
 class Messages(logging.Handler):
-    """Shows warnings of this package and of the user's modules; hides those of libraries."""
+    """Shows warnings of this package and of the user's modules; hides warnings of libraries."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -194,12 +194,12 @@ def _is_from_library(path: str) -> bool:
 
 
 def normal_name(distribution: str) -> str:
-    """Returns the one of several spellings of a distribution's name that is used as a key."""
+    """Returns the spelling of a distribution's name that is used as a key."""
     return distribution.lower().replace("_", "-")
 
 
 def requirements() -> dict[str, str]:
-    """Returns the requirements of this package by distribution, without those of extras."""
+    """Returns this package's requirements by distribution. Requirements of extras are left out."""
     listed = re.search(r"install_requires=\[(.*?)\]", _setup_text(), re.DOTALL)
     stated = re.findall(r'"(.+?)"', listed[1]) if listed else None
     if stated is None:

@@ -155,7 +155,7 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def write(text: str) -> None:
-    """Writes a text to standard output and flushes it; to a terminal without its commands."""
+    """Writes a text to standard output and flushes it. A terminal gets no control characters."""
     if sys.stdout.isatty():
         text = harmless(text)
     sys.stdout.buffer.write(text.encode("utf-8"))

@@ -31,8 +31,9 @@ _SHOW_CURSOR = b"\x1b[?25h"
 class SignalWatch:
     """Handles SIGINT, SIGTERM and SIGHUP for a command, as a context manager around all of it.
 
-    A signal ends the process at once with exit code 128 plus its number. During training, the first
-    one lets the loop finish its step and save, and those that follow at once change nothing.
+    A signal ends the process at once with exit code 128 plus the signal's number. During training,
+    the first signal lets the loop finish its step and save. Signals that follow at once change
+    nothing.
     """
 
     def __init__(self, name: str):
@@ -97,7 +98,8 @@ class SignalWatch:
 def open_closed_streams() -> None:
     """Opens the null device for standard streams that are closed.
 
-    Otherwise the next file that is opened takes their place, and receives what libraries print.
+    Otherwise the next opened file would take the place of a closed stream, and receive what
+    libraries print.
     """
     for descriptor in range(3):
         try:

@@ -1,7 +1,7 @@
 """Spells options as flags of the command that runs.
 
-The library writes an option in backquotes, as a caller of the API sets it: `mesh=data=4`. It writes
-Params as a gin file has them: `run.steps = 5`. A command line has flags for both.
+The library writes an option in backquotes, as a caller of the API sets it: `mesh=data=4`. The
+library writes Params as in a gin file: `run.steps = 5`. A command line has flags for both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def flag_of(setting: str) -> str:
 
 
 def with_flags(text: str) -> str:
-    """Returns a text in which quoted options of this command are spelled as flags.
+    """Returns a text with the command's options in backquotes spelled as flags.
 
     Other text in backquotes stays as it is.
     """

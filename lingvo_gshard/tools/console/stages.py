@@ -140,13 +140,13 @@ def stages_on_terminal() -> Iterator[DataProgress]:
 
 
 class LineProgress:
-    """Shows how far a command is that reads and answers lines. Used as a context manager.
+    """Shows the progress of a command that reads and answers lines. Used as a context manager.
 
-    It is shown on standard error if that is a terminal, and never while the command waits for a
-    typed line or writes answers to the terminal.
+    The display is on standard error if standard error is a terminal. It is hidden while the command
+    waits for a typed line or writes answers to the terminal.
 
     Attributes:
-      stages: the display. Loading and compiling are shown there, too.
+      stages: the display, which also shows loading and compiling.
     """
 
     def __init__(self, what: str):

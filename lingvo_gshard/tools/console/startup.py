@@ -103,7 +103,7 @@ def _flag_error(values: flags.FlagValues, text: str) -> str:
 
 
 def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """Returns `main` with users' mistakes printed as one line, for which it returns 1.
+    """Wraps `main`: the result prints a user's mistake as one line and returns exit code 1.
 
     A request to stop and a reader of standard output that went away have their own exit codes.
     Mistakes are UserErrors and errors of files. Other exceptions are raised again; see `show_bug`.

@@ -1,8 +1,4 @@
-"""Runs commands that have subcommands, each a module with flags and help of its own.
-
-The library writes an option in backquotes, as a caller of the API sets it: `mesh=data=4`. It writes
-Params as a gin file has them: `run.steps = 5`. A command line has flags for both.
-"""
+"""Runs commands that have subcommands, each a module with flags and help of its own."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _STRATEGY = "expert"
 
 
 def check_step(devices: Sequence[Device]) -> Check:
-    """Compares the weights after a few steps split over the devices with those of one device.
+    """Trains a few steps on one device and on all devices, and compares the two sets of weights.
 
     Experts and rows are split over all devices, so that a step has collectives of several kinds.
     """
@@ -75,7 +75,10 @@ def _case(devices: int) -> StepCase:
 
 
 def _largest_difference(whole: SingleDeviceRuntime, split: SpmdRuntime) -> tuple[float, str]:
-    """Returns the largest difference of a weight, as a share of its largest value, and its path."""
+    """Returns the largest relative difference of a weight, and the weight's path.
+
+    Differences are relative to the largest value of the weight.
+    """
     expected = dict(whole.theta_on_host().flatten_items())
     worst, worst_path = 0.0, ""
     for path, found in split.theta_on_host().flatten_items():
@@ -215,13 +218,14 @@ def check_product(device: Device, chip: Chip | None) -> Check:
 
 
 def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[Check]:
-    """Yields a check of each collective over all devices: its result, and its rate.
+    """Checks the result of each collective over all devices, and measures its rate.
 
-    The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, by time.
+    The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, over the
+    time.
 
     Args:
-      devices: the devices; nothing is checked for one.
-      chip: their published figures; None if there are none.
+      devices: the devices; nothing is checked for one device.
+      chip: the published figures of the devices; None if nothing is published.
     """
     count = len(devices)
     if count < 2:
@@ -239,7 +243,7 @@ def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[
                 mesh=mesh,
                 in_specs=jax.sharding.PartitionSpec(_AXIS),
                 out_specs=jax.sharding.PartitionSpec(_AXIS),
-                # Results that are the same on all devices are compared for each of them.
+                # Some results are equal on all devices. The copy of every device is checked.
                 check_vma=False,
             )
         )

@@ -5,11 +5,11 @@
         --json=plan.json
     gshard-experts place --logdir=runs/quickstart --plan=plan.json --output=runs/placed
 
-Devices have equal parts of the experts of a layer, in their order. place writes a run with the
-experts in the order of the plan's placement, so that hot experts are on different devices. The
-router's weights and the optimizer moments are in the same order. The new run computes the same
-function and continues like any other: gshard-train --logdir=OUTPUT --steps=N, on the mesh of the
-plan.
+The first device holds the first experts of a layer, the next device the next, in equal parts. place
+writes a run with the experts in the order of the plan's placement, so that hot experts are on
+different devices. The router's weights and the optimizer moments get the same order. The new run
+computes the same function and continues like any other run: gshard-train --logdir=OUTPUT --steps=N,
+on the mesh of the plan.
 
 Steps become faster if experts compute only the rows that they get (DroplessDispatch). A placement
 with copies of experts (gshard-plan --replicas) cannot be applied.

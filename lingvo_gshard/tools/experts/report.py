@@ -11,16 +11,17 @@ table for each layer with experts has a line for each language:
     dropped     share of the requested capacity slots that were full
     dead        experts that got no token
     entropy     of a token's gates, in nats; 0: the router is certain, ln E: it is indifferent
-    most used   the experts with the most tokens, and their share of the tokens
+    most used   the experts with the most tokens, and these experts' share of the tokens
 
-The lines below a table say how much languages differ: the mean share of a language's tokens that
-would have to change experts for the language to use the experts as all languages do; and which
-share of their choices two languages have in common, of one family and of different ones.
+Lines below a table say how much languages differ. The first is the mean share of a language's
+tokens that would have to change experts for the language to use the experts as all languages do.
+The second is the share of choices that two languages have in common: two languages of one family,
+and two of different families.
 
---html writes a page with a map of experts by language for each layer. --json writes all numbers,
-including the load of each expert, and what training saw of the routers (gshard-experts watched) up
-to the checkpoint, but for languages and classes: gshard-plan --loads plans with these. Without a
-file name it prints them, and the tables go to standard error.
+--html writes a page with a map of experts by language for each layer. --json=FILE writes all
+numbers, including the load of each expert. It also writes the records of training up to the
+checkpoint (gshard-experts watched), without languages and classes. gshard-plan --loads reads these
+records. --json alone prints the JSON, and the tables go to standard error.
 """
 
 from __future__ import annotations

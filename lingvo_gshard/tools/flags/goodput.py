@@ -52,7 +52,7 @@ def define_budget_flags(values: flags.FlagValues) -> None:
 
 
 def check_budget_flags(values: flags.FlagValues) -> None:
-    """Raises ValueError if flags are mixed with those of other plans or not in their range."""
+    """Raises UserError if flags of --budget are mixed with other plans' flags or out of range."""
     if values.budget is None:
         for name in _BUDGET_FLAGS:
             if values[name].present:

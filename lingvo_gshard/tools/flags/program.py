@@ -65,7 +65,7 @@ def generation_options(values: flags.FlagValues) -> GenerationOptions:
     return read_options(values, GenerationOptions)
 
 
-# Flags of plans without a training step of an experiment.
+# Flags that plan something else than a training step of an experiment.
 _NOT_WITH_LOADS = ("generate", "search", "budget", "plan")
 
 
@@ -83,7 +83,7 @@ def check_loads_flags(values: flags.FlagValues) -> None:
 
 
 _ONLY_HERE = ("weights", "moments", "step_tokens")
-# Flags that apply to a program in a file besides these.
+# Other flags that also apply to a program in a file.
 _ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
 _WITH_GOODPUT = (
     *("checkpoint_rate", "checkpoint_stall", "checkpoint_interval", "restart", "compile_seconds"),

@@ -48,11 +48,11 @@ def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
     """Returns the activations of the layers that a pattern matches.
 
     Args:
-      rows: all activations; None if the compiler does not say how it splits them.
+      rows: all activations; None if the compiler does not report the split of activations.
       pattern: the pattern.
 
     Raises:
-      UserError: the compiler does not say it.
+      UserError: the compiler does not report the split of activations.
     """
     if rows is None:
         raise UserError(

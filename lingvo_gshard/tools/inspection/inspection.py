@@ -262,7 +262,7 @@ def collective_rows(
 
     Args:
       calls: the collectives, read with the name scopes of these layers.
-      paths: paths of all layers, in the order in which rows list them.
+      paths: paths of all layers, in the order of the rows.
     """
     layers = {scope_name(path): path for path in paths if path}
     sums: collections.defaultdict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0, 0])

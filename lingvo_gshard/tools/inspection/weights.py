@@ -36,7 +36,7 @@ class Difference:
     """The difference between a weight and the same weight of another checkpoint.
 
     Attributes:
-      relative: root of the sum of squared differences, as a share of that of the other weight.
+      relative: Euclidean norm of the difference over the norm of the other checkpoint's weight.
       largest: the largest difference of an element.
       is_equal: whether all elements are the same, NaNs included.
     """

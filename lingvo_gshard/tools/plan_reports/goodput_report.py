@@ -146,7 +146,7 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in the largest unit of which there is at least one, such as `3.1 h`."""
+    """Returns a duration in the largest unit that it fills at least once, such as `3.1 h`."""
     for size, unit in _LONG:
         if seconds >= size:
             return f"{units.digits(seconds / size)} {unit}"

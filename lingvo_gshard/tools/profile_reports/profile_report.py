@@ -80,7 +80,7 @@ def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
 
 
 def print_result(result: ProfileResult, console: rich.console.Console) -> None:
-    """Prints a profile, the comparison with its plan if it has one, and its files."""
+    """Prints a profile, the comparison with a plan if there is one, and the files written."""
     print_profile(result.profile, console)
     if result.comparison is not None:
         print_comparison(result.comparison, console)

@@ -24,7 +24,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# Settings of decoding, which the tokenizer's side of a run reads, and what nobody reads.
+# Settings of decoding, which other parts of a run read, and keys that have no effect.
 _UNREAD = (
     "_num_labels",
     "add_cross_attention",
@@ -62,8 +62,8 @@ def activation_of(config: PublishedConfig, name: str, published: str) -> str:
 
     Args:
       config: the config, for messages.
-      name: the key that names it.
-      published: its published name.
+      name: the config's key for the activation, for messages.
+      published: the activation's published name.
 
     Raises:
       UserError: there is no such activation here.
@@ -109,7 +109,7 @@ def set_experts(stack: Params, every: int = 0, offset: int = 0) -> None:
 
 
 def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:
-    """Returns a translation task with one vocabulary and one table, whose softmax it is."""
+    """Returns a translation task with one vocabulary. Both sides and the softmax share a table."""
     for name in _UNREAD:
         config.get(name, None)
     config.expect("is_decoder", False)

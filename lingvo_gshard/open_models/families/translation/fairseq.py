@@ -26,7 +26,7 @@ _PRODUCTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 # Positions of a row if the config does not say.
 _POSITIONS = 1024
 _SIDES = ("encoder", "decoder")
-# Some files have the sinusoids, which are computed.
+# Some files have the sinusoids. They are computed here, and not imported.
 _SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
 # The names that a shared table may have besides its own; without one, the softmax is the decoder's.
 _COPIES = {

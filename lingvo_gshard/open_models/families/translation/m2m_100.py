@@ -21,12 +21,12 @@ TABLES = (
 
 
 def m2m_100_task(config: PublishedConfig) -> Params:
-    """Returns an M2M-100, in which each text begins with the token of its language."""
+    """Returns the task of an M2M-100 model. Each text begins with the token of its language."""
     task = fairseq_task(config)
-    # fairseq counts positions from the id after that of padding.
+    # fairseq numbers the first position with the padding's id plus 1.
     first = config.get("pad_token_id", 1) + 1
     task.positions.set(first_position=first, reaches_base=True)
-    # Without it, transformers 5 has a table for each side besides one that no layer reads.
+    # If this is False, transformers 5 has a table for each side and one more that no layer reads.
     config.expect("tie_word_embeddings", True)
     return task.set(tie_softmax=True)
 

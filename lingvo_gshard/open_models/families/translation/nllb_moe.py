@@ -23,8 +23,8 @@ from lingvo_gshard.open_models.families.translation.m2m_100 import (
 from lingvo_gshard.open_models.table import Row, Table
 
 _SIDES = ("encoder", "decoder")
-# They decide which tokens are dropped where experts have a capacity. Here they have none.
 _EXPERTS_PER_TOKEN = 2
+# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
 _CAPACITY = (
     "expert_capacity",
     "batch_prioritized_routing",

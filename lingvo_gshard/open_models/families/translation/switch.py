@@ -29,7 +29,7 @@ from lingvo_gshard.open_models.table import Row, Table
 
 # Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
 _SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
-# They decide which tokens are dropped where experts have a capacity. Here they have none.
+# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
 _CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
 
 

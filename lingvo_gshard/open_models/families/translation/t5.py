@@ -120,7 +120,7 @@ def t5_config(task: Params) -> dict[str, Any]:
 
 
 def t5_positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the positions of the texts that T5 was trained on. It may be given longer ones."""
+    """Returns the positions of T5's training texts, and True since T5 may read longer texts."""
     return config.get("n_positions", _POSITIONS), True
 
 

@@ -22,7 +22,7 @@ VOCABULARY = 50_257
 _ATTENTION = 4
 _EXPERT = 9
 _FLOPS_PER_WEIGHT = 6
-# Of a router, for each weight (Krajewski et al. 2024, section 6.1).
+# FLOPs of a router for each of its weights (Krajewski et al. 2024, section 6.1).
 _FLOPS_PER_ROUTER_WEIGHT = 14
 _MOST_LAYERS = 512
 
@@ -100,9 +100,9 @@ class Law:
     Attributes:
       name: a short name, such as "joint".
       loss: returns the loss of models, each after its number of tokens.
-      experts: the experts that the law was fitted to, and no others.
-      most_active: active weights of the largest model that it was fitted to.
-      source: where it is published.
+      experts: the configurations of experts that the law was fitted to.
+      most_active: active weights of the largest model that the law was fitted to.
+      source: publication of the law.
     """
 
     name: str

@@ -21,8 +21,8 @@ from lingvo_gshard.planning.training.record import Assumption, BudgetPlan, Choic
 
 # Llama 3 405B: 38 to 43% (Dubey et al. 2024, section 3.3.2).
 DENSE_MFU = 0.405
-# DeepSeek-V3: 37 billion active weights, 14.8 trillion tokens, 2.664 million hours of H800, whose
-# peak in bfloat16 is that of H100 (DeepSeek-AI 2024, section 1).
+# DeepSeek-V3: 37 billion active weights, 14.8 trillion tokens, 2.664 million hours of H800
+# (DeepSeek-AI 2024, section 1). H800 and H100 have the same peak in bfloat16.
 SPARSE_MFU = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600 * 989.5e12)
 # A float32 weight, its gradient and two moments.
 STATE_BYTES = 16.0
@@ -40,12 +40,13 @@ class BudgetOptions:
     Attributes:
       budget: money, in the currency of list prices.
       days: longest time of the training.
-      tokens: most tokens to train on, such as those one has; None is without limit.
+      tokens: largest number of tokens to train on, such as the size of one's corpus; None is
+        without limit.
       law: name of the scaling law.
       dense_mfu: MFU of dense models.
       sparse_mfu: MFU of models with experts.
       state_bytes: bytes of training state for each weight.
-      failures: as `failures.get`; None takes those of similar chips.
+      failures: as `failures.get`; None takes the failure rate of similar chips.
       checkpoint_rate: bytes per second that one host writes and reads.
       restart: seconds from a failure until training goes on, before the state is restored.
       price_factors: factors of list prices by the chip's key.
@@ -110,8 +111,8 @@ def assumptions(options: BudgetOptions) -> list[Assumption]:
 
 # The largest cluster of GPUs that is tried.
 _MOST_HOSTS = 4096
-# Bytes per second between the GPUs of a host. Less is PCI Express, over which the rates of MFU that
-# a budget assumes are out of reach.
+# Bytes per second between the GPUs of a host. Slower links are PCI Express; over PCI Express a
+# training does not reach the MFU that a budget assumes.
 _SLOWEST_LINK = 100e9
 
 
@@ -183,7 +184,7 @@ def goodputs(
 
 _HOUR = 3600
 _DAY = 24 * _HOUR
-# With less progress than this a training is left out.
+# A training with a lower goodput than this is left out.
 _LOWEST_GOODPUT = 0.01
 
 
@@ -292,7 +293,7 @@ def _goodput(topology: Topology, state_bytes: np.ndarray, asked: BudgetOptions) 
 _SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _MFUS = ("dense_mfu", "sparse_mfu")
 _INVERSE = {"half": "twice", "twice": "half"}
-# A size that changes by less is the same choice.
+# Sizes that differ by a smaller factor than this count as the same choice.
 _SAME_SIZE = 1.25
 # The smallest share of the longest time that is said to limit the choice.
 _NEAR_LIMIT = 0.99

@@ -34,7 +34,7 @@ class Wanted:
       grown: the setting to choose, such as "task.decoder.num_layers".
       topology: the card.
       memory: bytes of the card.
-      share: the most of them that the planned peak may take.
+      share: the largest share of `memory` that the planned peak may take.
     """
 
     experiment: str
@@ -45,7 +45,7 @@ class Wanted:
     share: float
 
     def params(self, value: int | None = None) -> Params:
-        """Returns the experiment's Params; `value` is that of the setting to choose."""
+        """Returns the experiment's Params, with the setting `grown` at `value` if it is given."""
         chosen = [] if value is None else [f"{self.grown} = {value}"]
         return experiment(self.experiment, [*self.settings, *chosen], [])
 
@@ -135,13 +135,14 @@ def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilati
     """Returns the largest positive integer whose bytes are within a capacity.
 
     Bytes grow with the integer, almost linearly: layers and rows take the same memory each. So the
-    next integer to try is the one where the line through two known points reaches the capacity.
+    next integer to try is where the line through two known points reaches the capacity.
 
     Args:
       bytes_of: returns the bytes for an integer. Each call takes a compilation.
       capacity: the most bytes.
       first: the first integer to try.
-      compilations: most calls of `bytes_of`. The result then is the largest one known to fit.
+      compilations: largest number of calls of `bytes_of`. If they do not suffice, the result is the
+        largest integer that is known to fit.
 
     Returns:
       0 if not even 1 fits.

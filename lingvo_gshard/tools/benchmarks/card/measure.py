@@ -59,7 +59,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def goal_gap(comparison: Comparison) -> float:
-    """Returns the MFU that the step should reach: that of a dense model or of one with experts."""
+    """Returns the MFU that the step should reach; models with experts have a goal of their own."""
     is_sparse = any(row.part == ROUTING and row.predicted for row in comparison.kinds)
     return GOALS["experts" if is_sparse else "dense"]
 

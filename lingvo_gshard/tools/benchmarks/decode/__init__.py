@@ -1,1 +1,1 @@
-"""gshard-bench decode: the speed of decoding beside that of other engines."""
+"""gshard-bench decode: compares our speed of decoding with other engines' speed."""

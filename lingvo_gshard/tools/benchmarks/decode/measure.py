@@ -76,10 +76,10 @@ class Case:
 
 
 def translation_cases(sources: Sequence[Sequence[int]]) -> list[Case]:
-    """Returns the cases of a translation model: all sentences in batches, and one of them.
+    """Returns the cases of a translation model: all sentences in batches, and one sentence alone.
 
     Sentences are sorted by length, the longest first. All translations of a batch get as many
-    tokens as its longest source has.
+    tokens as the longest source of the batch.
 
     Args:
       sources: ids of the sentences.
@@ -131,8 +131,8 @@ class Model:
 
     Attributes:
       task: the model.
-      theta: its weights.
-      facts: what the host knows of it.
+      theta: the model's weights.
+      facts: what the host knows of the model.
     """
 
     task: TokenTask
@@ -155,7 +155,8 @@ def initial_model(experiment: Params, positions: int | None = None) -> Model:
 
     Args:
       experiment: Params of a translation or language model.
-      positions: positions of a text of a language model; None for those of a training row.
+      positions: number of positions of a language model's text; None takes the length of a training
+        row.
 
     Raises:
       UserError: the experiment's task decodes nothing.
@@ -199,7 +200,7 @@ def decode(engine: Engine, case: Case) -> float:
 _TRAINED, _INT8 = "lingvo_gshard", "lingvo_gshard int8"
 OURS = {_TRAINED: TRAINED, _INT8: INT8}
 _MOST_WARM_UP_TURNS = 20
-# A turn on a short case decodes it this often, for about as long as one of the other cases.
+# A turn decodes a short case this many times, so that the turn takes about as long as for others.
 _SHORT_CASE_REPEATS = 40
 
 
@@ -216,8 +217,8 @@ class Row:
       ratio: our speed relative to this engine's, the median over turns: in int8 if the engine
         computes in int8; 1 for ours.
       flops: operations that the case needs at least.
-      limit_share: flops / seconds / rate. The rate, in FLOP/s, is that of a matrix product for
-        several texts, and that of a vector with a matrix of the weights' size for one text.
+      limit_share: flops / seconds / rate. For several texts, the rate is the FLOP/s of a product of
+        two matrices; for one text, of a vector with a matrix of the weights' size.
     """
 
     case: str
@@ -257,14 +258,14 @@ def measure(
 
     Args:
       models: the models that cases name.
-      cases: what is decoded.
-      others: other engines; None measures ours alone.
+      cases: the cases to decode.
+      others: other engines; None measures only our engine.
       threads: workers of our engine.
       repeats: number of turns.
       report: called with each stage.
 
     Yields:
-      The rows of each case when it is measured, ours first.
+      The rows of a case as soon as the case is measured, our rows first.
     """
     precisions = others.engines if others else {}
     names = [*OURS, *precisions]
@@ -301,7 +302,10 @@ def measure(
 
 
 def _warm_up(engine: Engine, case: Case) -> None:
-    """Decodes a case until two turns in a row compile no program; turns need different ones."""
+    """Decodes a case until two turns in a row compile no program.
+
+    One turn is not enough, since another turn may need other programs.
+    """
     idle = 0
     for _ in range(_MOST_WARM_UP_TURNS):
         before = engine.executables.count
@@ -312,7 +316,7 @@ def _warm_up(engine: Engine, case: Case) -> None:
 
 
 def _ratio(taken: np.ndarray, engines: Sequence[np.ndarray], precision: str) -> float:
-    """Returns our speed in a precision relative to that of an engine, the median over turns."""
+    """Returns our speed in a precision over an engine's speed: the median of the turns' ratios."""
     return float(np.median(taken / engines[list(OURS.values()).index(precision)]))
 
 

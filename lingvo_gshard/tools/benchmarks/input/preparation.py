@@ -135,7 +135,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _memory(pid: int) -> int:
-    """Returns a process's own memory and its part of what it shares, in bytes."""
+    """Returns a process's own memory plus its part of shared memory, in bytes (Linux: Pss)."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

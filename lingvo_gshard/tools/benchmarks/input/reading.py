@@ -29,7 +29,7 @@ LANGUAGES = 50
 _WORDS = 20_000
 _ROWS_AT_A_TIME = 1 << 15
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
-# Every so many rows one is a copy of another row, and one is empty on a side.
+# One row in `_COPY_EVERY` is a copy of another row. One in `_EMPTY_EVERY` is empty on one side.
 _COPY_EVERY, _EMPTY_EVERY = 20, 1000
 
 
