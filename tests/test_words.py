@@ -37,6 +37,26 @@ def test_each_pattern_is_found(tmp_path, text, pattern):
     assert pattern in [name for _, name, _ in words.findings(path)]
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "is_found"),
+    [
+        ("Rows of a block.", "128", True),
+        ("Maximum number of rows of a block.", "2**9", True),
+        ("Sizes of a picture's squares, in pixels.", "2, 16", True),
+        ("Larger blocks leave the cache of a core.", "128", False),
+        ("Marks the end of a row.", "-1", False),
+        ("Rows of a block, so that it stays in a cache.", "128", False),
+        ("Rows of a block. Larger blocks leave the cache.", "128", False),
+        ("Name of the file in the run's directory.", '"rows"', False),
+    ],
+)
+def test_the_comment_of_a_number_gives_a_reason(tmp_path, text, value, is_found):
+    path = tmp_path / "module.py"
+    path.write_text(f'"""A module."""\n\n# {text}\nSIZE = {value}\n')
+    found = [(line, name) for line, name, _ in words.findings(path)]
+    assert found == ([(3, "constant")] if is_found else [])
+
+
 def test_comments_are_read_as_blocks_and_code_is_not(tmp_path):
     path = tmp_path / "module.py"
     path.write_text('"""A module."""\n\n# The size\n# that of a row has.\nSIZE = "that of"\n')

@@ -22,6 +22,17 @@ _POINTERS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.;:?!])\s+(?=[A-Z`(])")
+# A short noun phrase, such as "Rows of a block". Before an article stands a verb: "Marks a block".
+_NOUN_PHRASE = re.compile(
+    r"(?!\w+ (?:the|an?|any|all|each|for) )(?:(?:The|An?) )?"
+    r"(?:[\w'-]+ ){1,4}(?:of|in|per|for|between|from) (?:[^\s.;:]+ ?){1,8}\.?"
+)
+# A text with one of these words has a verb, or a clause that may tell why.
+_CLAUSE = re.compile(
+    r"\b(is|are|was|were|be|been|has|have|had|do|does|can|cannot|could|may|might|must|shall|should|"
+    r"will|would|that|which|who|whose|so|since|because|where|if|unless|when|whether|while|than|not|"
+    r"no|these|this|as)\b"
+)
 ROOT = pathlib.Path(__file__).parents[1]
 REMAINING = ROOT / "tests" / "words_remaining.json"
 FOLDERS = ("lingvo_gshard", "benchmarks", "studies")
@@ -62,6 +73,32 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
         yield first, " ".join(block)
 
 
+def constants(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of the comments directly above the numbers that a module names.
+
+    A number needs its reason: why this limit, why this value.
+    """
+    lines = source.split("\n")
+    for node in ast.parse(source).body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not _is_number(node.value):
+            continue
+        first = last = node.lineno - 1
+        while first and lines[first - 1].startswith("#"):
+            first -= 1
+        if first < last:
+            yield first + 1, " ".join(line.lstrip("# ") for line in lines[first:last])
+
+
+def _is_number(value: ast.expr | None) -> bool:
+    """Returns whether an expression is a number, or a tuple of numbers: 2**20, (1, 8)."""
+    kinds = (ast.BinOp, ast.UnaryOp, ast.Tuple, ast.operator, ast.unaryop, ast.expr_context)
+    return value is not None and all(
+        isinstance(part, kinds)
+        or (isinstance(part, ast.Constant) and type(part.value) in (int, float))
+        for part in ast.walk(value)
+    )
+
+
 def sentences(text: str) -> Iterator[str]:
     """Yields the sentences of a text, each on one line."""
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*\w+: )|\n\s*- ", text):
@@ -70,7 +107,11 @@ def sentences(text: str) -> Iterator[str]:
 
 def findings(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
     """Yields (line, name of the pattern, sentence) of each finding in a file."""
-    for line, text in texts(path.read_text("utf-8")):
+    source = path.read_text("utf-8")
+    for line, text in constants(source):
+        if _NOUN_PHRASE.fullmatch(text) and not _CLAUSE.search(text):
+            yield line, "constant", text
+    for line, text in texts(source):
         for name, pattern in PATTERNS.items():
             if name == "first word":
                 first = text.partition("\n")[0]

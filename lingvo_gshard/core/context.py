@@ -148,8 +148,8 @@ class Context:
     def add_sum(self, path: str, value: tf.Tensor) -> None:
         """Reports a float tensor that is summed over micro-batches.
 
-        A compiled loop over layers reports one with an entry per iteration as its first dimension,
-        under a name that `repetition.unstacked` expands. The tensor has no gradient.
+        A compiled loop over layers reports a tensor whose first dimension is the iteration, under a
+        name that `repetition.unstacked` expands. The tensor has no gradient.
 
         Args:
           path: Name of the sum. A number is appended if the name is taken.

@@ -9,16 +9,16 @@ class UserError(ValueError):
     A command prints the sentence alone. It prints any other exception with its traceback and asks
     for a report.
 
-    The sentence writes an option in backquotes as a caller of the API sets it, "`mesh=data=3` needs
-    3 devices", and Params as a gin file has them, "`run.steps = 5`". A command spells them as
-    its flags.
+    The sentence spells an option in backquotes, as a caller of the API sets it: "`mesh=data=3`
+    needs 3 devices". It spells Params as a gin file does: "`run.steps = 5`". A command spells both
+    as its flags.
     """
 
     @property
     def option(self) -> str:
         """Path of the option that the sentence is about, such as "mesh"; "" if it names none.
 
-        That is the first one in backquotes, or else a path of Params at the beginning.
+        The option is the first text in backquotes, or else a path of Params at the beginning.
         """
         first, *quoted = str(self).split("`")
         if len(quoted) > 1:

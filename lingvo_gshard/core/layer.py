@@ -48,8 +48,9 @@ class VariableSpec:
         order of the stacked dimensions.
       update_rule: For a weight that no optimizer updates: maps the weight and the value reported
         by `Layer.report_update` to the weight after the step.
-      inputs: Letters that products of activations with the weight sum over, in the layout's order;
-        empty if layers use it otherwise, so that it can have no adapter (layers/lora.py).
+      inputs: Letters that products of activations with the weight sum over, in the layout's order.
+        Empty if layers use the weight otherwise. The weight can then have no adapter
+        (layers/lora.py).
       is_frozen: Whether the weight is not trained unless the optimizer's Params say so.
       role: What the weight is to its layer, one of ROLES. Weight decay depends on it. Empty: a
         scalar, a vector, or one vector for each expert is a bias, any other weight a matrix.
@@ -311,7 +312,7 @@ class Layer(Configurable):
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them. The default returns those of training."""
+        """Returns the weights as `infer` reads them. The default returns the training weights."""
         return theta
 
     @layer_method

@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-# Packages that were used, and the contexts in which others will be imported.
+# Packages that were used; package -> the context manager to import it in.
 _used: set[str] = set()
 _contexts: dict[str, Callable[[], contextlib.AbstractContextManager]] = {}
 _lock = threading.RLock()

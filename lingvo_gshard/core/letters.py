@@ -33,7 +33,7 @@ class Letter:
       is_inner: Lies between the first and the last weight of a layer. Splitting it leaves partial
         sums at the layer's output.
       is_hidden: Belongs to the largest activations of a layer.
-      follows: A letter whose mesh axes split this one as well, unless it has a rule of its own.
+      follows: A letter whose mesh axes also split this letter, unless this letter has its own rule.
     """
 
     meaning: str

@@ -47,12 +47,12 @@ class Option:
     """The declaration of one option.
 
     Attributes:
-      name: its name in Python, and that of its flag and of its field in a request's body.
-      kind: bool, int, float or str; of a tuple, the type of its elements.
+      name: the option's name in Python, as a flag, and as a field of a request's body.
+      kind: bool, int, float or str: the type of a value, or of the elements of a tuple.
       is_tuple: whether a value is a tuple.
       default: the value unless another one is given. None also means that there is no value.
-      help: what it means, for users.
-      constraint: the accepted numbers; of a tuple, those of its elements.
+      help: the meaning, for users.
+      constraint: the accepted numbers, for a value or for each element of a tuple.
       choices: the accepted texts; empty accepts all.
     """
 

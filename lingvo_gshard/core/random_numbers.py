@@ -146,7 +146,7 @@ def truncated_normal(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     return tf.math.erfinv((2.0 * uniform(shape, key) - 1.0) * share_within) * math.sqrt(2.0)
 
 
-# A relative error of 16 roundings of a double.
+# A whole number that was computed may be wrong by 16 roundings of a double, relative to its size.
 _TOLERANCE = 2.0**-49
 
 

@@ -3,8 +3,8 @@
 Several languages share one target sentence, and many messages are near copies of each other. A row
 is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
 Afterwards dev and test lose the rows whose source also occurs in train (same language, same
-folding) and those whose target shares half or more of its word 4-grams with train. These rows are
-counted. `cleaning/leaks.py` finds them.
+folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
+are counted. `cleaning/leaks.py` finds them.
 """
 
 from __future__ import annotations

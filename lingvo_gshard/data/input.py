@@ -3,8 +3,8 @@
 Several languages share one target sentence, and many messages are near copies of each other. A row
 is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
 Afterwards dev and test lose the rows whose source also occurs in train (same language, same
-folding) and those whose target shares half or more of its word 4-grams with train. These rows are
-counted. `cleaning/leaks.py` finds them.
+folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
+are counted. `cleaning/leaks.py` finds them.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Input(Configurable, abc.ABC):
     def declared_batches(cls, params: Params) -> Sequence[Mapping[str, tf.TensorSpec]]:
         """Returns the shapes that batches may have, one dict of specs for each.
 
-        A step is compiled for each of them without a warning. The default is that of `batch_specs`.
-        An input with buckets of lengths returns one for each bucket. A dimension of None stands for
-        any size.
+        A step is compiled for each of these shapes without a warning. The default returns only
+        `batch_specs`. An input with buckets of lengths returns one dict for each bucket. A
+        dimension of None stands for any size.
         """
         return [cls.batch_specs(params)]
 

@@ -64,10 +64,10 @@ class PublishedSide(PublishedVocabulary):
     """The tokenizer of one side of a published encoder-decoder.
 
     M2M-100 and NLLB begin each text with the token of its language. Marian's models for several
-    target languages begin the source with that of the target.
+    target languages begin the source with the token of the target language.
 
     Attributes:
-      languages: side -> code of its language; empty for that of the published settings.
+      languages: side -> language code; empty for the published settings' languages.
     """
 
     def __init__(self, directory: pathlib.Path, side: str, languages: dict[str, str]):
@@ -76,7 +76,7 @@ class PublishedSide(PublishedVocabulary):
         Args:
           directory: has a tokenizer and config.json.
           side: "source" or "target".
-          languages: side -> code of its language; empty for that of the published settings.
+          languages: side -> language code; empty for the published settings' languages.
 
         Raises:
           UserError: a file is missing or damaged, no id begins or ends a text, or a language is

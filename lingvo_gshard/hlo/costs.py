@@ -7,9 +7,9 @@ A fusion counts as one instruction, since the values within it are not in memory
 memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
 padding of their tiles.
 
-The count goes backwards, from the elements wanted of a result to its operands, also through
-fusions, which compute values only where they are used. The rules are those of XLA's
-HloCostAnalysis, https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
+The count goes backwards, from the used elements of a result to its operands. It passes through
+fusions, which compute values only where they are used. The rules follow XLA's HloCostAnalysis,
+https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
 """
 
 from __future__ import annotations

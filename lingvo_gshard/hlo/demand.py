@@ -1,8 +1,8 @@
 """Counts the elements of each value that a program uses: a slice reads only its part of an array.
 
-The count goes backwards, from the elements wanted of a result to its operands, also through
-fusions, which compute values only where they are used. The rules are those of XLA's
-HloCostAnalysis, https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
+The count goes backwards, from the used elements of a result to its operands. It passes through
+fusions, which compute values only where they are used. The rules follow XLA's HloCostAnalysis,
+https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
 """
 
 from __future__ import annotations

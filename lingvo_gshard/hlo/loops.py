@@ -1,9 +1,9 @@
 """Trip counts of loops: as the compiler states them, or by evaluating the loop's counters.
 
-Compilers do not always state how often a loop runs, and the loop of a gradient runs as often as a
-counter says that the forward loop returned. So small arrays of integers are evaluated, lazily, as
-the program would compute them. A value that depends on an input, or is no small array of integers,
-is unknown: None.
+Compilers do not always state how often a loop runs. The loop of a gradient runs as often as a
+counter from the forward loop says. Small arrays of integers are therefore evaluated, lazily, as the
+program would compute them. A value that depends on an input, or is no small array of integers, is
+unknown: None.
 """
 
 from __future__ import annotations

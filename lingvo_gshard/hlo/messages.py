@@ -37,7 +37,8 @@ def make(
       tables: fields of each message: `name:number:type`, separated by spaces. A type is a scalar
         or a message; `[type]` is repeated, `{type}` a map from int64, and `{string}` a map from
         strings to strings. Values of enums are int32.
-      oneofs: fields of a message of which at most one is set, as its oneof `value`.
+      oneofs: message -> fields that exclude one another. They form the oneof `value` of the
+        message.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{_PACKAGE}/{name}.proto", package=f"{_PACKAGE}.{name}", syntax="proto3"

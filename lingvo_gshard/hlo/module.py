@@ -33,7 +33,7 @@ class Module:
     """An HLO module.
 
     Attributes:
-      computations: all computations, each after those that it calls.
+      computations: all computations, each after the computations that it calls.
       entry: the computation that runs when the program starts.
     """
 
@@ -82,7 +82,7 @@ class Computation:
       name: unique within the module.
       id: unique within the module.
       module: the module that the computation belongs to.
-      instructions: in the order in which the device executes them, if the module is scheduled.
+      instructions: in the order of execution on the device, if the module is scheduled.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class Instruction:
 
     @functools.cached_property
     def executed(self) -> Instruction:
-        """The instruction that runs: of an async-start, the one that it wraps, if it is only one.
+        """The instruction that runs: this one, or the single instruction that an async-start wraps.
 
-        Its attributes, such as replica groups, are on the wrapped instruction.
+        The attributes of an async-start, such as replica groups, are on the wrapped instruction.
         """
         if self.opcode != "async-start":
             return self
@@ -251,7 +251,7 @@ class Shape:
 
     @functools.cached_property
     def arrays(self) -> tuple[Shape, ...]:
-        """All arrays of the shape, those of nested tuples included."""
+        """All arrays of the shape, including arrays of nested tuples."""
         if self.elements is None:
             return (self,)
         return tuple(array for element in self.elements for array in element.arrays)

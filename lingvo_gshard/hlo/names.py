@@ -5,9 +5,9 @@ Names of jax programs are first translated.
 TensorFlow names an operation by its nested name scopes, followed by its own name. The scope tells
 the phase: `gradient_tape/`, or `gradients/` in loops, for the backward pass, `rematerialized/` for
 recomputed operations, and `optimizer/`. Gradients of recomputed operations have both scopes and
-belong to the backward pass. Loops and calls add scopes before and within those of the layer.
+belong to the backward pass. Loops and calls add scopes before and within the scopes of the layer.
 
-jax names an operation by its name scopes, in which transformations wrap the scopes they apply to:
+jax names an operation by its name scopes. A transformation wraps the scopes that it applies to:
 `jit(step)/transpose(jvp(model))/layer_0/dense/dot_general` is in the backward pass of
 `model/layer_0/dense`. `jax.checkpoint` adds `checkpoint`, and `rematted_computation` around what it
 recomputes: https://docs.jax.dev/en/latest/gradient-checkpointing.html. A transformation within
@@ -33,7 +33,7 @@ _JAX_ADDED = re.compile(
     r"custom_(jvp|vjp)_call(_jaxpr)?"
 )
 _RECOMPUTED = "rematted_computation"
-# An argument's name, such as `params['w']`, with which the compiler names a copy of it.
+# An argument's name, such as `params['w']`. The compiler gives this name to copies of the argument.
 _ARGUMENT = re.compile(r"\w+\S*\[\S*\]\S*")
 _SIGNS = re.compile(rf"[a-z]\(|(?:^|/)(?:checkpoint|closed_call|{_RECOMPUTED})/")
 
@@ -92,7 +92,7 @@ DISPATCH_SCOPES = (DISPATCH_SCOPE, COMBINE_SCOPE)
 _WRAPPERS = re.compile(r"^(?:(?:jit\([^)]*\)|call_exported[^/]*)/)+")
 _MERGED = re.compile(r"((?:.*?/)?)\((.*?)\)?")
 _GRADIENT = re.compile(r"gradient_tape|gradients(_\d+)?|.*_grad")
-# Scopes that belong to no layer: those of phases, loops, branches and calls.
+# Scopes that belong to no layer, but to phases, loops, branches and calls.
 _ADDED = re.compile(
     r"gradient_tape|gradients(_\d+)?|while(_\d+)?|while_grad|cond(_\d+)?|body|then|else|_\d+|"
     r"call\.\d+|branch_executed|(Stateful)?PartitionedCall(_\d+)?|scan(_\d+)?|"
@@ -145,9 +145,9 @@ def layer_and_phase(name: str, layer_scopes: Set[str] | None = None) -> tuple[st
 
     Args:
       name: the operation's name, as `operation_name` returns it.
-      layer_scopes: a frozenset of the name scopes of all layers. The layer is the longest of them
-        in the name, or "". By default it is the name without the operation itself and without
-        the scopes of phases, loops and calls.
+      layer_scopes: a frozenset of the name scopes of all layers. The layer is the longest of these
+        scopes in the name, or "". By default it is the name without the operation itself and
+        without the scopes of phases, loops and calls.
     """
     segments = [segment for segment in name.split("/") if segment]
     if layer_scopes is None:

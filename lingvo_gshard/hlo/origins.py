@@ -45,12 +45,13 @@ class Origins:
         parts: list[tuple[Instruction, int]],
         matmuls: list[Instruction],
     ) -> str:
-        """Returns the name that tells best which layer and phase an instruction belongs to.
+        """Returns the name that best identifies the layer and the phase of an instruction.
 
-        The first of these names that belongs to a layer is taken: those of its matrix products, its
-        own, and the most frequent among its parts. Otherwise, the name comes from an operation that
-        uses its value or that it is computed from. Optimizers have no matrix products: a product
-        whose result goes into one computes a gradient.
+        The candidates are, in this order: the names of the instruction's matrix products, its own
+        name, and the most frequent name among its parts. The first candidate that belongs to a
+        layer is taken. Without one, the name comes from an operation that uses the instruction's
+        value, or that the value is computed from. Optimizers have no matrix products: a product
+        whose result goes into an optimizer computes a gradient.
 
         Args:
           instruction: the instruction.

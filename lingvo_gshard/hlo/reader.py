@@ -40,9 +40,9 @@ def read_operations(
 ) -> OperationList:
     """Returns the operations of one device's program.
 
-    Of a conditional, the branch that does the most work counts. A loop whose trip count is unknown
-    counts with the iterations that its name tells (layers/stacks/execution.py), else as one; a note
-    says so. Arithmetic on scalars is left out.
+    Of a conditional, the branch that does the most work counts. A loop with an unknown trip count
+    counts with the iterations in its name (layers/stacks/execution.py), or else as one iteration. A
+    note says so. Arithmetic on scalars is left out.
 
     Args:
       module: the program.

@@ -78,9 +78,10 @@ def axes_of_groups(groups: Groups, mesh: Mesh, slices: int = 1) -> tuple[tuple[s
 
 @functools.lru_cache(maxsize=2**12)
 def axes_of_pairs(pairs: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
-    """Returns the mesh axes along which pairs of devices send, and the devices that they join.
+    """Returns the mesh axes that pairs of devices send along, and the number of devices on these.
 
-    These are the axes on which the positions of any pair differ; none if an id is not of the mesh.
+    An axis is returned if the positions of any pair differ on it. No axis is returned if an id is
+    outside the mesh.
     """
     ids = np.array(pairs, np.int64).reshape(-1, 2)
     if not ids.size or ids.max() >= mesh.size:

@@ -181,7 +181,7 @@ class Adapters(Layer):
         Args:
           theta: weights of this layer.
           name: name of the adapted weight.
-          equation: that of the product with the weight.
+          equation: the einsum equation of the product with the weight.
           x: the activations that the weight is multiplied with.
         """
         inputs, _, output = equation.partition("->")
@@ -266,7 +266,7 @@ def adapt(model: Layer, params: Params, where: str) -> None:
 
 
 def is_factor(path: str) -> bool:
-    """Returns whether a path is that of an adapter's factor."""
+    """Returns whether a path leads to a factor of an adapter."""
     return f".{CHILD}." in path or path.startswith(f"{CHILD}.")
 
 

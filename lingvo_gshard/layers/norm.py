@@ -60,7 +60,7 @@ def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float)
 def _times(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Returns the product of x [..., M] and scale [M].
 
-    tf.tensordot would merge the leading dimensions, of which one may be split.
+    tf.tensordot would merge the leading dimensions, and one of them may be split.
     """
     return tf.einsum("...m,m->...", x, scale)
 
@@ -96,7 +96,7 @@ class RMSNorm(Layer):
         initial = initializers.constant(0.0 if self.p.zero_centered else 1.0)
         self.create_variable("scale", self._layout, self._sizes(), initial, role=SCALE)
 
-    # The letters of the weight, over all of which the mean is taken.
+    # The letters of the weight. The mean is taken over all of them.
     _layout = "M"
 
     def _sizes(self) -> dict[str, int]:

@@ -96,7 +96,7 @@ def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.T
 
 
 def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
-    """Returns float32 rows of a table, with the dimensions of the ids followed by those of a row.
+    """Returns float32 rows of a table, with the dimensions of the ids before a row's dimensions.
 
     Args:
       table: [V,...], or what `store` returned for it with a scale for each row.
@@ -108,11 +108,12 @@ def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
 
 
 def restore(weights: Any, only_small: bool = False) -> Any:
-    """Returns a tree of weights in which those that are stored as int8 are float32 again.
+    """Returns a tree of weights with int8 weights converted back to float32.
 
     Args:
       weights: NestedMaps and lists of weights.
-      only_small: leaves weights as they are whose products are fast, or whose conversion is slow.
+      only_small: converts only weights of fewer than SMALL elements. Larger int8 weights have fast
+        products, or their conversion is slow.
     """
     if is_stored(weights):
         values = _values(weights)
@@ -175,10 +176,10 @@ def _values(weight: NestedMap) -> tf.Tensor:
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns float32 rows of a table, with the dimensions of the ids followed by those of a row.
+    """Returns float32 rows of a table, with the dimensions of the ids before a row's dimensions.
 
-    The gradient of a row is the sum over all its occurrences. It is computed in float32 even if the
-    table has a narrower type, in which TensorFlow's own gradient would sum.
+    The gradient of a row is the sum over all its occurrences. The sum is computed in float32, even
+    if the table has a narrower type. TensorFlow's own gradient would sum in the narrower type.
 
     Args:
       table: the table, [V,...].

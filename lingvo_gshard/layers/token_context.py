@@ -14,13 +14,13 @@ from lingvo_gshard.core.token_kinds import WatchedKinds
 
 @dataclasses.dataclass(frozen=True)
 class GroupOrder:
-    """The order in which MoE token groups are stored.
+    """The storage order of the token groups of a mixture of experts.
 
     Attributes:
       numbers: int [G], the number of each stored group.
       dimension: The dimension of G in the tensors that are computed.
-      computed: int32 [G], the numbers as the program computes them, so that it holds no constant of
-        their size.
+      computed: int32 [G], the numbers as tensor operations of the program. The program then holds
+        no constant of this size.
     """
 
     numbers: np.ndarray

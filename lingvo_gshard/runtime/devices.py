@@ -50,7 +50,7 @@ def keep_jax_on_cpu() -> None:
 
 
 def let_jax_choose_devices() -> None:
-    """Undoes `keep_jax_on_cpu`: jax uses all devices, or those that JAX_PLATFORMS names."""
+    """Undoes `keep_jax_on_cpu`: jax uses all devices, or the devices of JAX_PLATFORMS."""
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", None)
 
@@ -113,7 +113,12 @@ def _leave_accelerators_to_jax() -> None:
 
 
 def _make_virtual(count: int, total: int) -> None:
-    """Sets the number of CPU devices, unless jax has started. `total`: that of all processes."""
+    """Sets the number of this process's CPU devices, unless jax has started.
+
+    Args:
+      count: number of CPU devices of this process.
+      total: number of CPU devices of all processes, for messages.
+    """
     if count > _MOST_VIRTUAL:
         raise UserError(
             f"`mesh` needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "

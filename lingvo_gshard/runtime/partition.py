@@ -110,7 +110,7 @@ class Partitioned:
         return program, structures[0]
 
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
-        """Returns the flat inputs, and the indices of those that are donated."""
+        """Returns the flat inputs, and the indices of the donated inputs."""
         if self._layouts and len(self._layouts) != len(arguments):
             raise UserError(
                 f"layouts: {self._name} has {len(arguments)} arguments, but there are "

@@ -28,7 +28,7 @@ def describe_program(executable: Executable) -> list[str]:
 
 
 def unused_axis_warnings(partitioning: Partitioning) -> list[str]:
-    """Returns a warning for each mesh axis over which the strategy splits nothing."""
+    """Returns a warning for each mesh axis that the strategy does not use."""
     return [
         f"Warning: strategy {partitioning.strategy.name} splits nothing over axis {axis}: its "
         f"{partitioning.mesh.axis_size(axis)} devices all do the same work"

@@ -40,7 +40,8 @@ class SingleDeviceRuntime:
 
     Attributes:
       compilations: the training and evaluation steps compiled so far, in order. TensorFlow lowers,
-        compiles and takes the first step in one call, all of which counts as compiling.
+        compiles and takes the first step in one call. The whole time of this call counts as
+        compiling.
     """
 
     def __init__(self, trainer: Trainer):

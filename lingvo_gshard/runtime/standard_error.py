@@ -1,8 +1,8 @@
 """Redirects standard error, which libraries in C++ write to directly.
 
 Descriptor 2 belongs to the whole process, and several threads may want to redirect it at once.
-`_Descriptor` is its one owner: it goes to where the last of them wants it, and back to the screen
-with the end of all.
+Only `_Descriptor` changes the descriptor. The latest redirection that has not ended determines the
+target. After the end of all redirections the descriptor is the screen again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def hide() -> Iterator[None]:
     """Hides what libraries write to standard error inside the context; shows it if that fails.
 
     It is kept in `hidden`. Nothing is hidden where TF_CPP_MIN_LOG_LEVEL asks for all messages.
-    What several threads hide at the same time is kept with one of them.
+    If several threads hide output at once, one of these threads keeps all output.
     """
     if shows_everything():
         yield
@@ -132,7 +132,7 @@ def capture(hidden: Sequence[str]) -> Iterator[Captured]:
     screen = _descriptor.screen()
     with tempfile.NamedTemporaryFile() as file:
         try:
-            # A session of its own protects it from Ctrl-C, so that it outlives this process.
+            # A new session keeps Ctrl-C from the copier, so that the copier outlives this process.
             copier = subprocess.Popen(
                 ["sh", "-c", _COPY, "sh", file.name, *words],
                 stdin=subprocess.PIPE,

@@ -41,7 +41,7 @@ class MeanMetrics:
     """Metrics of the workers of all processes: means weighted by tokens, and the sum of tokens."""
 
     def __init__(self, metrics: Sequence[StepMetrics]):
-        """Combines the metrics of this process's workers with those of the other processes."""
+        """Takes the metrics of this process's workers; `read` combines them over all processes."""
         self._metrics = metrics
 
     def read(self) -> dict[str, float]:

@@ -220,7 +220,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
 
 
 def _check_reachable(tpu: str) -> None:
-    """Raises ValueError if nothing answers at `grpc://address:port`, for which TensorFlow waits."""
+    """Raises UserError if nothing answers at `grpc://address:port`. TensorFlow would just wait."""
     scheme, _, address = tpu.rpartition("://")
     if scheme != "grpc":
         return

@@ -9,10 +9,10 @@ a function in both:
 
     h_ECH = manual(experts, ["ECM", "EMH"], "ECH")(x_ECM, theta.w_in)
 
-A split is either a layout, split as the current partitioning splits such an activation, or the mesh
-axes of each dimension, such as `(("data",), (), ())`. Along mesh axes that a split does not name,
-every device has a copy. Without a partitioning, on one device, and in eager mode all functions are
-the identity, so that the same code computes on full tensors.
+A split is either a layout or the mesh axes of each dimension, such as `(("data",), (), ())`. A
+layout is split as the current partitioning splits activations of this layout. Along mesh axes that
+a split does not name, every device has a copy. Without a partitioning, on one device, and in eager
+mode all functions are the identity, so that the same code computes on full tensors.
 
 - All shards have the same shape, so every split dimension must divide evenly.
 - A region may read only its arguments and constants. Pass other tensors as arguments.

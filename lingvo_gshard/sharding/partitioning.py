@@ -51,10 +51,10 @@ def by_size(
 ) -> Split:
     """Returns the split of a weight or moment, whose sizes are known.
 
-    It is stored in equal parts. So an axis that does not divide the dimension of the first letter
-    that may have it goes to the next such letter. Then the spare axes go to the largest dimensions
-    that they divide. Axes that are still free go to the first letter that may have them, although
-    its last parts are then smaller: XLA pads them during the step.
+    It is stored in equal parts. An axis that does not divide the dimension of the first letter that
+    may have it therefore goes to the next such letter. Then the spare axes go to the largest
+    dimensions that they divide. Axes that are still free go to the first letter that may have them,
+    although its last parts are then smaller: XLA pads them during the step.
 
     Args:
       layout: Letters of the tensor.
@@ -87,7 +87,7 @@ def by_size(
 
 
 def even(size: int, axes: Sequence[str], mesh: Mesh) -> tuple[str, ...]:
-    """Returns those of the axes, in order, that together divide a dimension evenly."""
+    """Returns a selection of the axes, in order, that divides a dimension evenly."""
     found: list[str] = []
     for axis in axes:
         if size % mesh.parts([*found, axis]) == 0:
@@ -96,7 +96,7 @@ def even(size: int, axes: Sequence[str], mesh: Mesh) -> tuple[str, ...]:
 
 
 def _in_order(letters: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns letters in the order in which they claim: positions last."""
+    """Returns letters in the order of their claims on axes: positions last."""
     return sorted(letters, key=lambda letter: letter in POSITIONS)
 
 
@@ -232,7 +232,7 @@ class Partitioning:
         return self.mesh.parts(axes)
 
     def storage_split(self, shape: Sequence[int], split: Split) -> Split:
-        """Returns the split in which an array is stored between steps.
+        """Returns the split of an array in storage between steps.
 
         jax stores arrays in equal parts only. Axes that do not divide a dimension evenly do not
         split it in storage. During the step XLA splits it with padding.
@@ -244,7 +244,7 @@ class Partitioning:
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
 
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split in which a weight or an optimizer moment is stored between steps."""
+        """Returns the split of a weight or an optimizer moment in storage between steps."""
         return self.storage_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:

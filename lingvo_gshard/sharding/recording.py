@@ -53,7 +53,7 @@ class Recorded:
 
     @property
     def graphs(self) -> list[tf.Graph]:
-        """The function's graph, those in which loop bodies were traced, and copies of these."""
+        """The function's graph, the traced graphs of loop bodies, and copies of these graphs."""
         bodies = [body for _, body in self.loops]
         found = [self.graph, *(event.result.graph for event in self.events), *bodies]
         return list({id(graph): graph for graph in found if graph is not None}.values())
@@ -90,7 +90,7 @@ def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
 
     Args:
       result: The tensor that the loop returns.
-      body: The graph in which the body was traced.
+      body: The traced graph of the loop body.
     """
     recorded = _scope.get()
     if recorded is not None:

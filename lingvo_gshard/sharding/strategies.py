@@ -11,7 +11,7 @@ or for all kinds if it names none. The rules of a section are separated by ";". 
 and the mesh axes to split them over, major first. The axis "none" means not split. Optimizer
 moments follow the rules of their weights unless the section "moments" has a rule for the letter.
 
-The letter "*" stands for any dimension of a weight or moment. Those of its axes that no letter has
+The letter "*" stands for any dimension of a weight or moment. Axes of "*" that no other letter has
 claimed go to the largest dimensions that they divide evenly.
 """
 
@@ -49,8 +49,9 @@ _bases = {
 _BATCH_AXES = ("fsdp", "data")
 # The order of axes that split the same letter, major first. Other axes precede these.
 # - `data` is minor to all axes that split token groups. Experts take over `data` from groups. In
-#   this order that is one all-to-all; otherwise XLA adds a permutation before and after it.
-# - `model` is minor to all axes that split positions, for the same reason: it gathers positions.
+#   this order the change is one all-to-all; in other orders XLA adds a permutation on both sides.
+# - `model` is minor to all axes that split positions. It gathers positions, and other orders would
+#   need a permutation there, too.
 # - `stage` is minor to all axes. Every stage reads all rows of its devices along `data`, and in
 #   this order those rows are adjacent.
 _AXIS_ORDER = ("context", *_BATCH_AXES, "model", "stage")
@@ -101,8 +102,8 @@ def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
 
     Base strategies that are joined by "_" split every letter over all axes that any of them splits
     it over. Their order does not matter. The strategies data, expert, fsdp and zero1 split the
-    batch over the axes `fsdp` and `data`. fsdp and zero1 split weights or moments over those of
-    these axes that no other letter of the tensor has claimed, such as E.
+    batch over the axes `fsdp` and `data`. fsdp and zero1 split weights or moments over these two
+    axes, without an axis that another letter of the tensor, such as E, has claimed.
 
     Args:
       text: Base strategies or a table, as described at the top of this module.
@@ -130,7 +131,7 @@ def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
 
 
 def axes_of(letter: str, rules: Table) -> tuple[str, ...]:
-    """Returns the mesh axes that a table's rules have for a letter, or for the one it follows."""
+    """Returns the mesh axes of a table's rules for a letter, or for the letter that it follows."""
     if letter in rules or letter not in LETTERS:
         return rules.get(letter, ())
     return rules.get(LETTERS[letter].follows, ())
@@ -144,9 +145,8 @@ def base_names() -> tuple[str, ...]:
 def register(name: str, table: str) -> None:
     """Adds a base strategy.
 
-    Its table may use mesh axes of any name. An axis that this module does not know is major to the
-    known ones where a letter is split over several; such axes among themselves keep the mesh's
-    order.
+    Its table may use mesh axes of any name. Where several axes split a letter, axes that this
+    module does not know are major to known axes. Unknown axes keep the mesh's order.
 
     Args:
       name: Letters and digits.

@@ -109,9 +109,9 @@ def assign(tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
 
     Args:
       tensor: The tensor.
-      devices: Partition ids [*shards, copies]: one dimension for each of the tensor's, whose size
-        is the number of shards, and a last dimension of devices that hold copies of a shard. XLA
-        requires every device of the program exactly once.
+      devices: Partition ids [*shards, copies]: for each dimension of the tensor its number of
+        shards, and a last dimension of devices that hold copies of a shard. XLA requires every
+        device of the program exactly once.
     """
     return _annotate(tensor, _from_tiling(devices))
 

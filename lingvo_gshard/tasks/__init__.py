@@ -1,4 +1,4 @@
-"""Tasks: a model with its loss, its metrics and its decoding."""
+"""Tasks: models with loss, metrics and decoding."""
 
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.task import Task

@@ -33,9 +33,9 @@ class LanguageModelTask(TokenTask):
     """Predicts each token of a document from the tokens before it.
 
     The model is the decoder-only Transformer of Radford et al. 2018 ("Improving Language
-    Understanding by Generative Pre-Training", section 3.1). With experts in every n-th layer it is
-    that of GLaM, arXiv 2112.06905, section 4. Rows hold several packed documents; a document never
-    attends to another.
+    Understanding by Generative Pre-Training", section 3.1). With experts in every n-th layer the
+    model is GLaM (arXiv 2112.06905, section 4). Rows hold several packed documents; a document
+    never attends to another.
 
     With `future_tokens`, training predicts further tokens as well (DeepSeek-V3, arXiv 2412.19437,
     section 2.2). Evaluation and decoding do not.

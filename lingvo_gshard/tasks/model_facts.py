@@ -18,7 +18,7 @@ class ModelFacts:
       most_positions: the largest number of positions of a text, BOS included.
       most_steps: the largest number of tokens that one call of a program generates.
       pad_id: id that stands after the end of a text in programs that callers give padded batches.
-      forced_ids: ids that follow `bos_id` in every text, such as that of a translation's language.
+      forced_ids: ids that follow `bos_id` in every text, such as the id of the target language.
     """
 
     vocabulary_size: int

@@ -191,7 +191,7 @@ class Task(Layer):
         return TokenShape(rows, length=1)
 
     def tokens(self, batch: BatchSpecs) -> int:
-        """Returns the number of positions in a batch, those of the source included."""
+        """Returns the number of positions in a batch, including positions of the source."""
         shape = self.token_shape(batch)
         return shape.rows * (shape.length + shape.memory_length)
 
@@ -208,7 +208,7 @@ class Task(Layer):
         whole = FORWARD_AND_BACKWARD * self.flops(shape)
         if not self.p.lora.rank:
             return whole
-        # Products with weights grow as the rows, those of attention as their square.
+        # Products with weights grow linearly with the length, products of attention quadratically.
         double = TokenShape(shape.rows, 2 * shape.length, 2 * shape.memory_length)
         with_weights = 2 * self.flops(shape) - self.flops(double) // 2
         self.variable_specs()
@@ -238,7 +238,7 @@ class Task(Layer):
           input_: the input, with the vocabularies that the model was trained with.
           split: name of the split.
           show_progress: opens progress bars.
-          **options: those that EVALUATION_OPTIONS names.
+          **options: options that EVALUATION_OPTIONS names.
 
         Raises:
           UserError: the split is empty, or an option is wrong.

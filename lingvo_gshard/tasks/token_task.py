@@ -83,7 +83,7 @@ class FutureToken(Layer):
     """A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
     It joins the state of each position with the embedding of the token that was predicted there,
-    and runs one Transformer layer. The embedding and the softmax are those of the model.
+    and runs one Transformer layer. The module uses the embedding and the softmax of the model.
     """
 
     @classmethod
@@ -138,8 +138,7 @@ class FutureToken(Layer):
 class TokenTask(Task):
     """Embeds tokens and their positions, runs a causal decoder, and predicts the next token.
 
-    A subclass defines `loss` and calls the `create_` methods in the order in which it lists its
-    children.
+    A subclass defines `loss`, and calls the `create_` methods in the order of its children.
 
     Class attributes:
       EMBEDDING: name of the child that embeds the decoder's tokens. With `tie_softmax` its table is

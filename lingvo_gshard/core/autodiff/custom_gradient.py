@@ -16,7 +16,7 @@ def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
 
     TensorFlow computes custom gradients when the tape evaluates them, outside of all layers. This
     decorator gives the gradient the layer path of the call. The operations of the gradient are
-    named `gradient_tape/<name scope of the call>/...`, as TensorFlow names those of its own ops.
+    named `gradient_tape/<name scope of the call>/...`, as in the gradients of TensorFlow's own ops.
 
     Args:
       function: Returns a result and a function from the result's gradients to the arguments'.

@@ -63,8 +63,8 @@ class JointGraph:
           shared_specs: Specs of the inputs that are available in both passes.
           make_costs: Called with the operations of the forward inputs, after the function was
             traced. Returns the costs of saving and recomputing.
-          finish_gradients: Maps the gradients to those that the graph returns, for example to
-            annotate them.
+          finish_gradients: Maps the gradients to the results of the graph, for example to annotate
+            them.
         """
         traced = []
 
@@ -101,7 +101,7 @@ class JointGraph:
 
     @property
     def graph(self) -> tf.Graph:
-        """The graph in which the function was traced."""
+        """The graph of the traced function."""
         return self.outputs[0].graph
 
     def forward(self, forward_inputs: Tensors, shared: Tensors) -> tuple[list[tf.Tensor], Tensors]:

@@ -97,8 +97,8 @@ class Reports:
 class RematUnit:
     """A function of tensors that runs in the forward pass and again in the backward pass.
 
-    Both runs use the context in which the unit was made, so that they draw the same random numbers.
-    Name scopes of the second run begin with `rematerialized/`.
+    Both runs use the context that was current when the unit was made. They therefore draw the same
+    random numbers. Name scopes of the second run begin with `rematerialized/`.
 
     Args:
       function: Maps tensors to one tensor.

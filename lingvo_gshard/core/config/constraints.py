@@ -16,7 +16,7 @@ _LARGEST_INT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """The accepted values of one hyperparameter, besides those of its default's type.
+    """The accepted values of one hyperparameter. They must also have the type of its default.
 
     Attributes:
       minimum: Smallest number.

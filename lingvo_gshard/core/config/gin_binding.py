@@ -132,10 +132,10 @@ class _Namespace:
         _log.warning("%s", message)
 
     def _hint(self, name: str) -> str:
-        """Suggests today's name of an old one, or names whose last part resembles that of `name`.
+        """Suggests today's name of an old one, or names with a similar last part.
 
-        Names that contain the last part are suggested, too, wherever they are. If there are none,
-        suggests the names below the known part.
+        Names anywhere that contain the last part are suggested, too. Without any of these, the
+        names below the known part are suggested.
         """
         everything = list(self._all_names())
         today = params_text.path_today(name)
@@ -240,7 +240,7 @@ def _holds_params(value: Any) -> bool:
 
 
 def _meaning(node: Params, name: str) -> str:
-    """Returns the help of a hyperparameter, its range, and its default if it has another value."""
+    """Returns the help of a hyperparameter, its range, and the class's default if changed."""
     parts = [node.help(name)]
     limits = node.constraint(name).range()
     if limits:

@@ -225,7 +225,7 @@ class Params:
         return True
 
     def diff(self, other: Params) -> list[tuple[str, str, str]]:
-        """Returns (path, value, other value) as text for each path at which two trees differ."""
+        """Returns (path, value, other value) as text for each difference of two trees."""
         mine, theirs = ({k: _format(v) for k, v in tree.leaves()} for tree in (self, other))
         absent = "(absent)"
         return [
@@ -257,7 +257,8 @@ class Params:
 
         Raises:
           ParamsError: A value has another type than the default or is out of range, or a default
-            that is out of range was not replaced. Names the path, the value, and what it must be.
+            that is out of range was not replaced. The message names the path, the value, and the
+            expected values.
         """
         for name, value in self.items():
             self._checked(name, value, accepts_default=False)

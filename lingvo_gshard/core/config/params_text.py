@@ -41,7 +41,8 @@ def _value(value: Any) -> Any:
     return repr(value)
 
 
-# Options of a run that were the trainer's. Its other options are those of the step.
+# Old options of the trainer that belong to the run today. The other old options of the trainer
+# belong to the step.
 _OF_THE_RUN = frozenset(
     (
         "steps",

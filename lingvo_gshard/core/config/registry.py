@@ -1,11 +1,11 @@
 """Registry of experiments: functions that return the Params of an experiment, by name.
 
-An experiment outside the package is named by its module and its own name, such as
+An experiment outside the package is named after its module and function, such as
 `my_package.my_module.my_experiment`. The module is imported when the name is first used.
 
-A module is a program. Files such as the params.txt of a run may name classes of this package and of
-modules that the user has named in this process, and of no others: whoever reads the run of a
-stranger must not run the stranger's programs.
+A module is a program. Files such as the params.txt of a run may name only classes of this package,
+and of modules that the user has named in this process. A user who reads the run of a stranger must
+not run the stranger's programs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lingvo_gshard.core.errors import UserError
 
 
 class Experiment(Configurable):
-    """A task, its input, its training step and its run."""
+    """A task with an input, a training step and a run."""
 
     @classmethod
     def params(cls) -> Params:
@@ -75,8 +75,9 @@ _named: set[str] = set()
 def is_trusted(name: str) -> bool:
     """Returns whether a file may name classes of a module.
 
-    It may if the module is this package's, if the user has named it or another of its package, or
-    if the user's program has imported it. Python's own modules are imported by everybody.
+    A file may name modules of this package, modules of packages that the user has named, and
+    modules that the user's program has imported. Python's own modules do not count as imported by
+    the program, since every program imports them.
     """
     top = name.partition(".")[0]
     if top in (_PACKAGE_NAME, *_named):
@@ -127,7 +128,7 @@ def _place(error: BaseException) -> str:
     """Returns the last line of the user's files that an error passed, as "file:line"."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    # The first frame is that of this file.
+    # The first frame belongs to this file.
     frames = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in frames if not frame.filename.startswith("<")]
     own = [f for f in frames if not f.filename.startswith((_PACKAGE, *_LIBRARIES))] or frames

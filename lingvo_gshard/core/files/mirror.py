@@ -141,7 +141,7 @@ def _remove_abandoned() -> None:
                 os.close(lock)
 
 
-# Interval in which files that changed are copied.
+# Changed files are copied at this interval.
 _PERIOD_SECONDS = 30.0
 # Copying a large file that grows takes at most this share of the time.
 _SHARE = 0.02

@@ -3,8 +3,8 @@
 Buckets have no folders of their own: a folder is there while a file in it is. A file appears in a
 bucket all at once, when it is complete.
 
-Buckets have no appends and no files that are created exclusively. They do have conditional writes:
-a write succeeds only if the file is still the one that was read.
+Buckets have no appends and no files that are created exclusively. Buckets have conditional writes:
+a write succeeds only if the file has not changed since it was read.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def remove_tree(path: GivenPath) -> None:
         try:
             _call(path, lambda fs, _: fs.rm(inside))
         except FileNotFoundError:
-            # An attempt that was repeated had deleted some of them.
+            # The request was repeated, and the first attempt had deleted some files.
             for one in inside:
                 remove(one)
 
@@ -312,7 +312,7 @@ class Cell:
         return (found.value if found.state == "value" else None), found.stamp.generation
 
     def write(self, content: bytes, expected: Generation) -> Generation | None:
-        """Writes the file if it is still the one that was read.
+        """Writes the file if it has not changed since it was read.
 
         A write whose answer was lost and that was repeated returns None, although it succeeded:
         read the file to find out.
@@ -330,7 +330,7 @@ class Cell:
         return stamp.generation or None
 
     def delete(self, expected: Generation) -> None:
-        """Deletes the file if it is still the one that was read."""
+        """Deletes the file if it has not changed since it was read."""
         self._call(lambda store: store.write("", None, if_equal=expected).result(), writes=True)
 
     def append(self, line: bytes) -> None:

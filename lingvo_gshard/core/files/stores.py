@@ -62,7 +62,7 @@ def key_value_store(path: str) -> dict[str, Any]:
     """Returns TensorStore's specification of the store below a path in a bucket.
 
     Args:
-      path: a URL. Keys are appended to it, so that of a folder ends with "/".
+      path: a URL. Keys are appended to the URL, so the URL of a folder ends with "/".
     """
     prepare(path)
     scheme, _, rest = path.partition("://")

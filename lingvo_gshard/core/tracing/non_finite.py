@@ -42,7 +42,7 @@ class Origin:
 
 
 class Origins:
-    """The operations that made values non-finite, in the order in which they ran.
+    """The operations that made values non-finite, in the order of execution.
 
     Attributes:
       found: the origins. Each kind is listed once for each line.

@@ -55,7 +55,7 @@ class GraphLines:
     """The operations of a traced function, and the lines that made them.
 
     Args:
-      graphs: the function's graph, and those of the bodies of its loops.
+      graphs: the function's graph, and the graphs of its loop bodies.
     """
 
     def __init__(self, graphs: Iterable[tf.Graph]):
@@ -73,8 +73,8 @@ class GraphLines:
     def operation(self, name: str) -> tf.Operation | None:
         """Returns the operation of this name, or the loop or branch that contains it.
 
-        TensorFlow puts names of calls before those of a function's operations. A vectorized
-        operation, and one that computes a result once more, is the one that it was made of.
+        TensorFlow puts the name of a call before the names of the called function's operations. A
+        vectorized or recomputed operation counts as the original operation.
         """
         within = _CALLS.sub("", name).partition(_VECTORIZED)[0]
         for candidate in dict.fromkeys((within, within.removeprefix(_RECOMPUTED), name)):

@@ -4,14 +4,14 @@ Sentences are drawn and packed in blocks. A block is a function of the seed, the
 the few sentences carried over from the block before. The position in the stream is therefore small,
 and resuming recomputes one block, however long the run is.
 
-grain is not used since it calls Python once per sentence and stage: mixing, shuffling and first-fit
-packing as a grain pipeline reached 80 thousand tokens a second per core at the same share of filled
-positions. This code reaches 5 million.
+grain is not used, since it calls Python once per sentence and stage. A grain pipeline of mixing,
+shuffling and first-fit packing reached 80 thousand tokens a second per core, at an equal share of
+filled positions. This code reaches 5 million.
 
 A resumed run needs the same order under every version of every library, so no library draws it.
 
-A block of this stream is a function of the seed and the block's number. So any block is computed
-without those before it, and resuming replays no random generator.
+The sentences drawn for a block are a function of the seed and the block's number. Resuming
+therefore replays no random generator.
 """
 
 from __future__ import annotations
@@ -185,8 +185,9 @@ _UNFINISHED_ROWS = 4
 class PackedBatches:
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state is JSON values: number of the block, number of the batch in it, sentences carried into
-    it, and an identity of seed and data, by which a state of another stream is refused.
+    The state consists of JSON values: the number of the block, the number of the batch in the
+    block, the sentences carried into the block, and an identity of seed and data. A state with
+    another identity is refused.
     """
 
     def __init__(self, packer: packing.Packer, mixture: Mixture, identity: str):
@@ -269,8 +270,8 @@ class Stream(Protocol):
 class Prefetcher:
     """Returns the items of a stream, up to `depth` of them made in advance by one thread.
 
-    The saved position is that after the last item returned, however many were made in advance. An
-    error of the stream is raised in place of the item that it prevented.
+    The saved position is the position after the last item returned. Items made in advance do not
+    count. An error of the stream is raised in place of the item that it prevented.
     """
 
     def __init__(self, stream: Stream, depth: int):

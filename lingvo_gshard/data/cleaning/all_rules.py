@@ -182,7 +182,7 @@ class _Sides(Protocol):
 
 
 class _PairLanguages:
-    """The languages of sentence pairs: the row's for the source, and that of all targets."""
+    """The languages of sentence pairs: each source has the language of its row, all targets one."""
 
     def __init__(self, target: str):
         self._target = target
@@ -197,7 +197,7 @@ class _PairLanguages:
 
 
 class _DocumentLanguage:
-    """The language of documents: one for all, or else that of the row."""
+    """The language of documents: one language for all, or each row has its own."""
 
     def __init__(self, language: str):
         self._language = language

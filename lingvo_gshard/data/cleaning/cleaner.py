@@ -64,7 +64,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 
 
 class BaseCleaner(Configurable, abc.ABC):
-    """Normalizes rows and drops those that would only add noise to training.
+    """Normalizes rows and drops rows that would only add noise to training.
 
     `rules` cleans row by row, for pipelines that work on parts of a corpus. `clean` also drops
     duplicates, among rows in memory.
@@ -148,7 +148,7 @@ class BaseCleaner(Configurable, abc.ABC):
 
 
 class Cleaner(BaseCleaner):
-    """Normalizes sentence pairs and drops those that would only add noise to training."""
+    """Normalizes sentence pairs and drops pairs that would only add noise to training."""
 
     @classmethod
     def params(cls) -> Params:

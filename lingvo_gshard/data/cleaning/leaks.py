@@ -173,7 +173,7 @@ class _Grams:
     """The different word 4-grams of the folded targets of rows.
 
     Attributes:
-      hashes: uint64 [H], their hashes; those of a row without repetitions.
+      hashes: uint64 [H], the hashes of the 4-grams of each row, without repetitions in a row.
     """
 
     def __init__(self, rows: Sequence[Row]):

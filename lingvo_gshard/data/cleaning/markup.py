@@ -35,9 +35,10 @@ class Kind(NamedTuple):
 
     Attributes:
       name: name of the hyperparameter that holds the policy.
-      find: returns what a text has of this kind, in a form in which equal things are equal.
-      present: why rows are dropped that have any.
-      unequal: why rows are dropped whose sides differ.
+      find: returns the things of this kind in a text, normalized so that equal things compare
+        equal.
+      present: the reason for dropping rows with text of this kind.
+      unequal: the reason for dropping rows whose sides differ in this kind.
     """
 
     name: str
@@ -54,8 +55,8 @@ class Policy:
 
         Args:
           kind: the kind of text.
-          policy: "keep" drops no row, "drop" those with such text, "equal" those whose sides
-            differ in it.
+          policy: "keep" drops no row. "drop" drops rows with text of this kind. "equal" drops rows
+            whose sides differ in this kind.
           choices: the policies that make sense.
 
         Raises:

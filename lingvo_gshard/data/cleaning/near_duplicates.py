@@ -101,9 +101,10 @@ _KEY_BYTES = 16
 
 
 def key(row: Row) -> bytes:
-    """Returns a hash of 16 bytes. Exact duplicates share it; in practice, different rows do not.
+    """Returns a hash of 16 bytes, equal for exact duplicates.
 
-    Rows can be compared in parts: each part takes the rows whose keys are in one range.
+    In practice, different rows have different hashes. Rows can be compared in parts: each part
+    takes the rows whose keys are in one range.
     """
     text = f"{row.language}\0{row.source}\0{row.target}"
     # Lone surrogates cannot be written as UTF-8 otherwise.
@@ -265,7 +266,7 @@ def runs(keys: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _band_rows(similarity: float, hashes: int) -> int:
-    """Returns the largest number of values of a key with which few near duplicates are missed."""
+    """Returns the largest number of values in a key that misses few near duplicates."""
     sizes = range(1, hashes + 1)
     fine = [r for r in sizes if (1 - similarity**r) ** (hashes // r) <= _MISSED]
     return max(fine, default=1)

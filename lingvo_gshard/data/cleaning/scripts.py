@@ -1,4 +1,4 @@
-"""WrongScript: finds texts whose letters are not those of their language.
+"""WrongScript: finds texts whose letters do not belong to their language.
 
 Sources, under the Unicode License v3:
 https://github.com/unicode-org/cldr-json/tree/47.0.0/cldr-json/cldr-core/supplemental
@@ -299,9 +299,9 @@ def _all_letters() -> str:
 class _ForeignLetters:
     """Counts the letters of a text that are outside of some scripts.
 
-    Its patterns list ranges of letters, since re searches these several times faster than regex
-    searches a property. re has a fast table for the characters up to U+FFFF only, so the others
-    have a pattern of their own.
+    The patterns list ranges of letters: re searches ranges several times faster than regex searches
+    a property. re has a fast table only for characters up to U+FFFF, so higher characters have a
+    separate pattern.
     """
 
     def __init__(self, scripts: tuple[str, ...]):

@@ -137,7 +137,7 @@ class UniqueRows:
 
 
 NEAR_STAGE = "3-near"
-# A candidate: its key, where it was read, its number in its bucket, and its text in the file.
+# A candidate: key, place in the sources, number in the bucket, and place of the text in the file.
 _CANDIDATE = np.dtype(
     [("key", "<u8"), ("part", "<u4"), ("line", "<u8"), ("bucket", "<u4"), ("number", "<u8")]
     + [("begin", "<u8"), ("size", "<u4")]
@@ -439,7 +439,7 @@ class Leaks:
     def without(
         self, group: Group, rows: Sequence[KeptRow], paths: Sequence[str], tally: Tally
     ) -> list[KeptRow]:
-        """Returns the rows of a group held out that do not leak, and counts the others.
+        """Returns the rows of a held-out group that do not leak, and counts the other rows.
 
         Args:
           group: the group.

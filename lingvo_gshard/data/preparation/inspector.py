@@ -31,7 +31,7 @@ class _Checked(msgspec.Struct):
 
 
 class Inspector:
-    """Refuses what is bad as a whole or, with on_bad_row="skip", leaves it out and counts it."""
+    """Refuses files that are bad as a whole. With on_bad_row="skip", counts and skips them."""
 
     def __init__(self, job: Job, tally: Tally):
         """Prepares to inspect.

@@ -129,7 +129,7 @@ class WorkDirectory:
 
 
 def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> None:
-    """Raises ValueError that names a setting in which work or data of a directory differs."""
+    """Raises UserError if work or data in a directory has other settings; names one setting."""
     for name in sorted(settings.keys() | found.keys()):
         if settings.get(name) != found.get(name):
             raise UserError(

@@ -161,7 +161,7 @@ def _find_in_bucket(source: Source, setting: str) -> list[str]:
 
 
 def _reader(source: Source) -> Any:
-    """Returns the reader of whole files that finds those of a source."""
+    """Returns the reader that finds the whole files of a source."""
     if source.format in (formats.MOSES, formats.GETTEXT):
         cls = moses.MosesReader if source.format == formats.MOSES else gettext.GettextReader
         params = cls.params().set(target_language=source.target_language)

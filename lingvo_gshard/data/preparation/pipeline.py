@@ -176,7 +176,7 @@ class _Run:
         return found
 
     def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type) -> list[Any]:
-        """Returns the records of tasks, in their order. Those that are done are not done again."""
+        """Returns the records of tasks, in their order. Tasks that are done do not run again."""
         records = {task.name: self._job.work.record(task.name, kind) for task in tasks}
         left = [task for task in tasks if records[task.name] is None]
         if not left:

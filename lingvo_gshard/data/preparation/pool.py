@@ -44,7 +44,7 @@ class Pool:
             worker.kill()
 
     def run(self, tasks: Sequence[Task], kind: type, report: Report) -> Iterator[tuple[Task, Any]]:
-        """Yields each task with its record, in the order in which they are finished.
+        """Yields each task with its record, in the order of completion.
 
         Args:
           tasks: the tasks.
@@ -185,7 +185,7 @@ def _work(pipe: multiprocessing.connection.Connection, job: Job) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it ends, even if that one is killed."""
+    """Ends this process when its parent process ends, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

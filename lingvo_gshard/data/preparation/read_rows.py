@@ -109,7 +109,7 @@ def _count(report: CleaningReport, part: int, tally: Tally) -> None:
 
 
 class _ChunkWriter:
-    """Keys rows, drops those that are equal to one of the same chunk, and writes chunks."""
+    """Keys rows, drops rows that repeat a row of their chunk, and writes chunks."""
 
     def __init__(self, job: Job, part: int):
         self._job, self._part = job, part

@@ -1,4 +1,4 @@
-"""Files of rows, ordered by digest, from which any range of digests can be read."""
+"""Files of rows, ordered by digest. Readers read any range of digests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lingvo_gshard.data.preparation.job import Job, Progress
 from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 
-# Digests are divided by their first 12 bits. Ranges of them, not hash values modulo a number, make
-# buckets: so buckets can be chosen after all rows are counted, and follow each other in the order
-# of digests.
+# Digests are divided by their first 12 bits. A bucket is a range of digests, not of hash values
+# modulo a number. Buckets can therefore be chosen after all rows are counted, and they follow the
+# order of digests.
 RANGES = 1 << 12
 _BITS_LEFT = 4
 

@@ -176,7 +176,7 @@ class WriteShard:
     """Writes one shard.
 
     Attributes:
-      number: number of the shard among those with its split, language and source.
+      number: number of the shard among the shards with its split, language and source.
       count: number of these shards.
       segments: the rows.
       id_bytes: bytes of an integer of a record.

@@ -58,9 +58,9 @@ class Source:
       target_language: language of the targets, for Moses pairs and gettext catalogs.
       document: unit of a document of text: "file", "line" or "paragraph".
       language_field: field or column of the language, for JSON lines and Parquet.
-      source_field: that of the source.
-      target_field: that of the target.
-      text_field: that of a text without a source.
+      source_field: field or column of the source.
+      target_field: field or column of the target.
+      text_field: field or column of a text without a source.
     """
 
     path: str
@@ -154,7 +154,7 @@ def _name_from(path: str) -> str:
     return _UNFIT.sub("-", stem).strip("-.") or "corpus"
 
 
-# A part is as many lines, so that its rows stay the same whatever the number of workers.
+# Lines of a part. The number is fixed, so that parts do not depend on the number of workers.
 PART_LINES = 1 << 16
 _BLOCK = 1 << 22
 
@@ -194,7 +194,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     cuts: list[Cut]
 
     def has_changed(self) -> bool:
-        """Returns whether the file is no longer the one that was surveyed."""
+        """Returns whether the file has changed since it was surveyed."""
         size, modified = _state(self.path)
         if (size, modified) == (self.bytes, self.modified):
             return False

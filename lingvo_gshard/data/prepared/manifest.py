@@ -360,7 +360,7 @@ def read_vocabularies(directory: str | os.PathLike, manifest: Manifest) -> dict[
       manifest: its manifest.
 
     Raises:
-      UserError: a file is missing or damaged, or not the one that the manifest describes.
+      UserError: a file is missing or damaged, or the manifest describes another file.
     """
     found: dict[str, Vocabulary] = {}
     for entry in manifest.vocabularies:

@@ -79,7 +79,7 @@ class Shares(Configurable):
 
     @property
     def last_change(self) -> float:
-        """The step after which shares stay as they are."""
+        """The step of the last change of shares."""
         return self._temperature.steps[-1]
 
     def used(self, groups: Sequence[Group]) -> list[Group]:
@@ -106,7 +106,7 @@ class Shares(Configurable):
 
         Args:
           step: number of the step.
-          groups: those of `used`.
+          groups: the groups that `used` returned.
         """
         rows = np.array([group.rows for group in groups], np.float64)
         weights = np.array([self._weight(group) for group in groups])
@@ -295,8 +295,8 @@ class Mixture:
           shares: the part of each group in the rows of a step.
           block_rows: rows of a block.
           seed: seed of all orders.
-          steps_of: estimates the steps that train on a block in which the groups of
-            `shares.used` have given shares.
+          steps_of: estimates the training steps of a block, given the shares of the groups that
+            `shares.used` returned.
         """
         self.groups = shares.used(groups)
         self._shares, self._block_rows, self._seed = shares, block_rows, seed
@@ -365,7 +365,7 @@ class Mixture:
         )
 
     def _plan_changes(self) -> None:
-        """Computes the blocks in which shares change, and the shares after them."""
+        """Computes the blocks that begin with new shares, and these shares."""
         step = 0.0
         while True:
             shares = self._shares.at(step, self.groups)
@@ -390,7 +390,7 @@ class PlannedBatch:
 
     Attributes:
       bucket: number of its bucket.
-      pieces: its pieces; those of a row of the batch follow one another.
+      pieces: the pieces of the batch. Pieces of one row follow one another.
       rows: the batch's row of each piece, ascending.
     """
 

@@ -17,10 +17,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.manifest import Shard, sha256_of
 
-# Sentence pairs have some dozens of ids. Alone, each would take 1.5 times its ids on disk, and 11
-# bytes of a reader's memory for its place; 16 together take 1.05 times and 0.7 bytes, and any of
-# them is still read 300 thousand times a second on a core. Compression (zstd) saves a third of the
-# disk, and makes the bytes depend on its version.
+# Sentence pairs have some dozens of ids. In a group of one, a pair takes 1.5 times the size of its
+# ids on disk, and 11 bytes of a reader's memory for its place. In a group of 16, a pair takes 1.05
+# times the size and 0.7 bytes. A core then still reads 300 thousand pairs a second in random order.
+# Compression (zstd) would save a third of the disk, but the bytes would depend on the version of
+# zstd.
 PAIRS_PER_GROUP = 16
 # Texts are longer, and reading one should not read others.
 TEXTS_PER_GROUP = 1
@@ -167,7 +168,7 @@ class ShardWriter:
         with open(f"{self._root / lengths_name}{_PARTIAL}", "wb") as file:
             np.save(file, lengths.astype(narrow))
         entry: dict[str, Any] = {}
-        # The shard gets its name last, since its name says that it is complete.
+        # The file of the shard is named last: readers take a shard with this name as complete.
         for kind, name in (("lengths_", lengths_name), ("", self._file)):
             path = self._root / name
             partial = pathlib.Path(f"{path}{_PARTIAL}")

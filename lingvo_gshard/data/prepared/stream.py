@@ -4,7 +4,7 @@ grain runs the two stages in threads of their own and keeps their states: planni
 reading their records, and making batches of a block. Three things are not left to grain:
 
 - The order of rows and their places in batches. Both come from lengths alone, so that each process
-  plans all and reads its own. grain's packing takes records, one at a time.
+  plans all rows and reads its own rows. grain's packing takes records, one at a time.
 - Reading. grain's data source reads a list of records by a pool of threads: 10 thousand a second on
   a core for the few that a batch has of each shard. One thread that seeks them reads 300 thousand.
 - Worker processes, since one thread makes a million tokens a second and more.
@@ -32,7 +32,7 @@ from lingvo_gshard.data.prepared.mixture_plan import (
 )
 from lingvo_gshard.data.prepared.table import Table
 
-# A block that is planned and read while the batches of the one before are used.
+# This many blocks are planned and read while batches of the block before them are used.
 _BLOCKS_AHEAD = 1
 
 
@@ -87,7 +87,7 @@ class _BlockIterator(grain.DatasetIterator):
 
 
 class Batches(grain.IterDataset):
-    """The batches of blocks. The state is {"block": ..., "batch": batches of it that were made}."""
+    """The batches of blocks. The state is {"block": ..., "batch": batches made of the block}."""
 
     def __init__(self, blocks: grain.IterDataset, assembly: Assembly):
         """Takes blocks with their records."""
@@ -145,16 +145,16 @@ def dataset(
 class PreparedBatches:
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state is a few JSON values: the numbers of a block and of a batch in it, and an identity of
-    data, settings and seed, by which a state of another stream is refused. It does not depend on
-    the number of processes.
+    The state consists of a few JSON values: the number of a block, the number of a batch in the
+    block, and an identity of data, settings and seed. A state with another identity is refused. The
+    state does not depend on the number of processes.
     """
 
     def __init__(self, batches: grain.IterDataset, identity: str):
         """Starts at the first batch.
 
         Args:
-          batches: what `dataset` returned.
+          batches: the result of `dataset`.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()
@@ -190,10 +190,10 @@ OwnRows = Callable[[int], "np.ndarray | None"]
 
 
 class PreparedBatch(PackedBatch):
-    """A batch in which other processes' rows have no tokens, only segments and positions.
+    """A batch with tokens only in the rows of this process. All rows have segments and positions.
 
     Attributes:
-      digest: a CRC-32 of which piece of which row is where, the same in all processes.
+      digest: a CRC-32 of the pieces and their places in the rows; equal in all processes.
     """
 
     def __init__(self, arrays: PackedBatch, read_all: Callable[[], Batch], digest: int):
@@ -201,7 +201,7 @@ class PreparedBatch(PackedBatch):
 
         Args:
           arrays: the batch as this process knows it.
-          read_all: returns it with the tokens of all rows.
+          read_all: returns the batch with the tokens of all rows.
           digest: the digest.
         """
         super().__init__(arrays)
@@ -298,7 +298,7 @@ def _places(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _gather(tokens: Tokens, place: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Tokens:
-    """Returns parts of texts; zeros for those with place -1."""
+    """Returns parts of texts; zeros for parts with place -1."""
     is_known = np.repeat(place >= 0, lengths)
     first = tokens.offsets[np.maximum(place, 0)] + begins - (np.cumsum(lengths) - lengths)
     index = np.repeat(first, lengths) + np.arange(lengths.sum())

@@ -20,8 +20,8 @@ def bounded_lines(file: IO[bytes], count: int | None, longest: int) -> Iterator[
 
     Args:
       file: the file, open for reading.
-      count: number of bytes to read, the last of which ends a line; None: to the file's end.
-      longest: largest number of bytes of a line. Of a longer one at most a block is in memory.
+      count: number of bytes to read. The last byte must end a line. None reads to the file's end.
+      longest: largest number of bytes of a line. At most one block of a longer line is in memory.
     """
     rest, is_long = b"", False
     # `read` would lose what comes before the place where a compressed file is damaged.

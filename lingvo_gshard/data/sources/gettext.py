@@ -182,7 +182,7 @@ DAMAGED = "damaged catalog"
 
 
 class _Entry(NamedTuple):
-    """An entry of a catalog: where it is, its message, its translation, and its marks."""
+    """An entry of a catalog: line, message, translations and marks."""
 
     line: int
     singular: str

@@ -19,8 +19,8 @@ class MosesReader(readers.FileReader):
     """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain or .gz, .xz or .zst.
 
     The extension of the source file is its language. The prefix `data/train` finds `data/train.en`
-    and every `data/train.<language>`; `europarl/*/train` finds those of all directories. If two
-    sides differ in length, their lines do not correspond: skipping leaves out both files.
+    and every `data/train.<language>`; `europarl/*/train` finds such files in all directories. If
+    two sides differ in length, their lines do not correspond: skipping leaves out both files.
     """
 
     files_help = "a prefix such as data/train, a glob of prefixes, or a list of them."

@@ -69,11 +69,11 @@ class CleaningReport:
 
     Attributes:
       split: name of the split.
-      read: number of rows read: those kept and those dropped.
+      read: number of rows read, both kept and dropped.
       kept: number of rows kept.
       dropped: reason -> number of rows dropped.
       rewritten: kind of change -> number of texts changed.
-      examples: reason -> the first row dropped for it: its file, its line, and what is wrong.
+      examples: reason -> the first row dropped for this reason: file, line, and what is wrong.
       kept_by_language: language -> number of rows kept.
       dropped_by_language: (language, reason) -> number of rows dropped. Rows that could not be read
         have no language and are not counted here.
@@ -110,8 +110,8 @@ class CleaningReport:
     def merge(self, other: CleaningReport) -> None:
         """Adds the counts of another part of the same split.
 
-        Of each reason, the example stays that was there first. So the examples, but no counts,
-        depend on the order in which parts are merged.
+        An example that is already there stays. The examples therefore depend on the order of
+        merging; the counts do not.
         """
         self.read += other.read
         self.kept += other.kept

@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def rows_by_language(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Returns language -> its rows, in their order; languages are in that of their first rows."""
+    """Returns language -> its rows, in order. Languages are in the order of their first rows."""
     found = collections.defaultdict(list)
     for row in rows:
         found[row.language].append(row)

@@ -60,8 +60,8 @@ class EmbeddedEnglish(EmbeddedCorpus):
     """Reads the English side of the embedded corpus as rows without a source, each message once.
 
     Each message is a document, since the corpus does not record which messages belong together.
-    The splits are those of the corpus. A message of train that also occurs in dev or test is left
-    out of train; case, digits and punctuation do not count in this comparison.
+    The corpus defines the splits. A message of train that also occurs in dev or test is left out of
+    train; case, digits and punctuation do not count in this comparison.
     """
 
     def _read(self, split: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Files of vocabularies: those that runs keep, and those of others that a user names."""
+"""Writes and reads the vocabulary files of runs, and reads files of others that a user names."""
 
 from __future__ import annotations
 

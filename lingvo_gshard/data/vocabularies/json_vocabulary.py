@@ -20,7 +20,8 @@ _UNKNOWNS = ("<unk>", "[UNK]")
 class JsonVocabulary(Vocabulary):
     """A tokenizer of the tokenizers package. Texts never give its special tokens.
 
-    A tokenizer without a token that begins texts, or without padding, uses the one that ends them.
+    A tokenizer without a token that begins texts, or without padding, uses the token that ends
+    texts.
     """
 
     can_sample = False
@@ -62,11 +63,11 @@ class JsonVocabulary(Vocabulary):
 
     @property
     def size(self) -> int:
-        """The number of ids, those of added tokens included."""
+        """The number of ids, including added tokens."""
         return self._found.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of one line, without those that begin and end it."""
+        """Returns the ids of one line, without ids that begin or end a text."""
         return self._found.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_JSON = "tokenizer.json"
-# SentencePiece models whose ids are those of the published model.
+# SentencePiece models with the ids of the published model.
 SENTENCEPIECE_MODELS = ("tokenizer.model", "spiece.model")
-# A SentencePiece model whose ids are others: those of fairseq, or of vocab.json.
+# A SentencePiece model with other ids than the published model. The published model has the ids of
+# fairseq or of vocab.json.
 FAIRSEQ_MODEL = "sentencepiece.bpe.model"
 SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
     "tokenizer_config.json",
@@ -44,7 +45,8 @@ _M2M_LANGUAGES = {
 }
 # The piece of a byte in vocabularies of characters.
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# fairseq's first ids. Those of all pieces after the first three of a model are one higher.
+# fairseq's first ids. After a model's first three pieces, fairseq's ids are one higher than the
+# model's.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
 
@@ -199,7 +201,7 @@ class PiecesTokenizer:
 
         Args:
           path: the SentencePiece model.
-          ids: piece -> id, that of `unknown` included.
+          ids: piece -> id, including `unknown`.
           unknown: the piece that stands for all others.
           special: token that is no piece of a text -> id.
 
@@ -233,8 +235,8 @@ class PiecesTokenizer:
 def byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
     """Returns the ids of the tokens that stand for a byte where no piece fits.
 
-    There are none in vocabularies of which all pieces are bytes: these decode every character as
-    soon as it is complete.
+    Byte-level vocabularies have no such tokens: they decode every character as soon as it is
+    complete.
     """
     pieces = tokenizer.get_vocab(with_added_tokens=False)
     return frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
@@ -300,7 +302,7 @@ def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
-    """Returns the ids of the tokens of M2M-100's languages, which follow those of the pieces.
+    """Returns the ids of M2M-100's language tokens, which follow the ids of the pieces.
 
     Raises:
       UserError: it is not known which languages the model has.
@@ -318,7 +320,7 @@ def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int
 def _listed_tokens(
     directory: pathlib.Path, settings: Mapping[str, Any], first: int
 ) -> dict[str, int]:
-    """Returns the ids of the tokens that follow those of the pieces, by a file that lists them.
+    """Returns the ids of the tokens that follow the pieces, from a file that lists the tokens.
 
     Raises:
       UserError: no file has them.
@@ -436,7 +438,7 @@ class PublishedVocabulary(Vocabulary):
 
     Attributes:
       directory: the files.
-      settings: the values of generation_config.json, over those of config.json.
+      settings: the values of config.json, overridden by generation_config.json.
       tokenizer_settings: the values of tokenizer_config.json.
       end_ids: ids that end a text; the first is `eos_id`.
     """
@@ -478,11 +480,11 @@ class PublishedVocabulary(Vocabulary):
 
     @property
     def size(self) -> int:
-        """The number of ids, those of added tokens included."""
+        """The number of ids, including added tokens."""
         return self._tokenizer.size
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without those before and after it."""
+        """Returns the ids of a text, without ids that begin or end a text."""
         return self._tokenizer.encode(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
@@ -501,7 +503,7 @@ class PublishedVocabulary(Vocabulary):
         return self._tokenizer.decode(kept)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Returns the text of all ids. Special ones have none, such as those that end texts."""
+        """Returns the text of all ids. Special tokens, such as the end of a text, have no text."""
         return self._tokenizer.decode([index for index in map(int, ids) if self._has_text(index)])
 
     def is_byte(self, index: int) -> bool:
@@ -550,7 +552,7 @@ def loaded(tokenizers: _T | None) -> _T:
 
 
 def copy_files(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies KEPT_FILES, as far as there are such, from one directory to another."""
+    """Copies the KEPT_FILES that exist from one directory to another."""
     for name in KEPT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)

@@ -22,7 +22,7 @@ class Vocabulary:
       pad_id: id in padding.
       bos_id: id before a text.
       eos_id: id after a text.
-      unk_id: id of what has no other.
+      unk_id: id of pieces without an id of their own.
       before: ids that a model sees before each text.
       end_ids: ids that end a text.
       source_start: ids before a text that an encoder reads.
@@ -119,10 +119,12 @@ class Vocabulary:
         return self._processor.decode(ids)
 
     def begin(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the ids that a model is given of a text, with those before it: one at least.
+        """Returns the ids that a model is given for a text: `before`, then the text.
+
+        If both are empty, the result is `bos_id`.
 
         Args:
-          ids: those of the text. They may have `before` already, which is not repeated.
+          ids: the ids of the text. If they already begin with `before`, it is not repeated.
         """
         has_start = tuple(ids[: len(self.before)]) == self.before
         return ((*ids,) if has_start else (*self.before, *ids)) or (self.bos_id,)

@@ -1,11 +1,10 @@
 """BlockwiseKernel: attention over blocks of keys, without a tensor of queries by keys.
 
-Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py accumulates the sums over blocks.
+The method is by Rabe and Staats 2021, arXiv 2112.05682. The running sums follow Dao et al. 2022,
+arXiv 2205.14135, section 3.1. The gradient needs only the largest logit and the sum of each query
+(section B.4).
 
-Rabe and Staats 2021, arXiv 2112.05682. The running sums, and the gradient from each query's largest
-logit and sum, are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4.
-
-The functions support any layout in which logits have the letters of the queries followed by that of
+The functions support any layout whose logits have the letters of the queries, then the letter of
 the keys.
 """
 
@@ -101,7 +100,7 @@ def sink_gradients(statistics: SoftmaxStatistics, sinks_N: tf.Tensor) -> tf.Tens
 
 
 def _by_head(x_N: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Returns numbers by head with as many dimensions as `shape`, of which the second is N."""
+    """Returns numbers by head, reshaped to the rank of `shape` with N as the second dimension."""
     return tf.reshape(x_N, [1, -1, *[1] * (len(shape) - 2)])
 
 
@@ -152,8 +151,8 @@ def gradients(
 class BlockwiseKernel(AttentionKernel):
     """Attends to one block of keys at a time, in the forward and in the backward pass.
 
-    The backward pass recomputes the attention weights. Blocks in which a causal query
-    sees no key are computed, too.
+    The backward pass recomputes the attention weights. The kernel also computes blocks that a
+    causal mask hides completely.
     """
 
     @classmethod

@@ -1,8 +1,8 @@
 """Attention of new tokens to keys and values in a cache, for inference.
 
 A cache has slots. A row writes its new keys and values to consecutive slots, in place, and a bias
-says which slots each new token sees. So the same code decodes one token, computes a whole prompt,
-encodes a sentence, and searches with a beam whose hypotheses share the slots of a row.
+says which slots each new token sees. One code therefore decodes a token, computes a whole prompt,
+encodes a sentence, and searches with a beam. The hypotheses of a beam share the slots of a row.
 
 Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
 the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
@@ -27,7 +27,7 @@ from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
 _MOST_BLOCKS = 4
-# Positions of a block.
+# Rows are divided into fewer blocks rather than into blocks of fewer positions than this.
 _LEAST_BLOCK = 32
 # To read fewer slots than these in all rows takes less time than a branch.
 _LEAST_SLOTS = 1024
@@ -180,16 +180,17 @@ def attend(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
-    Queries whose head shares keys are computed as more queries, so that keys are read once.
+    Heads of queries that share keys are computed as more queries of one head. Keys are then read
+    once.
 
     Args:
       query_BLND: queries, already scaled.
-      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
-        queries, and values may have a D of their own.
+      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller here than in the
+        queries, and values may have another D than keys.
       bias_BLK: float32 bias of each new token and slot.
       logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: a learned bias for each head of the queries.
-      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      used: int32 scalar; all visible slots are among the first `used` slots. None reads all slots.
       sinks_N: float32, the logit of a key without a value in each head of the queries.
     """
     ends = list(itertools.accumulate(block.shape[-2] for block in slots.key))

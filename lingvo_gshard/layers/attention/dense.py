@@ -140,7 +140,7 @@ def _attend(
 def _exponentials(
     logits_BNLK: tf.Tensor, sinks: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-    """Returns float32 exponentials [B,N,L,K] of the logits, those of sinks, and their sum.
+    """Returns float32 exponentials of logits [B,N,L,K] and of sinks, and the sum of both.
 
     Args:
       logits_BNLK: float32 logits.

@@ -50,12 +50,12 @@ class AttentionKernel(Configurable):
         """Returns the attention output [B,N,L,D], with the D of the values, in the queries' type.
 
         Keys and values may have fewer heads than queries: consecutive heads of queries then share
-        one. The softmax is computed in float32.
+        one head of keys and values. The softmax is computed in float32.
 
         Args:
           query_BNLD: queries, already scaled.
           keys_BNKD: keys, with letters `keys_layout`.
-          values_BNKD: values, with letters `keys_layout`. Their D may differ from that of the keys.
+          values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
           mask: the keys that each query attends to.
           logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
           relative_bias_NLK: learned bias; only if `supports_relative_bias`.

@@ -157,7 +157,8 @@ class LatentAttention(Attention):
           bias_BLK: `view.bias` for this layer's window.
           cache: `key` of all slots, a list of blocks [B,1,K,D] of latent vectors and rotated keys;
             None if the slots are the new tokens themselves.
-          used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+          used: int32 scalar; all visible slots are among the first `used` slots. None reads all
+            slots.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)
         query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)

@@ -28,13 +28,14 @@ class AttentionMask:
 
     Attributes:
       segments_BL: int32 segments of the queries; None if each row is one segment without padding.
-      key_segments_BK: int32 segments of the keys; None if they are those of the queries.
+      key_segments_BK: int32 segments of the keys; None if keys have the segments of the queries.
       is_causal: whether a query attends only to keys at its own position and before it.
       window: largest distance between a query and a key; 0 means no limit.
       first_query: position of the first query among the keys, an int or an int32 scalar.
       bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
         computes its own.
-      learned_bias_NLK: a learned bias that these layers share, which has a gradient; None for none.
+      learned_bias_NLK: a learned bias that these layers share; None without one. The bias has a
+        gradient.
     """
 
     segments_BL: tf.Tensor | None = None

@@ -91,7 +91,7 @@ class MultiHeadAttention(Attention):
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: those of one product are joined beforehand."""
+        """Returns the weights for inference. The weights of each product are joined beforehand."""
         products = self._products()
         joined = {name for names in products for name in names}
         weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
@@ -104,7 +104,7 @@ class MultiHeadAttention(Attention):
     def _products(self) -> list[tuple[str, ...]]:
         """Returns the names of the weights that are joined for each product with an input.
 
-        Every product is listed, also that of a single weight.
+        The list includes products with a single weight.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no _products")
 
@@ -112,8 +112,8 @@ class MultiHeadAttention(Attention):
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
         """Returns projections [B,L,N,D] of x, one for each weight of the same shape.
 
-        They are computed as one product: several small ones leave the cores of a CPU idle. The
-        weights may be those of `decoding_weights`.
+        The projections are computed as one product: several small products leave the cores of a CPU
+        idle. `theta` may be the result of `decoding_weights`.
         """
         joined = theta.get(_joined(weights))
         w_MND = _join(theta, weights) if joined is None else joined

@@ -31,7 +31,7 @@ from lingvo_gshard.sharding.partitioning import parts_of
 
 LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
 
-# The dimension of the parts in queries, keys and values.
+# Queries, keys and values have the parts as this dimension.
 PARTS = 2
 
 
@@ -123,7 +123,7 @@ class RingPass:
         return d_query, d_keys, d_values
 
     def _loop(self, step: Callable, start: tuple) -> tuple:
-        """Runs all steps except the last one, after which keys are not passed on."""
+        """Runs all steps except the last one, which does not pass keys on."""
         count = self.parts - 1
         if not count:
             return start

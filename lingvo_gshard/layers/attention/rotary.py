@@ -76,9 +76,9 @@ class DynamicNTKScaling(RotaryScaling):
     """Increases the base with the length of the text (Peng et al. 2023, arXiv 2309.00071, 3.3).
 
     The base is multiplied by (factor * length / original_length - factor + 1)^(r/(r-2)) for texts
-    longer than `original_length`. In training and evaluation, the length is that of a token's whole
-    segment. While decoding, it is that of the text so far: keys in the cache keep the rotation that
-    they were written with, as in Hugging Face's transformers.
+    longer than `original_length`. In training and evaluation, a token's length is the length of its
+    whole segment. In decoding, the length is the length of the text so far. Keys in the cache keep
+    their first rotation, as in Hugging Face's transformers.
     """
 
     needs_lengths = True
@@ -108,10 +108,10 @@ class DynamicNTKScaling(RotaryScaling):
 
 
 class Llama3Scaling(RotaryScaling):
-    """Divides the frequencies of long wavelengths by a factor, and those between by less.
+    """Divides the frequencies of long wavelengths by a factor, and of medium wavelengths by less.
 
-    Grattafiori et al. 2024, arXiv 2407.21783; the formula is that of the code published with
-    Llama 3.1 (https://github.com/meta-llama/llama-models, `apply_scaling`).
+    Grattafiori et al. 2024, arXiv 2407.21783. The formula is from the code published with Llama 3.1
+    (https://github.com/meta-llama/llama-models, `apply_scaling`).
     """
 
     @classmethod
@@ -158,9 +158,9 @@ class Llama3Scaling(RotaryScaling):
 class YarnScaling(RotaryScaling):
     """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
-    Pairs that turn often in `original_length` positions keep their frequency. Those that turn
-    seldom have it divided by `factor`, and those between have a mean of both. Rotated vectors are
-    multiplied by `magnitude`, which makes the softmax steeper.
+    Pairs that turn often in `original_length` positions keep their frequency. The frequency of
+    pairs that turn seldom is divided by `factor`. The pairs between get a mean of both frequencies.
+    Rotated vectors are multiplied by `magnitude`, which makes the softmax steeper.
     """
 
     @classmethod

@@ -103,7 +103,8 @@ class SelfAttention(MultiHeadAttention):
           bias_BLK: `view.bias` for this layer's window.
           cache: `key` and `value` of all slots, both lists of blocks [B,N,K,D] with as many heads
             as keys have; None if the slots are the new tokens themselves.
-          used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+          used: int32 scalar; all visible slots are among the first `used` slots. None reads all
+            slots.
           learned_bias_NLK: a bias of the slots that all layers share, unless this one has its own.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)

@@ -1,8 +1,8 @@
 """Runs experts on exactly the tokens routed to them, for inference.
 
-Every expert's weights are arrays of their own, so that a step reads the weights of the chosen
-experts where they are. A few rows each branch to their experts. More rows are sorted by expert, and
-each expert computes its rows in blocks, as many as it needs.
+Each expert has separate arrays of weights, so that a step reads the weights of the chosen experts
+in place. If there are few rows, each row branches to its experts. More rows are sorted by expert,
+and each expert computes its own rows block by block.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _run_sorted(
     x_rM = tf.pad(tf.gather(x_TM, order_r % tokens), [[0, block], [0, 0]])
     y_rM = tf.zeros_like(x_rM)
     for index, weights in enumerate(experts):
-        # As many as with balanced loads, in which the first experts have one row more.
+        # The number of iterations with balanced loads. The first experts then have one row more.
         even_load = rows // count + (index < rows % count)
         name = execution.loop_name(-(-even_load // block))
         run = functools.partial(_run_blocks, network, weights, block=block, name=name)

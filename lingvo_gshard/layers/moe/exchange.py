@@ -1,8 +1,7 @@
-"""Exchange: moves buffers from the devices of the groups to those of the experts, and back.
+"""Exchange: moves buffers from the devices of the groups to the devices of the experts, and back.
 
 With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts. The change between
-these layouts is the all-to-all. codecs.py defines the formats in which rows are sent, all_to_all.py
-the layout changes.
+these layouts is the all-to-all. A `Codec` defines the format of the rows that are sent.
 
 An element changes by at most half a unit in the last place of bfloat16 (2^-9 of itself). With int8
 it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127.
@@ -40,7 +39,7 @@ class Codec:
     """Sends rows without compression.
 
     Attributes:
-      dtype: name of the type that is sent; None uses that of the rows.
+      dtype: name of the type that is sent; None sends the type of the rows.
     """
 
     dtype: str | None = None
@@ -97,8 +96,8 @@ CODECS: dict[str, Codec] = {"": Codec(), "bfloat16": Bfloat16(), "int8": Int8()}
 def _round_to_bfloat16(x: tf.Tensor) -> tf.Tensor:
     """Returns float32 values rounded to the nearest bfloat16, ties to even.
 
-    It works on the bits because XLA may remove a cast to bfloat16 and back on one device and not on
-    many, which would change results.
+    The rounding works on bits: XLA may remove a cast to bfloat16 and back on one device, but not on
+    many. That would change results.
     """
     bits = tf.bitcast(x, tf.uint32)
     constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
@@ -229,7 +228,7 @@ def _merge(x: tf.Tensor, first: int, second: int, sizes: Sequence[int]) -> tf.Te
     return x if padded == list(sizes) else x[: sizes[0], : sizes[1]]
 
 
-# Name scopes, within that of the layer, of the operations that move tokens to experts and back.
+# Name scopes of the operations that move tokens to experts and back, inside the layer's scope.
 DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
 
 Compute: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"

@@ -108,7 +108,7 @@ class Experts(Layer):
 
         Args:
           theta: the weights.
-          is_one: whether they are those of one expert, without the dimension E.
+          is_one: whether the weights belong to one expert and have no dimension E.
         """
         first = "" if is_one else "E"
         weights = NestedMap(theta, w_out=store(theta.w_out, f"{first}HM", "H"))
@@ -167,7 +167,7 @@ class Experts(Layer):
         return annotate(tf.reshape(y_EGCUM, [experts, groups, slots, parts * model_dim]), "EGCU")
 
     def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of one forward pass in which one expert computes each token."""
+        """Returns the operations of one forward pass if one expert computes each token."""
         products = len(self._input_products) + 1
         return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
@@ -178,7 +178,7 @@ def _parts_first(x_EGCUM: tf.Tensor, last: str) -> tf.Tensor:
 
 
 def _broadcast(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the bias in the type of the rows, shaped to broadcast over those of its expert."""
+    """Returns the bias in the type of the rows, shaped to broadcast over the rows of an expert."""
     shape = bias.shape.as_list()
     between = [1] * (rows.shape.rank - bias.shape.rank)
     return tf.reshape(tf.cast(bias, rows.dtype), [*shape[:-1], *between, shape[-1]])

@@ -36,7 +36,7 @@ from lingvo_gshard.sharding.partitioning import current_partitioning
 
 LOCAL_LETTERS = {"k": "choices of a token"}
 
-# Name under which observers get the gate of each expert for each token, [B,L,E].
+# Observers get the gate of each expert for each token, [B,L,E], by this name.
 TOKEN_GATES = "token_gates"
 
 _COMBINATIONS = ("sum", "learned")
@@ -213,7 +213,7 @@ class MixtureOfExperts(Layer):
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: those of each expert by itself, if they are few."""
+        """Returns the weights for inference, expert by expert if `_runs_exactly`."""
         weights = NestedMap(theta)
         if self.p.shared_hidden_dim:
             weights.shared = self.shared.decoding_weights(theta.shared)
@@ -236,11 +236,11 @@ class MixtureOfExperts(Layer):
 
     @layer_method
     def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns `fprop` for inference, in which experts compute every token sent to them.
+        """Returns `fprop` for inference: experts compute every token sent to them.
 
-        The experts and gates of a token are those of `fprop` without capacity. So if tokens choose
-        their experts, a token's output does not depend on other tokens. If experts choose tokens,
-        they choose among all tokens given, as in `fprop`.
+        A token has the experts and gates that it would have in `fprop` without capacity. So if
+        tokens choose their experts, a token's output does not depend on other tokens. If experts
+        choose tokens, they choose among all tokens given, as in `fprop`.
 
         Args:
           theta: `decoding_weights` of this layer.
@@ -298,7 +298,7 @@ class MixtureOfExperts(Layer):
     def _with_shared(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the output of the routed experts combined with that of the shared expert."""
+        """Returns the output of the routed experts combined with the shared expert's output."""
         shared_BLM = self.shared.fprop(theta.shared, x_BLM, mask_BL)
         if self.p.shared_combination == "sum":
             return y_BLM + shared_BLM

@@ -123,7 +123,7 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class TokenChoiceRouting(Routing):
-    """A routing in which each token chooses its experts.
+    """The experts that each token has chosen.
 
     Attributes:
       assignments: one for each choice of a token, all first choices first.
@@ -207,7 +207,7 @@ class TokenChoiceRouting(Routing):
 
 @dataclasses.dataclass(frozen=True)
 class ExpertChoiceRouting(Routing):
-    """A routing in which each expert chooses its tokens. No expert chooses a token twice.
+    """The tokens that each expert has chosen. No expert chooses a token twice.
 
     Attributes:
       token_of_slot_GEC: int32, the token in each capacity slot; S where the slot is empty.
@@ -248,7 +248,7 @@ class ExpertChoiceRouting(Routing):
 
     def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
         """Returns the tokens of each label that each expert chose, float32 [count,E]."""
-        # Empty slots have the token S. Its label is none of those counted.
+        # Empty slots have the token S. Token S gets a label that is not counted.
         label_GS = tf.pad(label_GS, [[0, 0], [0, 1]], constant_values=count)
         label_GEC = tf.gather(label_GS, self.token_of_slot_GEC, batch_dims=1)
         return tf.einsum("GECc->cE", tf.one_hot(label_GEC, count))
@@ -259,10 +259,10 @@ class ExpertChoiceRouting(Routing):
         return tf.reduce_sum(mask_GS), taken
 
 
-# Tokens that get the slots of a full expert: earlier ones, or those with a larger first gate.
+# A full expert keeps earlier tokens, or tokens with a larger first gate.
 PRIORITIES = ("position", "gate")
-# The order of choices that get slots: all first choices before all second ones, as in Algorithm 1
-# of arXiv 2006.16668, or all choices of a token before those of the tokens after it.
+# The order of choices in getting slots. CHOICE: all first choices before all second choices, as in
+# Algorithm 1 of arXiv 2006.16668. TOKEN: all choices of a token before all choices of later tokens.
 CHOICE, TOKEN = ORDERS = ("choice", "token")
 
 
@@ -319,12 +319,11 @@ def assign(
       choices: the first choice of every token, then the second, and so on.
       num_experts: size of E.
       capacity: size of C.
-      priority: which tokens come first in a choice. 'position': earlier tokens. 'gate': those with
-        a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
-
-      order: 'choice' assigns all first choices, then all second ones, and so on. A second choice
+      priority: the tokens that come first in a choice. 'position': earlier tokens. 'gate': tokens
+        with a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
+      order: 'choice' assigns all first choices, then all second choices, and so on. A second choice
         then depends on the first choices of later tokens. 'token' assigns all choices of a token,
-        then those of the next one, so that no token depends on a later one.
+        then all choices of the next token, so that no token depends on later tokens.
 
     Returns:
       One assignment for each choice.

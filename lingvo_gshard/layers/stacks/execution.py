@@ -1,7 +1,8 @@
-"""Execution: how the layers of a stack are run.
+"""Execution: runs the layers of a stack.
 
-A compiled program does not say how many iterations such a loop has. The layer that makes the loop
-knows how many are usual, such as those under balanced loads, and passes them on in the loop's name.
+A compiled program does not state the number of iterations of a loop with a computed end. The layer
+that makes the loop knows the usual number, for example with balanced loads, and puts that number
+into the loop's name (`loop_name`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def trips_of(name: str) -> int | None:
 class Execution(Layer):
     """Runs the layers of `body` in sequence, `times` times, with different weights each time.
 
-    A subclass defines how this is compiled. All subclasses compute the same function, and a layer
-    has the same initial weights under all of them.
+    A subclass defines how this is compiled. All subclasses compute one function, and the initial
+    weights of a layer do not depend on the subclass.
 
     Attributes:
       splits_shared: whether the tensors that layers share are split by rows, so that all must have
@@ -67,7 +68,7 @@ class Execution(Layer):
         Args:
           params: Params of this class, as the user set them.
           layers: Params of all layers, in order.
-          period: the Params of layer i + period equal those of layer i.
+          period: layer i + period has the Params of layer i.
           path: path of `params`, for error messages.
 
         Raises:
@@ -101,7 +102,7 @@ class Execution(Layer):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order in which they run."""
+        """Returns all layers with their weights, in the order of execution."""
         raise NotImplementedError(f"{type(self).__name__} defines no unrolled")
 
     def layer_counts(self) -> list[tuple[Layer, int]]:
@@ -135,8 +136,8 @@ class Execution(Layer):
 class Sequential(Execution):
     """Runs layers that are compiled separately, each as its own part of the program.
 
-    It behaves as a list of its layers: layer i is `self[i]`, its path is `<path>[i]`, and its
-    weights are `theta[i]`.
+    `Sequential` behaves as a list of layers: layer i is `self[i]`, with the path `<path>[i]` and
+    the weights `theta[i]`.
     """
 
     @classmethod
@@ -167,7 +168,7 @@ class Sequential(Execution):
 
     @layer_method
     def unrolled(self, theta: Sequence[NestedMap]) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order in which they run."""
+        """Returns all layers with their weights, in the order of execution."""
         return list(zip(self.body, theta, strict=True))
 
     def _run(

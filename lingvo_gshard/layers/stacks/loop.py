@@ -121,8 +121,8 @@ class Loop:
     def run(self, *tensors: tf.Tensor) -> LoopResult:
         """Runs the loop. Its gradient is a loop over the iterations in reverse order.
 
-        For the gradient, each iteration saves the tensors that a minimum cut chooses among those
-        that the policy allows to save. The other tensors are recomputed, and weights are read a
+        For the gradient, each iteration saves the tensors that a minimum cut chooses among the
+        tensors that the policy allows. The other tensors are recomputed, and weights are read a
         second time.
 
         Args:
@@ -176,7 +176,7 @@ class Loop:
         )
 
     def _annotate_gradients(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """Returns the gradients of an iteration, those of the weights annotated and narrowed."""
+        """Returns the gradients of an iteration, with weight gradients annotated and narrowed."""
         *gradients, d_index = gradients
         first_weight = len(gradients) - len(self.weight_specs)
         d_weights = map(_weight_gradient, gradients[first_weight:], self.weight_specs)
@@ -214,8 +214,8 @@ class Loop:
         joint = traced.joint
         first_weight = self._first_weight(tensors)
         if self.repetition.times == 1 and self.body.policy != remat_policy.NONE:
-            # XLA inlines a loop of one iteration. It would then merge the recomputed tensors with
-            # those of the forward pass, and thus save them.
+            # XLA inlines a loop of one iteration. XLA would then merge recomputed tensors with
+            # tensors of the forward pass, and thus save the recomputed ones.
             tensors, saved, (dx,) = optimization_barrier(tensors, saved, [dx])
 
         def iteration_gradients(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
@@ -284,7 +284,8 @@ def _weight_gradient(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tenso
     """Returns a weight's gradient, annotated like the weight.
 
     A gradient that was computed in a narrower type and then cast to a wider one is returned in the
-    narrower type. It holds the same information, and the stack of it takes half the memory.
+    narrower type. The narrower gradient has all the information, and a stack of such gradients
+    takes half the memory.
     """
     if gradient is None:
         return None
@@ -320,7 +321,7 @@ class Repeat(Execution):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order in which they run."""
+        """Returns all layers with their weights, in the order of execution."""
         return [pair for r in range(self.p.times) for pair in self._body_of_iteration(theta, r)]
 
     @layer_method

@@ -40,9 +40,9 @@ class _MicroBatchInputs(NamedTuple):
 class Pipeline(Execution):
     """Runs layers in stages (letter P). A batch passes the stages in micro-batches.
 
-    The result for a micro-batch equals that of the layers applied in sequence to this micro-batch.
-    Experts are routed within a micro-batch, losses and metrics are means over micro-batches,
-    and every micro-batch draws its own random numbers, as with `step.micro_batches`.
+    The result for a micro-batch equals the result of applying the layers in sequence to it. Experts
+    are routed within a micro-batch, losses and metrics are means over micro-batches, and every
+    micro-batch draws its own random numbers, as with `step.micro_batches`.
 
     Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c
@@ -128,7 +128,7 @@ class Pipeline(Execution):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order in which they run."""
+        """Returns all layers with their weights, in the order of execution."""
         iterations = range(self.p.times)
         return [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
 

@@ -1,16 +1,16 @@
-"""PipelineLoop: the compiled loop of a pipeline, in which all stages compute in every tick.
+"""PipelineLoop: the compiled loop of a pipeline. All stages compute in every tick.
 
 The stages are the first dimension of a tensor, P. Micro-batches move on to the next stage by a
 rotation along P. If P is split over devices, XLA compiles the rotation to a collective-permute (Xu
 et al. 2021, arXiv 2105.04663, section 3.3).
 
     state [P,B,L,M]      input of each stage in the current tick
-    store [m,P,B,L,M]    one entry for each micro-batch; only those of the first stage are used
+    store [m,P,B,L,M]    one entry for each micro-batch; only entries of the first stage are used
 
 At the first stage, the store holds the micro-batches that wait to enter the pipeline, including
-those that start another circulation, and finally the outputs. After each tick the results rotate
-by one stage. The first stage stores the result of the last stage, and reads its next input from
-the store.
+micro-batches that start another circulation, and finally the outputs. After each tick the results
+rotate by one stage. The first stage stores the result of the last stage, and reads its next input
+from the store.
 
 An idle stage also computes a result, which is never read. Its gradient is zero.
 
@@ -44,7 +44,7 @@ from lingvo_gshard.sharding.vectorize import vectorize
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Schedule in which all P stages compute in every tick, each one tick after the previous stage.
+    """Has all P stages compute in every tick, each one tick after the previous stage.
 
     With one circulation this is the forward half of GPipe (Huang et al. 2018, arXiv 1811.06965,
     section 2.3): stage s computes micro-batch i in tick i + s. With several circulations a stage
@@ -68,7 +68,7 @@ class Schedule:
 
     @property
     def idle_share(self) -> float:
-        """Fraction of the ticks in which a stage has no micro-batch (the bubble)."""
+        """Fraction of a stage's ticks without a micro-batch (the bubble)."""
         return (self.stages - 1) / self.ticks
 
     def micro_batch(self, tick: tf.Tensor) -> tf.Tensor:
@@ -92,7 +92,7 @@ class Schedule:
         return tick - tf.range(self.stages)
 
     def busy_ticks(self) -> np.ndarray:
-        """Returns the tick in which each stage computes each micro-batch.
+        """Returns the tick of each stage for each micro-batch.
 
         The result is int [circulations, P, micro_batches].
         """

@@ -238,8 +238,9 @@ class TransformerStack(Layer):
     def _drop_tokens(self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor) -> tf.Tensor:
         """Returns the input with tokens dropped, but never the first of a segment.
 
-        In a causal stack the first token sees only itself. If it were dropped, its row would be
-        zero in every layer, and each norm would multiply its gradient by 1 / sqrt(epsilon).
+        In a causal stack the first token sees only itself. If the first token were dropped, its row
+        would be zero in every layer. Each norm would then multiply its gradient by 1 /
+        sqrt(epsilon).
         """
         if not self.p.token_dropout_rate:
             return x_BLM
@@ -275,13 +276,13 @@ class TransformerStack(Layer):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order in which they run."""
+        """Returns all layers with their weights, in the order of execution."""
         first = self.first_layers.unrolled(theta.first_layers) if self._sequential_first else []
         return first + self.layers.unrolled(theta.layers)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: those of every layer by itself, in order."""
+        """Returns the weights for inference: the weights of each layer separately, in order."""
         layers = [layer.decoding_weights(weights) for layer, weights in self.unrolled(theta)]
         weights = NestedMap(layers=layers)
         if "shared_relative_bias" in self.children:
@@ -375,6 +376,6 @@ def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) ->
     Args:
       bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
       mask_BL: int32, 0 for new tokens that are padding, whatever they see.
-      in_blocks: whether the slots may be in blocks, of which some need not be read.
+      in_blocks: whether the slots may be in blocks. Blocks without visible slots are then not read.
     """
     return VisibleSlots(bias_BLK, used_slots(bias_BLK, mask_BL) if in_blocks else None)

@@ -52,7 +52,7 @@ class VisibleSlots(NamedTuple):
 
     Attributes:
       bias_BLK: float32 bias of the slots.
-      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      used: int32 scalar; all visible slots are among the first `used` slots. None reads all slots.
       learned_bias_NLK: a learned bias that the layers share; None for none.
     """
 

@@ -1,8 +1,8 @@
 """Cluster: processes, on one machine or several, that run one program together.
 
-jax.distributed connects them and detects Slurm, Cloud TPU, GKE and Open MPI. This module adds what
-users need around it: clear errors for wrong options, an orderly end of all processes when one of
-them is gone, and a main process that prints and writes.
+jax.distributed connects them and detects Slurm, Cloud TPU, GKE and Open MPI. This module adds clear
+errors for wrong options, an orderly end of all processes when one of them is gone, and a main
+process that prints and writes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from lingvo_gshard.runtime.cluster.rendezvous import (
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import EXIT_CODES, State, StoppedError, end_abruptly
 
-# A process that hears of another's failure gives its own main thread this long: it may be about to
-# fail in the same way.
+# A process that hears of the failure of another process waits this long before it ends. Its own
+# main thread may be about to report the same failure.
 _GRACE_SECONDS = 5.0
 # A process that fails waits this long for news of the process that caused it.
 _NEWS_SECONDS = 2.0
@@ -134,7 +134,7 @@ class Cluster:
 
     def _connect(self, place: Place, timeout: float, shared: dict[str, str]) -> None:
         if place.index == 0:
-            # Its name is resolved once, so that all that listens does so at the same address.
+            # The name is resolved once, so that all services listen at the same address.
             place = dataclasses.replace(place, bind_address=bind_address(place))
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
         connections = meet(place, versions | shared, timeout)
@@ -161,7 +161,7 @@ class Cluster:
         )
 
     def _leave(self, reason: str, code: int) -> None:
-        """Tells the others that this process leaves them, and that it ends by itself."""
+        """Tells the other processes that this process leaves. It then ignores their departures."""
         self._is_leaving.set()
         assert self._monitor is not None
         self._monitor.announce_departure(Departure(self.index, reason, code))
@@ -230,7 +230,7 @@ class Cluster:
 
 
 def _with_port(place: Place) -> str:
-    """Returns the address and port at which jax's own service listens."""
+    """Returns the address and port for jax's own service to listen at."""
     return dataclasses.replace(place, host=bind_address(place)).address
 
 
@@ -252,7 +252,7 @@ def _delay_aborts() -> None:
 
     jax aborts at once when process 0 is gone. In these seconds the monitor prints why and ends the
     process in order. The signal handler is a C function, since a Python handler would wait for the
-    main thread: it is `sleep` itself, which takes the signal's number, 6, as its seconds.
+    main thread. The handler is `sleep`, which takes the number of the signal, 6, as seconds.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

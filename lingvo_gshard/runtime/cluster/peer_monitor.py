@@ -5,11 +5,11 @@ when the process ends, however it ends, and TCP keepalive finds a machine that v
 then tells the others. Without this, a survivor would wait in a collective that never ends until
 jax's heartbeats abort it.
 
-Any process may notice it, since all wait for the one that is stuck. It tells process 0, which asks
-every process for a snapshot over the connections of the PeerMonitor. The process that is furthest
-behind, or does not answer, is the one that the others wait for. Process 0 writes the stacks of all
-to a file of the run's directory and ends them. If a process is only busy, as with a compilation,
-nothing happens.
+Any process may notice that no step ends, since all wait for the stuck process. The process that
+notices tells process 0. Process 0 asks every process for a snapshot over the connections of the
+PeerMonitor. The stuck process is furthest behind, or does not answer. Process 0 writes the stacks
+of all processes to a file of the run's directory and ends all processes. If a process is only busy,
+as with a compilation, nothing happens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lingvo_gshard.training.run.monitoring.hang_watch import Snapshot
 _ANSWER_SECONDS = 10.0
 # The disk may be what hangs.
 _WRITE_SECONDS = 5.0
-# The part of a step in which a process waits for the devices (HangWatch).
+# The number that `HangWatch` gives to the part of a step that waits for the devices.
 _WAITS_FOR_DEVICES = 2
 
 
@@ -39,7 +39,7 @@ class Hang(msgspec.Struct, frozen=True, tag="hang"):
     """Tells process 0 that no step ends.
 
     Attributes:
-      words: for how long.
+      words: the time since the last step ended, as text.
     """
 
     words: str
@@ -51,7 +51,7 @@ class StacksWanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 # Sends a message to a process; None sends it to all others.
 Send = Callable[[int | None, msgspec.Struct], None]
-# Ends all processes; takes the number of the one that is stuck, and the reason in words.
+# Ends all processes; takes the number of the stuck process, and the reason in words.
 EndAll = Callable[[int, str], None]
 
 
@@ -84,7 +84,7 @@ class RollCall:
         self._was_asked = threading.Event()
 
     def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
-        """Sets the function that answers other processes which ask where this one is."""
+        """Sets the function that tells other processes the place of this process."""
         self._take_snapshot = take_snapshot
 
     def report_hang(self, words: str) -> None:
@@ -156,7 +156,7 @@ class RollCall:
 
 
 def _verdict(found: dict[int, Snapshot], count: int) -> tuple[int, str]:
-    """Returns the process that is stuck, and words that follow its number."""
+    """Returns the number of the stuck process, and the reason as a verb phrase."""
     silent = [process for process in range(count) if process not in found]
     if silent:
         return silent[0], "does not answer: it is stopped, or a library blocks its interpreter"
@@ -188,7 +188,7 @@ class Departure(msgspec.Struct, frozen=True, tag="left"):
 
     Attributes:
       process: number of the process.
-      reason: how it left, in words that follow its number, such as "is gone".
+      reason: the reason as a verb phrase about the process, such as "is gone".
       exit_code: exit code for the other processes.
       is_sudden: whether the process could not send the message itself.
     """
@@ -246,7 +246,7 @@ class PeerMonitor:
         self._broadcast(Done())
 
     def announce_departure(self, departure: Departure) -> None:
-        """Tells the others that a process, usually this one, leaves them.
+        """Tells the other processes that a process, usually this one, leaves.
 
         Process 0 then waits until they have ended, since jax aborts processes that lose it.
         """
@@ -284,7 +284,7 @@ class PeerMonitor:
             self._end(self._departure.exit_code)
 
     def _receive(self, process: int) -> Departure | None:
-        """Reads what a process sent; returns the departure that it announces or that it shows."""
+        """Reads the messages of a process. Returns its departure if it has left or is gone."""
         connection = self._connections[process]
         try:
             content = connection.recv(2**16)

@@ -1,4 +1,4 @@
-"""Place: which process of which cluster this one is, from options or from the environment."""
+"""Place: a cluster's address and this process's number in it, from options or the environment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Place:
       count: number of processes.
       index: number of this process, from 0.
       local_devices: ids of the devices that jax shall use here; None: all.
-      bind_address: the address at which process 0 listens; None: the host's.
+      bind_address: the address that process 0 listens at; None: the address of `host`.
     """
 
     host: str

@@ -1,9 +1,9 @@
 """Rendezvous: process 0 hears from every process of a cluster before jax connects them.
 
-If a process is missing, jax.distributed aborts the others without naming it, and it takes a process
-of another run for one of this run. Here each process opens a connection to process 0 and sends its
-number and its options. All processes then hear that the cluster is complete, or what is wrong. The
-connections stay open for `PeerMonitor`.
+If a process is missing, jax.distributed aborts the other processes without naming it. If a process
+of another run arrives, jax.distributed accepts that process. Here each process opens a connection
+to process 0 and sends its number and its options. All processes then hear that the cluster is
+complete, or what is wrong. The connections stay open for `PeerMonitor`.
 
 Both sides prove that they know the secret in the environment variable `SECRET`, without sending it.
 Process 0 ignores whoever does not. Without a secret, everybody who reaches the port is believed.
@@ -55,7 +55,7 @@ class Challenge(msgspec.Struct):
 
 
 class Hello(msgspec.Struct):
-    """The message by which a process joins.
+    """The message that a process sends to join.
 
     Attributes:
       process: number of the process.
@@ -105,10 +105,10 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
 
 
 def bind_address(place: Place) -> str:
-    """Returns the address at which process 0 listens: the coordinator's, if that is possible.
+    """Returns the address for process 0 to listen at: the coordinator's address or all addresses.
 
-    Many systems give a machine's own name a loopback address. Other machines then reach it by
-    another address, so process 0 listens at all of them.
+    Many systems give a machine's own name a loopback address. Other machines reach the machine by
+    another address. Process 0 then listens at all addresses.
 
     Raises:
       UserError: the coordinator's name is unknown; names --coordinator.
@@ -161,7 +161,7 @@ def read_line(
 
 
 def _short(text: str) -> str:
-    """Returns a text, or its hash if it is long, such as all Params."""
+    """Returns a short text as is, and the hash of a long text, such as all Params."""
     if len(text) <= _LONGEST_SHOWN:
         return text
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -174,7 +174,7 @@ class _Reception:
         self._place, self._options = place, options
         self._arrived: dict[int, socket.socket] = {}
         self._nonces: dict[socket.socket, str] = {}
-        # Connections that have said hello, and those that had another secret.
+        # Connections that have said hello, and the number of connections with another secret.
         self._hellos: queue.SimpleQueue[tuple[socket.socket, Hello]] = queue.SimpleQueue()
         self._strangers = 0
         self._may_listen = threading.Semaphore(_MOST_LISTENERS)
@@ -227,7 +227,7 @@ class _Reception:
             threading.Thread(target=self._listen_to, args=[connection], daemon=True).start()
 
     def _listen_to(self, connection: socket.socket) -> None:
-        """Queues the connection with its hello, or closes it if it is no process of the cluster."""
+        """Queues a connection with its hello. Closes connections from outside the cluster."""
         challenge = Challenge(_PROTOCOL, secrets.token_hex(16))
         send_line(connection, challenge)
         hello = read_line(connection, Hello, _HELLO_SECONDS)
@@ -258,7 +258,7 @@ class _Reception:
         )
 
     def _check(self, hello: Hello) -> None:
-        """Raises ValueError naming the first option in which a process differs from process 0."""
+        """Raises UserError if a process has a wrong number or other options than process 0."""
         process = hello.process
         for name, mine in self._options.items():
             theirs = hello.options.get(name, "nothing")

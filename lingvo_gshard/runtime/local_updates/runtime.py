@@ -2,9 +2,8 @@
 
 Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
 After every `step.local_updates.every` steps an outer step, one program over all devices, makes
-the workers' weights equal (training/step/local_updates.py). The weights after the last outer step
-are the ones that are evaluated, decoded with and saved as `theta`. A checkpoint also has the
-workers' own states.
+the workers' weights equal (training/step/local_updates.py). Evaluation, decoding and the saved
+`theta` use the weights after the last outer step. A checkpoint also has the workers' own states.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class LocalUpdatesRuntime:
         devices: Sequence[Device],
         options: SpmdOptions | None = None,
     ):
-        """Makes a runtime without a state; arguments and errors are those of SpmdRuntime.
+        """Makes a runtime without a state. Arguments and errors are as in `SpmdRuntime`.
 
         Raises:
           UserError: also if the trainer averages weights, if the strategy splits a letter over
@@ -167,7 +166,7 @@ class LocalUpdatesRuntime:
 
     @property
     def compilations(self) -> list[Compilation]:
-        """The programs compiled so far, those of evaluation first."""
+        """The programs compiled so far, programs for evaluation first."""
         return [*self._outer_weights.compilations, *self._compiler.compilations]
 
     def peak_device_memory(self) -> int | None:
@@ -239,10 +238,10 @@ class LocalUpdatesRuntime:
         return state
 
     def theta_on_host(self) -> NestedMap:
-        """Returns unsharded weights as NumPy arrays: those of a stopped worker, if there is one.
+        """Returns unsharded weights as NumPy arrays.
 
-        Otherwise they are the weights after the last outer step. A process sees only its own
-        workers, but all processes must make this call.
+        If a worker of this process has stopped, these are the weights of that worker. Otherwise
+        they are the weights after the last outer step. All processes must make this call.
         """
         outer = self._outer_weights.theta_on_host()
         for own in self._states.values():

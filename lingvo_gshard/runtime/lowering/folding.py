@@ -4,8 +4,8 @@ TensorFlow evaluates what depends on no input before it lowers a function for XL
 tensor. The counters of dropout, for example, then become literals of the global batch's size, and a
 program grows with its devices. Without folding they stay iotas, which XLA's partitioner splits.
 
-A verification computes in float64 what is float32 in StableHLO. What TensorFlow has folded by then
-is rounded to float32, and where it folds depends on the annotations.
+A verification takes the float32 of StableHLO as float64. Constants that TensorFlow has folded are
+already rounded to float32, and the annotations decide where TensorFlow folds.
 
 TensorFlow makes additional parameters of tensors that a function uses from outside. A program has
 no inputs but its arguments, so the values of captured tensors become constants.
@@ -19,8 +19,9 @@ The partitioner cuts a gather or scatter of rows within rows without communicati
 are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one.
 Indices that NumPy computed are constants.
 
-A table such as [1,L,M] is broadcast to [B,L,M]. XLA's partitioner may cut its first dimension as it
-cuts B: one device then computes the table, and the others receive it. An annotation keeps it whole.
+A table such as [1,L,M] is broadcast to [B,L,M]. XLA's partitioner may cut the first dimension of
+the table as it cuts B. One device then computes the table and sends it to the other devices. An
+annotation keeps the table whole.
 """
 
 from __future__ import annotations

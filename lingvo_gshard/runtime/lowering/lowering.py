@@ -1,6 +1,6 @@
 """Lowering: traces a TensorFlow function under a partitioning and makes a Program of it.
 
-Caches of compiled programs find a program by its digest, so the same step must lower to the same
+Caches find a compiled program by the digest of its bytes. A step must therefore lower to identical
 bytes in every process.
 """
 
@@ -142,7 +142,7 @@ def _with_annotated_splits(
 
 
 def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partitioning) -> Array:
-    """Returns an input with a split: its own, that of its first annotation, or none at all."""
+    """Returns an input with a split. By default an input is split as its first annotation asks."""
     if array.split is not None:
         return array
     split = ((),) * len(array.shape)

@@ -1,17 +1,19 @@
 """Operations on partial sums, which have a first dimension that is split over the devices.
 
-A summed dimension of n m elements that is split n times is cut into one of n, which stays split,
-and one of m, over which each device sums. A `Partial` says how an operation is computed so that the
-dimension of n comes first in its result. Several of them are merged into one.
-
 A product over a split dimension leaves each device with a partial sum, and XLA's partitioner adds
-these up over the devices at once. Where a program adds several such results, as the gradients of a
-tensor that is used several times, each would be reduced by itself. XLA's AllReduceReassociate mends
-that after partitioning, but not in every compiler, and not with another operation in between.
+the partial sums up over the devices at once. A program may add several such products, for example
+the gradients of a tensor that is used several times. XLA then reduces each product separately.
+XLA's AllReduceReassociate merges the reductions after partitioning, but not in every compiler, and
+not across other operations.
 
 This module writes the partial sums out. A product over a dimension that is split over n devices
 becomes n products, with a first dimension that is split over these devices, one on each. The
-program adds those and then sums over the first dimension: one all-reduce, or one reduce-scatter.
+program adds the products of all terms and then sums over the first dimension. That takes one
+all-reduce, or one reduce-scatter.
+
+Let a summed dimension of n m elements be split n times. It is cut into a dimension of n, which
+stays split, and a dimension of m, which each device sums up. A `Partial` computes an operation with
+the dimension of n first in the result. The dimensions of n of one operation are merged.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
 def moved(
     value: ir.Value, movers: Sequence[ir.Operation], axes: Axes = (), mesh: Mesh | None = None
 ) -> ir.Value:
-    """Returns a value after operations of the program for which `passes` holds.
+    """Returns a value after operations that only move or annotate its elements (see `passes`).
 
     Args:
       value: the value.
@@ -160,8 +162,8 @@ class _Source:
     ) -> tuple[ir.Value, list[int], list[int]]:
         """Returns an operand whose split dimensions are cut.
 
-        Other dimensions lose the axes of the summed ones, and those that an earlier dimension of
-        the result has: devices need these dimensions whole.
+        Other dimensions lose the axes of summed dimensions and of earlier dimensions of the result:
+        devices need these dimensions whole.
 
         Args:
           operand: number of the operand.
@@ -460,7 +462,7 @@ class _Term:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes over which it is a sum of partial sums."""
+        """The mesh axes that the partial sums are split over; () without partial sums."""
         return self.partial.axes if self.partial else ()
 
 
@@ -493,7 +495,7 @@ class _Rewriting:
         for operation in reversed(sums):
             if operation not in self._inner:
                 self._rewrite(operation)
-        # Erased only now: the splits that were found are those of values that still exist.
+        # Erases replaced operations at the end: the cache of splits has their results as keys.
         for operation in self._replaced:
             if all(not list(result.uses) for result in operation.results):
                 operation.erase()

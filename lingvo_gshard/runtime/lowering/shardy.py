@@ -3,7 +3,7 @@
 TensorFlow writes annotations for GSPMD: `custom_call @Sharding` with numbered devices. XLA falls
 back to GSPMD for such modules. See https://openxla.org/shardy/sharding_representation.
 
-The format is that of HloSharding::ToString in XLA's xla/hlo/ir/hlo_sharding.cc.
+The annotations have the format of HloSharding::ToString in XLA's xla/hlo/ir/hlo_sharding.cc.
 """
 
 from __future__ import annotations

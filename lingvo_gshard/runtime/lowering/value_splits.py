@@ -165,7 +165,12 @@ def _same_sizes(operation: ir.Operation, split: Split) -> Split | None:
 
 
 def _reshaped(operation: ir.Operation, split: Split) -> Split | None:
-    """Returns the split after a reshape, in which a major dimension takes its axes along."""
+    """Returns the split after a reshape; None if it is not known.
+
+    A reshape merges groups of dimensions and divides them again. The mesh axes of the major
+    dimension of a group pass to the major dimension of the result. A minor dimension must not be
+    split.
+    """
     old, new = shape_of(operation.operands[0]), shape_of(operation.results[0])
     if 0 in old:
         return None

@@ -1,10 +1,11 @@
 """Executable: a Program compiled for devices, with the compiler's report on it.
 
-jax caches the programs. Its compiler prints nothing for a cached program, so a second run would
-lack the warnings of the first. The output is therefore stored next to the programs.
+jax caches the programs. The compiler prints nothing for a cached program, so a second run would not
+show the compiler's warnings. The output of the compiler is therefore stored next to the programs.
 
-On CPU, a program that jax found in its cache cannot be serialized again: what is loaded of it lacks
-its functions, which shows when it is called (jax 0.10.2). Who serializes compiles `without_cache`.
+On CPU, a program that jax read from its cache cannot be serialized again. The serialized program
+has no functions, and fails when it is loaded and called (jax 0.10.2). Code that serializes programs
+therefore compiles `without_cache`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def keep_in(directory: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def without_cache() -> Iterator[None]:
-    """Has programs compiled again inside a `with` block, those of other threads, too."""
+    """Turns jax's cache of compiled programs off inside a `with` block, for all threads."""
     with _lock:
         _set_aside.append(jax.config.values["jax_compilation_cache_dir"])
         if len(_set_aside) == 1:
@@ -76,7 +77,7 @@ def _use(directory: str | None) -> None:
 
 @contextlib.contextmanager
 def watching_cache() -> Iterator[list[str]]:
-    """Lists the events inside a `with` block in which this thread found a program in the cache."""
+    """Lists this thread's hits in jax's cache of compiled programs inside a `with` block."""
     hits: list[str] = []
     thread = threading.get_ident()
 
@@ -132,8 +133,8 @@ class Executable:
     Attributes:
       program: the program.
       compiler_output: what the compiler wrote to standard error.
-      lowering_seconds: seconds from StableHLO to a program for the devices.
-      compiling_seconds: seconds in which XLA compiled, or read the program from the cache.
+      lowering_seconds: seconds to lower StableHLO for the devices.
+      compiling_seconds: seconds to compile the program with XLA, or to read it from the cache.
       is_cached: whether jax read the compiled program from its cache on disk.
 
     Raises:

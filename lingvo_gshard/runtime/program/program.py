@@ -79,8 +79,8 @@ class Program:
       versions: (package, version) of the packages that made the program, sorted.
       work: the useful work of one call; None if it was not counted.
       layers: the layers that the function consists of; None if they are unknown.
-      tracing_seconds: seconds in which Python ran the function. Not saved.
-      lowering_seconds: seconds from the trace to StableHLO. Not saved.
+      tracing_seconds: seconds to run the function in Python. Not saved.
+      lowering_seconds: seconds to lower the trace to StableHLO. Not saved.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Program:
         return dataclasses.replace(exported, fun_name=self.name, mlir_module_serialized=self.module)
 
     def lower(self, devices: Sequence) -> jax.stages.Lowered:
-        """Lowers for jax devices, real ones or those of a topology.
+        """Lowers for jax devices, which are real or belong to a described topology.
 
         Raises:
           UserError: the number of devices is not the size of the mesh.

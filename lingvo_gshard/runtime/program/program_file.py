@@ -32,7 +32,7 @@ _LEAST_LIMIT = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The useful work of one call of a program, from which its efficiency is computed.
+    """The useful work of one call of a program, to compute its efficiency.
 
     Attributes:
       flops: floating-point operations, as core/flops.py counts them.
@@ -47,7 +47,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class LayerNames:
-    """The layers of a step, by which its compiled operations are told apart.
+    """The layers of a step, to find the layer of each compiled operation.
 
     Attributes:
       scopes: name scopes of all layers.

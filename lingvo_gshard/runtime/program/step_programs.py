@@ -189,7 +189,7 @@ def _lower(
 
 
 def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
-    """Returns those of a state's arrays that hold the evaluated weights."""
+    """Returns the arrays of a state that hold the evaluated weights."""
     return [array for array in arrays if array.path.startswith(f"{trainer.evaluated_part}.")]
 
 

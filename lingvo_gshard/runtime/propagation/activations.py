@@ -34,7 +34,7 @@ class Activation(msgspec.Struct, frozen=True):
       parts: number of different parts; 1 if every device holds the whole tensor.
       bytes: bytes of the whole tensor.
       bytes_per_device: bytes of the largest part.
-      source: the line that computes it, such as "my_layer.py:12"; "" if it is unknown.
+      source: the line of code that computes the tensor, such as "my_layer.py:12"; "" if unknown.
     """
 
     layer: str
@@ -147,14 +147,14 @@ class _Reader:
     """Follows the flags of values through computations.
 
     Attributes:
-      found: the instructions of which an array depends on the inputs.
+      found: the instructions with an array that depends on the inputs.
     """
 
     def __init__(self):
         self.found: set[Instruction] = set()
 
     def run(self, computation: Computation, arguments: Sequence[bool | _Flags]) -> _Flags:
-        """Returns the flags of a computation's result, given those of its parameters."""
+        """Returns the flags of a computation's result, given the flags of its parameters."""
         known: dict[Instruction, _Flags] = {}
         for instruction in computation.instructions:
             flags = self._flags(instruction, known, arguments)

@@ -36,9 +36,9 @@ def compile_with_shardings(
     """Compiles a program for as many devices as its mesh has.
 
     Returns:
-      The executable, and the program before it was partitioned: its shapes are those of whole
-      tensors, and its instructions have the shardings that annotations and XLA have chosen. None
-      if nothing is partitioned, or if the compiler does not write what it decides.
+      The executable, and the program before partitioning. Shapes in this program are shapes of
+      whole tensors. Its instructions carry the shardings that annotations and XLA have chosen. The
+      program is None if nothing is partitioned, or if the compiler does not write its decisions.
     """
     # A cached program is not compiled, so nothing would be written.
     with tempfile.TemporaryDirectory() as directory, without_cache():
@@ -149,7 +149,7 @@ class Annotated:
     source: str
 
     def in_words(self) -> str:
-        """Returns what it asks for as text, such as "B over data" or "whole"."""
+        """Returns the split that is asked for, such as "B over data" or "whole"."""
         return "other parts" if self.split is None else split_in_words(self.split, self.layout)
 
 
@@ -158,7 +158,7 @@ class Traced:
 
     Args:
       recorded: the annotations and graphs that were recorded when the function was traced.
-      paths: paths of the task's layers, in the order in which they are listed.
+      paths: paths of the task's layers. Tensors are listed in the order of these paths.
       mesh: the mesh of the annotations.
 
     Attributes:
@@ -287,12 +287,12 @@ def reshardings(
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """A tensor that one instruction has in one sharding, and another one needs in another.
+    """A change of sharding between an instruction and a reader of its result.
 
     Attributes:
-      before: the sharding that it has, its dimensions in the order of the one that needs it.
-      after: the sharding that is needed.
-      reader: the instruction that needs it.
+      before: the tensor's sharding, with the dimensions in the reader's order.
+      after: the sharding that the reader needs.
+      reader: the instruction that reads the tensor.
     """
 
     before: Chosen
@@ -337,7 +337,7 @@ class _Causes:
         return [change for pair in pairs if (change := self._change(*pair))]
 
     def _change(self, source: Instruction, reader: Instruction) -> _Change | None:
-        """Returns the change of a tensor from the one that computes it to one that reads it."""
+        """Returns the change of sharding from `source` to `reader`; None if there is none."""
         before, after = chosen(source, self._mesh), chosen(reader, self._mesh)
         if before is None or after is None:
             return None

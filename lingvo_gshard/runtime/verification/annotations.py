@@ -16,16 +16,16 @@ from lingvo_gshard.sharding.mesh import Mesh
 # The operation at the end of a manual region.
 REGION_END = "XlaSpmdShardToFullShape"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# Operations to look at: those of a large layer.
+# Ends a search for sources in a large graph. A large layer has about this number of operations.
 _MOST_OPERATIONS = 2000
 
 
 def sources(
     operation: tf.Operation, equal: Collection[tf.Operation] = ()
 ) -> Iterator[tf.Operation]:
-    """Yields an operation and those that it is computed from, the nearest first.
+    """Yields an operation and the operations that it is computed from, the nearest first.
 
-    What a call of a tf.function computes is yielded before what the call reads.
+    Operations inside a call of a tf.function come before the inputs of the call.
 
     Args:
       operation: an operation of a traced graph.

@@ -38,11 +38,11 @@ def find_first(
 ) -> Finding | None:
     """Returns the first tensor that differs; None if all are equal.
 
-    A gradient is computed from the loss back to the input. So the first wrong gradient is that of
-    the layer whose output is computed last.
+    The backward pass goes from the loss to the input. The first wrong gradient is therefore in the
+    layer whose output is computed last.
 
     Args:
-      compared: all tensors, in the order in which the step computes them, but for gradients.
+      compared: all tensors, in the order of their computation. Gradients are in any order.
       step: the partitioned step.
       trainer: the trainer.
       mesh: the mesh of the step.
@@ -212,10 +212,10 @@ def _cause_of_factor(factor: float, candidates: Sequence[tuple[str, ...]], mesh:
 def narrowed(
     first: Finding, mesh: Mesh, factor_along: Callable[[tuple[str, ...]], float | None]
 ) -> Finding:
-    """Returns a finding of which the cause names the axes that the factor comes from.
+    """Returns a finding whose cause names only the axes that the factor comes from.
 
-    A factor cannot tell axes of one size apart. So the computation is run once more over the
-    devices along each candidate alone.
+    A factor alone does not distinguish mesh axes of equal size. The computation therefore runs
+    again for each candidate, on devices along the axes of that candidate only.
 
     Args:
       first: the finding.
@@ -246,7 +246,7 @@ def _cause_of_random(random: RandomOperation) -> str:
 def _near(
     calls: Sequence[hlo.CollectiveCall], layer: str, phases: Sequence[str]
 ) -> list[NearCollective]:
-    """Returns the collectives of a layer, or else of what is within it, in some phases."""
+    """Returns the collectives of a layer, or else of the layers within it, in some phases."""
     scope = scope_name(layer)
     if not layer:
         return [_described(call) for call in calls if call.layer == ""][-_MOST_COLLECTIVES:]
@@ -264,7 +264,7 @@ def _layer_of(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-# Types of stateful operations, such as RandomUniformInt, as they begin.
+# Beginnings of the types of stateful operations, such as RandomUniformInt.
 _STATEFUL = (
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -276,7 +276,7 @@ _STATEFUL = (
     "TruncatedNormal",
 )
 _STATELESS = ("StatelessMultinomial", "StatelessRandom", "StatelessTruncatedNormal")
-# Operations on keys: what they are computed from, not they, draws numbers.
+# Operations on keys draw no random numbers. The operations that they are computed from may.
 _KEYS = ("StatelessRandomGetAlg", "StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
 
 
@@ -304,12 +304,12 @@ def nearest_random_operation(
 ) -> RandomOperation | None:
     """Returns the nearest random operation without a key that a tensor is computed from.
 
-    A key of the step is a function of one of its inputs. A fixed seed gives the same numbers on all
-    meshes, but in a manual region each device draws them for its own shard.
+    A key of the step is computed from one of its inputs. A fixed seed gives equal numbers on all
+    meshes, except in a manual region, where each device draws numbers for its own shard.
 
     Args:
       tensor: tensor of a traced graph.
-      equal: operations whose results are equal; what is before them is not looked at.
+      equal: operations whose results are equal. The search ends at these operations.
     """
     in_region = False
     for operation in sources(tensor.op, equal):

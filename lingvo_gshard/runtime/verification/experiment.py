@@ -196,7 +196,8 @@ def verify_experiment(
 class _Case:
     """A trainer with a state and a batch, to be run partitioned and whole.
 
-    With local updates the step is that of the first worker, on its rows and its part of the mesh.
+    With local updates, the first worker takes the step, on its own rows and its own part of the
+    mesh.
 
     Args:
       params: Params of the experiment.
@@ -300,7 +301,7 @@ def _state(trainer: Trainer, seed: int) -> NestedMap:
 
 
 def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> list[Compared]:
-    """Returns all tensors of a step compared, in the order in which it computes them."""
+    """Returns the comparisons of all tensors of a step, in the order of their computation."""
     mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
     found = [
         *_output_differences(partitioned, whole, mesh),
@@ -341,7 +342,7 @@ def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ..
 
 def _metric_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh) -> Differences:
     for name, value in partitioned.metrics.items():
-        # These follow from the gradients, of which the whole optimizer gets the partitioned ones.
+        # Both optimizers get the gradients of the partitioned step. Comparing these tells nothing.
         if name not in ("gradient_norm", "learning_rate"):
             kind = "loss" if name == "loss" else "metric"
             numbers = np.array(value), np.array(whole.metrics[name])

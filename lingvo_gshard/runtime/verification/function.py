@@ -119,7 +119,7 @@ def verify_function(
 def _compare(
     partitioned: _Ran, whole: _Ran, mesh: Mesh, tolerance: float
 ) -> tuple[list[Compared], tuple[str, ...]]:
-    """Returns all results compared, and notes on those of layers that have no counterpart."""
+    """Returns the comparisons of all results, and notes on outputs that cannot be compared."""
     outputs = [ran.outputs() for ran in (partitioned, whole)]
     rows = [
         ("output", name, compare(value, seen.like(*outputs[1][name]), mesh))

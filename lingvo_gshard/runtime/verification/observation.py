@@ -29,9 +29,9 @@ class Observed:
     Attributes:
       name: path of the layer, followed by the method if that is not fprop.
       layer: path of the layer.
-      order: sorts results by the time at which they are computed.
+      order: sorts results by the time of their computation.
       tensor: the traced tensor.
-      groups: the order of its groups of tokens; None if they are stored by their numbers.
+      groups: the order of the tensor's groups of tokens; None if the groups are stored by number.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Observation:
     """Collects the results of the layers of one function while it is traced.
 
     Make it when tracing begins. A tensor of the function's own graph is kept as it is. A tensor of
-    a loop cannot leave the loop's graph. Of this, random projections and the mean square are
-    reported as metrics, which loops stack over their iterations. All are sums over elements, so
-    they are equal on all meshes.
+    a loop cannot leave the loop's graph. Random projections and the mean square of such a tensor
+    are reported as metrics, and loops stack metrics over their iterations. These metrics are sums
+    over elements, so they are equal on all meshes.
 
     Args:
       with_loops: whether to report results of loops. Their caller must take the metrics.

@@ -194,7 +194,7 @@ def _place(shard: jax.Shard, mesh: Mesh, array: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(position, mesh.shape))
 
 
-# In the order in which a step computes them.
+# Kinds of compared tensors, in the order of their computation.
 KINDS = (
     "output",
     "loss",
@@ -256,7 +256,7 @@ class Finding(msgspec.Struct, frozen=True):
       annotation: the nearest annotation or manual region.
       collectives: the collectives of the layer in the tensor's phase.
       source: the line that computes it; empty if it is unknown.
-      axes: groups of mesh axes, one of which the difference comes from; empty if nothing is known.
+      axes: groups of mesh axes. The difference comes from one of these groups; empty if unknown.
     """
 
     kind: str
@@ -310,7 +310,7 @@ class Verification(msgspec.Struct, frozen=True):
       strategy: the strategy's table.
       notes: what was changed before the comparison, such as sizes.
       tolerance: the largest difference that counts as equal.
-      compared: all compared tensors, in the order in which they are computed.
+      compared: all compared tensors, in the order of their computation.
       first: the first tensor that differs; None if all are equal.
       not_verified: what the step computes and the comparison leaves out, and why.
       seconds: wall-clock time.

@@ -119,9 +119,10 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
 
 
 def smaller_mesh(mesh: Mesh, most: int) -> Mesh:
-    """Returns a mesh of the same axes with at most as many devices, if its axes allow that.
+    """Returns a mesh with smaller axes and at most `most` devices, if the axes can be divided so.
 
-    The size of each axis divides the axis of the given mesh and stays above 1 if that is.
+    The new size of an axis divides the old size. An axis of more than one device keeps more than
+    one.
     """
     sizes = dict(mesh.axes)
     while math.prod(sizes.values()) > most:
@@ -139,7 +140,7 @@ def has_dropout(params: Params) -> bool:
 
 
 def without_dropout(params: Params) -> tuple[Params, list[str]]:
-    """Returns Params in which nothing is dropped at random, and a note that says so."""
+    """Returns Params without dropout, and a note that says so."""
     params = params.copy()
     paths = list(_dropout_rates(params))
     for path in paths:
@@ -155,10 +156,10 @@ def _dropout_rates(params: Params) -> Iterator[str]:
 
 
 def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
-    """Returns Params without what makes two computations differ on purpose.
+    """Returns Params without options that make two computations differ on purpose.
 
     Returns:
-      The Params, what changes only the rounding, and what is not verified.
+      The Params, notes on changes of rounding alone, and notes on what is not verified.
     """
     params, notes, not_verified = experiment.copy(), [], []
 
@@ -235,18 +236,20 @@ def _parts(letter: str, table: str, partitioning: Partitioning) -> int:
 
 
 def _small_size(value: int, about: int, parts: list[tuple[int, int]], multiple: int) -> int:
-    """Returns a small size that divides as `value` does.
+    """Returns a small size that is divisible wherever `value` is.
 
     Args:
       value: the size.
       about: the size that is wanted.
-      parts: (parts before, parts after) by which `value` divides or not.
+      parts: (parts before, parts after). The result is divisible by the parts after if `value` is
+        divisible by the parts before, and else not.
       multiple: a number that divides the result.
     """
     even = [after for before, after in parts if value % before == 0]
     odd = [after for before, after in parts if value % before]
     unit = math.lcm(multiple, *even)
-    # Two on each device, if there are two: one may hide that only the first of them is used.
+    # Each device gets two elements if it had two. A bug that uses only the first element of a
+    # device would not show with one element.
     about = max(about, *(after * min(2, value // before) for before, after in parts))
     size = math.ceil(about / unit) * unit
     while size < value and any(size % n == 0 for n in odd if n > 1):

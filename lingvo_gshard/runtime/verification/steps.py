@@ -67,8 +67,8 @@ def run_step(
       state: the state before the step, NumPy arrays.
       batch: the batch.
       partitioner: "gspmd" or "shardy".
-      gradients: the gradients that the optimizer gets; None for those of this step. Two optimizers
-        can only be compared on the same gradients: some divide by values close to 0.
+      gradients: the gradients that the optimizer gets; None for the gradients of this step. Two
+        optimizers can only be compared on equal gradients: some divide by values close to 0.
     """
     lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
     executable = Executable(lowered.program, devices)
@@ -210,7 +210,7 @@ def to_float64(text: str) -> str:
 
 
 def _with_casts(found: re.Match[str]) -> str:
-    """Returns a bitcast whose float32 side stays what it is, with a conversion on that side."""
+    """Returns a bitcast that keeps float32 on one side, with a conversion on that side."""
     indent, result, operand, source, target, rest = found.groups()
     if "f32>" not in source and "f32>" not in target:
         return found[0]

@@ -1,9 +1,10 @@
 """Scores of a language model on a text: per token, per word and per byte.
 
 The text is the documents of a split after cleaning. The model predicts each token and the end of
-each document (EOS); the cost of both counts in every score. Bytes are those of the text in UTF-8,
-words are separated by white space; an end of a document is neither. Bits per byte and perplexity
-per word can be compared between models with different vocabularies, perplexity per token cannot.
+each document (EOS); the cost of both counts in every score. Bytes are counted in the UTF-8 text,
+and words are separated by white space. The end of a document is neither a byte nor a word. Bits per
+byte and perplexity per word can be compared between models with different vocabularies, perplexity
+per token cannot.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def score_languages(
     translations: Sequence[str],
     with_shuffled: bool = True,
 ) -> dict[str, LanguageScores]:
-    """Returns the scores of each language, in the order in which languages first occur.
+    """Returns the scores of each language, in the order of first occurrence.
 
     Args:
       languages: source language of each row.
@@ -149,8 +150,8 @@ def average(
 def shuffled_partners(languages: Sequence[str]) -> list[int]:
     """Returns for each row another row of the same language, in a fixed random order.
 
-    Each row takes the next one of the order. It is its own partner only if its language has one
-    row.
+    Each row gets the next row in this order. A row is its own partner only if its language has no
+    other row.
     """
     partners = list(range(len(languages)))
     for rows in _rows_by_language(languages).values():

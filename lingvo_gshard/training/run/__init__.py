@@ -1,1 +1,1 @@
-"""A training run: the loop, its directory, its checkpoints, and all that watches and records it."""
+"""A training run: the training loop, its log directory, checkpoints, monitoring and records."""

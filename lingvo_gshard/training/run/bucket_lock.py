@@ -1,9 +1,9 @@
 """BucketLock: a file in a bucket that one process at a time can hold.
 
-Each write of the file is conditional: it succeeds only if the file is the one that the process saw
-last. So two processes never take the lock together. The holder rewrites it every ten seconds. A
-lock is stale if its process has ended, or if the process cannot be seen from here and the file did
-not change for a minute.
+Each write of the file is conditional: it succeeds only if the file has not changed since the
+process read it. So two processes never take the lock together. The holder rewrites it every ten
+seconds. A lock is stale if its process has ended, or if the process cannot be seen from here and
+the file did not change for a minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Digests of what each device holds of each array of a state.
+"""Digests of the shards that each device holds of the arrays of a state.
 
 A shard is read as unsigned words w_i in C order. Its digest is the sum of w_i (2 i + 1) mod 2^32,
 computed on its device. A change of a single word always changes it, because 2 i + 1 is odd.
@@ -46,7 +46,7 @@ Digests: TypeAlias = "dict[str, dict[str, int]]"
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A tensor that is not on a device what it should be.
+    """A tensor with a wrong shard on a device.
 
     Attributes:
       path: path of the tensor in the state.
@@ -185,8 +185,8 @@ def _name(device: Device) -> str:
 def batch_digest(batch: Batch) -> int:
     """Returns a CRC-32 of names, shapes, types and values of a batch's arrays.
 
-    If each process has only its own rows of a batch, the batch has a digest of its own, which is
-    the same in all processes.
+    A process may hold only its own rows of a `PackedBatch`. The batch then carries a digest that is
+    equal in all processes, and this digest is returned.
     """
     if isinstance(batch, PackedBatch) and batch.digest is not None:
         return batch.digest
@@ -233,7 +233,7 @@ def replay(
     found: Replayed,
     saved: RunRecord | None,
 ) -> None:
-    """Takes the steps from a checkpoint to the one that was asked for, and compares them.
+    """Repeats the steps from a checkpoint to the requested step, and compares them.
 
     Args:
       runtime: has the state of the checkpoint.
@@ -355,7 +355,7 @@ class CheckedRuntime:
 
         Args:
           runtime: what computes the steps.
-          every: steps between those that are computed twice.
+          every: K; every K-th step is computed twice.
         """
         self._runtime = runtime
         self._every = every

@@ -153,16 +153,18 @@ class Logdir:
     def claim(self, params: Params, say: Say = _warn) -> Iterator[None]:
         """Creates the directory and locks it for this run until the context ends.
 
-        The main process locks it for all processes of the run. params.txt is written if the run has
-        no checkpoint yet; a run that resumes writes it when it goes on (`write_params`).
+        The main process takes the lock for all processes of the run. A run without checkpoints
+        writes params.txt here. A run that resumes writes params.txt when it goes on
+        (`write_params`).
 
         Args:
           params: the run's Params.
           say: shows a line to the user.
 
         Raises:
-          UserError: in all processes, if the directory cannot be written, if another run uses it,
-            if processes do not see the same directory, or if it belongs to another run (`check`).
+          UserError: the directory cannot be written, another run uses the directory, the processes
+            see different directories, or the directory belongs to another run (`check`). All
+            processes raise the error.
         """
         try:
             is_file = objects.is_file(self.place)
@@ -204,10 +206,10 @@ class Logdir:
             self._lock.check()
 
     def check(self, params: Params, say: Say = _warn) -> None:
-        """Checks that Params compute the same as those of the run saved here.
+        """Checks that Params give the results of the run that is saved here.
 
         Raises:
-          UserError: they differ where that changes results; names the paths.
+          UserError: Params that determine results differ. The message names their paths.
         """
         if not self.has_checkpoints():
             return

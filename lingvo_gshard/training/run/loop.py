@@ -72,12 +72,12 @@ class Outcome:
     """The end of a run.
 
     Attributes:
-      step: number of steps taken, those of earlier runs included.
-      finished: whether these are all steps of the run.
+      step: number of steps taken, including steps before the run resumed.
+      finished: whether the run has taken all its steps.
       signal: why the run ended early, one of `EXIT_CODES`, such as "Ctrl-C"; None if it did not.
       metrics: metrics of the last step that this call took; empty if it took none.
-      diverged_since: the step since which the loss has been far above that of an untrained model;
-        None if it has not, or has recovered.
+      diverged_since: the step that showed the divergence of the loss (`Divergence.since`); None if
+        the loss has not diverged, or has recovered.
     """
 
     step: int
@@ -263,7 +263,7 @@ class TrainingLoop:
             self._keep_best.add(self.step, row)
 
     def _train(self) -> None:
-        """Takes all steps, those after a roll back included."""
+        """Takes all steps, including steps after a roll back."""
         while True:
             try:
                 return self._take_steps()
@@ -431,9 +431,9 @@ class TrainingLoop:
     def _check_directory(self, check: Callable[[], None]) -> None:
         """Calls a check of the log directory; adds to an error which steps are lost.
 
-        Whatever appends to a file of the directory is preceded by this check. A save in the
-        background creates missing folders, so that a file of a run that was moved away could
-        otherwise be written to a second directory.
+        Every write to the directory is preceded by this check. A save in the background creates
+        missing folders. If the directory was moved away, later files would otherwise go to a second
+        directory.
         """
         try:
             check()

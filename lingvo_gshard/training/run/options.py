@@ -1,4 +1,4 @@
-"""The options of a run: its length, its output and how it is watched."""
+"""The options of a run: length, output and monitoring."""
 
 from __future__ import annotations
 

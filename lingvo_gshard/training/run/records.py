@@ -1,4 +1,4 @@
-"""Files with one JSON object per line, to which rows are appended."""
+"""Records of a run: launches, evaluations and shardings, as JSON files in its directory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
       runtime: "local", "spmd" or "tpu_strategy".
       devices: the devices in words, such as "8 CPU devices as data=8".
       parameters: number of the model's parameters.
-      active_parameters: number of those that each token uses.
+      active_parameters: number of parameters that each token uses.
       versions: package -> version.
       environment: settings of jax, XLA, TensorFlow and their drivers.
     """
@@ -142,13 +142,13 @@ def directory() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, of this package and of those that it computes with."""
+    """Returns the versions of Python, of this package and of the packages that it computes with."""
     own = {"python": platform.python_version(), "lingvo_gshard": lingvo_gshard.__version__}
     return own | installed_versions(_PACKAGES)
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of those of the packages that are installed."""
+    """Returns package -> version of the packages that are installed, without the others."""
     found = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -2,8 +2,8 @@
 
 After a roll back the run continues from `step.spikes.roll_back_steps` steps before the first
 spike, and goes on past `step.spikes.skipped_batches` batches. The state of that step is computed
-again from the newest checkpoint before it. So the run equals one whose input never had these
-batches, wherever its checkpoints were.
+again from the newest checkpoint before it. The run therefore equals a run whose input never had
+these batches, wherever its checkpoints were.
 
 A roll back first deletes the checkpoints after that step, then writes its row to roll_backs.jsonl,
 and then restores. A run that is killed in between repeats the spikes and the roll back, or finds
@@ -59,7 +59,8 @@ class SkippedBatches:
 class BatchesWithoutSkipped:
     """The training batches of an input, without those that are skipped.
 
-    Its position is that of the input, so that it does not depend on what is skipped.
+    The position counts skipped batches, too. A saved position therefore stays valid when more
+    batches are skipped.
     """
 
     def __init__(self, batches: TrainBatches, skipped: SkippedBatches):
@@ -122,7 +123,7 @@ class RollBack(msgspec.Struct, frozen=True):
 
     Attributes:
       step: the last of the spikes in a row.
-      first_spike: the first of them.
+      first_spike: the first of these spikes.
       last_step: the last step before them that the run keeps.
       checkpoint: the newest checkpoint up to that step.
       first_batch: the first batch that is skipped, counted from 1.

@@ -4,8 +4,9 @@ The file is created exclusively and says which process holds it. A thread refres
 modification. A lock is stale if its process has ended, or if the process cannot be seen from here
 and the file was not refreshed for a minute.
 
-Only the holder of a second lock, `<name>.takeover`, may replace a stale lock, and it does so only
-if the lock is still the one that it found stale. Two processes therefore never take over together.
+Only the holder of a second lock, `<name>.takeover`, may replace a stale lock. The holder first
+reads the lock again, and replaces it only if its content has not changed. Two processes therefore
+never take over together.
 """
 
 from __future__ import annotations

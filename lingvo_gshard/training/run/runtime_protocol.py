@@ -39,8 +39,8 @@ class Metrics(Protocol):
 class Runtime(WeightsHolder, Protocol):
     """Holds a trainer's state on its devices and runs the trainer's steps on it.
 
-    In a cluster every process makes the same calls in the same order, with the same global batches.
-    A batch of training may lack the tokens of rows that are not among the process's `own_rows`.
+    In a cluster, all processes make identical calls in one order, with identical global batches. A
+    process may leave out the tokens of rows that are not its `own_rows` from a training batch.
 
     A runtime that has a state runs steps; it gets one by `init_state` or `load_state`. With
     `load_theta` it gets weights alone, which is enough for `eval_step` and `bind_weights`.

@@ -43,7 +43,8 @@ class State:
     Attributes:
       is_watched: whether a thread prints signals as they arrive and ends the process in time.
       training: the request of the training in progress; None if there is none.
-      exit_code: the code with which a signal ends the process; set before `before_abrupt_end`.
+      exit_code: the exit code of a process that a signal ends. It is set before the functions in
+        `before_abrupt_end` are called.
       before_abrupt_end: functions to call before the process ends without exceptions.
     """
 
@@ -79,7 +80,7 @@ def end_abruptly(code: int) -> NoReturn:
 
 
 class TrainingFailedError(RuntimeError):
-    """Training cannot go on. The message says at which step, why, and what helps.
+    """Training cannot go on. The message names the step, the reason and a remedy.
 
     Checkpoints that were saved before remain. In a cluster all processes raise it.
     """

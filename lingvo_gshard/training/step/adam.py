@@ -21,7 +21,8 @@ class Adam(MomentOptimizer):
         m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
         w -= learning_rate (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w)
 
-    The weight decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+    The weight decay is decoupled, as in AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101,
+    algorithm 2).
     """
 
     moment_names = (FIRST, SECOND)

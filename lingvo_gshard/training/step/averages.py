@@ -7,8 +7,8 @@ exponential moving average. After update t, counted from 0,
     average += (1 - d) (weight - average),   d = min(decay, (1 + t) / (10 + t))
 
 Early in a run d is smaller, as in TensorFlow's tf.train.ExponentialMovingAverage with num_updates.
-The average then covers about the last tenth of the steps and forgets the initial weights, from
-which it starts.
+The average starts at the initial weights. It then covers about the last tenth of the steps so far,
+and so forgets the initial weights quickly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART = "averages"
 
 
 def specs(theta: NestedMap) -> NestedMap:
-    """Returns the averages' tree of VariableSpec: that of the weights, but float32."""
+    """Returns the averages' tree of VariableSpec: the weights' specs with dtype float32."""
     return theta.transform(
         lambda spec: dataclasses.replace(
             spec, path=f"{spec.path}/average", dtype="float32", update_rule=None

@@ -26,9 +26,10 @@ def accumulate(
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
     Losses and gradients are means over the parts, weighted by the parts' target tokens and summed
-    in float32; a part without any has the weight 0. What layers report to update rules is summed.
-    Experts are routed and balanced within each part, so auxiliary losses are those of the parts.
-    Random numbers differ between parts. In graph mode the parts are a loop.
+    in float32; a part without target tokens has the weight 0. Values that layers report to update
+    rules are summed. Routers dispatch and balance the tokens of each part separately, so each part
+    has auxiliary losses of its own. Random numbers differ between parts. In graph mode the parts
+    are a loop.
 
     Args:
       compute: computes one part.
@@ -64,7 +65,8 @@ def sum_over_parts(
     Args:
       compute: computes the tensors of one part.
       batch: as in `accumulate`.
-      key: int32 [2], seeds the random numbers; those of a part are the ones of `accumulate`.
+      key: int32 [2], seeds the random numbers. Part i draws the random numbers that part i draws in
+        `accumulate`.
       count: number of parts.
     """
     if count == 1:

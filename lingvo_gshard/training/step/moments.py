@@ -1,16 +1,6 @@
 """Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay.
 
-bfloat16 is the upper half of a float32.
-
-int8 stores 8 bits for each element and a float32 scale for each block (Dettmers et al. 2021, arXiv
-2110.02861, section 2). A block is a row along the last dimension, so scales are sharded as the rows
-are. Levels are scale x (q / Q)^2, finer towards zero. A second moment is stored by its root, since
-it spans the square of the gradients' range. None of its elements is read as less than the lowest
-level; the update would divide by almost nothing where an element was rounded to zero.
-
-Both formats are rounded stochastically. In a step a moment changes by a share 1 - beta of itself,
-often less than half a level, and rounding to nearest would lose every such change. The random
-numbers depend on the step and the moment's path.
+narrow_moments.py describes the narrow formats.
 """
 
 from __future__ import annotations
@@ -72,8 +62,8 @@ def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
 class MomentOptimizer(Optimizer):
     """An optimizer whose moments have the layout of the weight.
 
-    A subclass lists its moments in `moment_names`, reads them with `load` and writes them with
-    `store`. Both use float32, whatever `moment_dtype` is; narrow_moments.py describes the narrow
+    A subclass lists its moments in `moment_names`. `load` reads a moment and `store` writes one.
+    Both methods use float32, whatever `moment_dtype` is; narrow_moments.py describes the narrow
     formats. In int8 each moment has scales, an array of the weight's layout without its last
     letter. Moments of vectors stay float32, since they are small.
     """
@@ -157,8 +147,8 @@ class MomentOptimizer(Optimizer):
         """Returns `change` plus weight decay, the amount to subtract from a weight.
 
         The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
-        section 2). It leaves out biases and scales, which say so by their role, and the weights
-        that `weight_decay_exclude` matches.
+        section 2). Weights with the role of a bias or a scale do not decay, nor do weights that
+        `weight_decay_exclude` matches.
         """
         decay = self.p.weight_decay
         if not decay or spec.role not in _DECAYING:

@@ -1,12 +1,12 @@
-"""Narrow formats in which optimizers store moments between steps instead of float32.
+"""Stores optimizer moments between steps in bfloat16 or int8 instead of float32.
 
 bfloat16 is the upper half of a float32.
 
 int8 stores 8 bits for each element and a float32 scale for each block (Dettmers et al. 2021, arXiv
 2110.02861, section 2). A block is a row along the last dimension, so scales are sharded as the rows
 are. Levels are scale x (q / Q)^2, finer towards zero. A second moment is stored by its root, since
-it spans the square of the gradients' range. None of its elements is read as less than the lowest
-level; the update would divide by almost nothing where an element was rounded to zero.
+it spans the square of the gradients' range. Its elements are read as at least the lowest level. The
+update would otherwise divide by almost nothing where an element was rounded to zero.
 
 Both formats are rounded stochastically. In a step a moment changes by a share 1 - beta of itself,
 often less than half a level, and rounding to nearest would lose every such change. The random

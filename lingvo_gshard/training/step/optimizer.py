@@ -36,8 +36,9 @@ class Optimizer(Configurable):
     """A functional update rule.
 
     A subclass defines the moments of a weight (`moment_layouts`, `moment_dtypes`) and the update of
-    a weight (`update_weight`). Two kinds of weights have no moments and skip `update_weight`: those
-    with an update rule of their own, and those with a learning-rate factor of 0, which do not move.
+    a weight (`update_weight`). Two kinds of weights have no moments and skip `update_weight`:
+    weights with an update rule of their own, and weights with a learning-rate factor of 0, which do
+    not move.
 
     Flags or a gin file choose an optimizer and set its Params:
 
@@ -148,8 +149,8 @@ class Optimizer(Configurable):
     ) -> tf.Tensor:
         """Returns what a step has subtracted from a weight, for update-to-weight ratios.
 
-        Arguments are those of `update_weight`, but the moments are those after the step. An
-        optimizer that does not define it has no ratios.
+        The arguments have the meaning that they have in `update_weight`, except that `moments` are
+        the moments after the step. An optimizer without this method has no update-to-weight ratios.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no change")
 

@@ -57,7 +57,7 @@ class Constant(Schedule):
 class InverseSquareRoot(Schedule):
     """Decays as learning_rate / sqrt(max(step, decay_start)).
 
-    The defaults are those of the GShard paper, A.2: learning rate 1.0 and decay_start 10,000. With
+    The defaults come from the GShard paper, A.2: learning rate 1.0 and decay_start 10,000. With
     warmup_steps = decay_start this is the schedule of Vaswani et al. 2017 (arXiv 1706.03762,
     equation 3).
     """

@@ -105,8 +105,8 @@ class Trainer(Configurable):
 
         Args:
           params: the trainer's Params.
-          task: a task whose dtypes are those of `precision`, or the Params of a task, which get
-            these dtypes here.
+          task: a task with the dtypes of `precision`, or the Params of a task. The trainer
+            instantiates Params with these dtypes.
           steps: number of steps of the run, `run.steps`. A learning rate may decay until then.
 
         Raises:

@@ -3,9 +3,9 @@
 The ratio of a layer is ||update|| / ||weights||, over all of its weights that the optimizer moves.
 Squares are summed in float32.
 
-Steps between those that are logged compute nothing of it: the ratios are a branch of the compiled
-step. The branch reads only what the step ends with, the new weights and moments, and the gradients.
-The old weights would have to be copied, since a step overwrites them.
+Only steps whose ratios are logged compute ratios: they are a branch of the compiled step. The
+branch reads only what the step ends with, the new weights and moments, and the gradients. The old
+weights would have to be copied, since a step overwrites them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
 
     Args:
       gradients: the gradients of the weights.
-      counts: whether each of them counts; those of weights that the optimizer does not move do not.
+      counts: whether each gradient counts; False for weights that the optimizer does not move.
     """
     pairs = zip(counts, gradients.flatten(), strict=True)
     return tf.sqrt(tf.add_n([_sum_of_squares(g) for counted, g in pairs if counted]))
@@ -69,8 +69,8 @@ class UpdateRatios:
         """Prepares the ratios.
 
         Args:
-          every: steps between those that are logged; 0: none.
-          optimizer: the optimizer. One that does not define `change` has no ratios.
+          every: K; ratios are logged in every K-th step; 0: in none.
+          optimizer: the optimizer. An optimizer that does not define `change` has no ratios.
           specs: the weights' tree of VariableSpec.
         """
         self._every = every if optimizer.has_changes else 0

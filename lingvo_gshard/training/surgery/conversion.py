@@ -1,8 +1,8 @@
-"""Builds the training state of one model from that of another, array by array.
+"""Builds the training state of one model from the state of another, array by array.
 
 Arrays are matched by the names of their layers. Each slice of the stacked weights of a compiled
-loop has the name that it would have without the loop. So the match does not depend on which layers
-are compiled as loops.
+loop has the name that it would have without the loop. The arrays therefore match whether or not
+either model compiles its layers as loops.
 
 Devices have equal parts of the experts, in their order. A router's weights are put into the same
 order, so that the model computes the same function.
@@ -48,7 +48,7 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
     Args:
       specs: the tree of VariableSpec.
       find: returns each array by name.
-      seed: seed of the weights for which `find` returns None.
+      seed: seeds the weights that `find` answers with None.
     """
     key = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
 
@@ -68,7 +68,7 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
 
 
 def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
-    """Returns the state from which a run of this trainer continues.
+    """Returns the state that a run of this trainer starts with.
 
     Args:
       trainer: the trainer of the new model.

@@ -30,8 +30,8 @@ def order_of(
       layers: the model's layers with experts by path.
 
     Raises:
-      UserError: the model has no such layer, the placement does not give every device the same
-        number of experts and every expert one device, or the router needs the present order.
+      UserError: the model has no such layer, devices have different numbers of experts, an expert
+        is not on exactly one device, or the router needs the present order.
     """
     if path not in layers:
         raise UserError(
@@ -67,7 +67,7 @@ def order_of(
 def placed_state(
     trainer: Trainer, theta: Arrays, moments: Arrays, orders: Mapping[str, np.ndarray]
 ) -> NestedMap:
-    """Returns the state from which training continues with experts in another order.
+    """Returns a training state with the experts in another order, to continue training with.
 
     Args:
       trainer: the run's trainer.

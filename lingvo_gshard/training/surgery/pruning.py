@@ -92,7 +92,7 @@ def pruned_state(
     moments: Arrays,
     kept: Mapping[str, np.ndarray],
 ) -> NestedMap:
-    """Returns the state from which training of the pruned model continues.
+    """Returns the training state of the pruned model, to continue training with.
 
     Args:
       whole: the trainer of the model with all experts.

@@ -127,7 +127,7 @@ def _feed_forward(stack: Params, index: int) -> Params:
 def upcycled_state(
     dense: Trainer, sparse: Trainer, theta: Arrays, moments: Arrays | None
 ) -> NestedMap:
-    """Returns the state from which training of the sparse model starts.
+    """Returns the training state that the sparse model starts with.
 
     Args:
       dense: the trainer of the dense model.

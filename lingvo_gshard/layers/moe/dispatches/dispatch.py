@@ -57,7 +57,7 @@ class Dispatch(Configurable):
           x_GSM: the tokens.
           experts: the experts.
           theta: the experts' weights.
-          exchange: moves rows between the devices of the groups and those of the experts.
+          exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
 
@@ -107,10 +107,11 @@ class BufferDispatch(Dispatch):
     ) -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        Where H is split, each device along its axes computes a part of the experts, and the parts'
-        outputs are to be added. That is done for tokens, after `combine`, and not for the slots of
-        buffers, of which a token has one for each of its experts. So is the sum of the gradients
-        with respect to the experts' inputs. Rows that are rounded on their way are added before.
+        Where H is split, each device along the axes of H computes a part of every expert, and the
+        outputs of the parts must be added. They are added for each token, after `combine`. Adding
+        them for each capacity slot would move more, since a token has a slot for each of its
+        experts. The gradients with respect to the experts' inputs are also added for each token. If
+        the exchange rounds rows, the parts are added before the exchange.
         """
         buffers = self.buffers(routing, x_GSM.dtype)
         # Experts of another class need no parts.

@@ -106,7 +106,7 @@ class SortedExchange:
     Attributes:
       experts: the experts.
       group_axes: mesh axes that split the groups.
-      expert_axes: those of `group_axes` that also split the experts.
+      expert_axes: the axes among `group_axes` that also split the experts.
       bound: as in DroplessDispatch.
     """
 

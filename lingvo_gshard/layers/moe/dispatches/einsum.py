@@ -30,8 +30,8 @@ class _OneHotBuffers(Buffers):
     def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
         y_GSM = einsum(f"GSEC,GEC{row}->GS{row}", self._combine_weights(), y_GECM)
-        # Selected, and not only multiplied by weights of 0: a norm of the zero row of a dropped
-        # token has a gradient that overflows float16, and 0 times infinity would reach all slots.
+        # Selects rows, since weights of 0 are not enough: a norm of the zero row of a dropped token
+        # has a gradient that overflows float16. 0 times infinity would then reach all slots.
         return tf.where(self._is_kept()[..., None], y_GSM, tf.zeros_like(y_GSM))
 
     def _dispatch_mask(self) -> tf.Tensor:

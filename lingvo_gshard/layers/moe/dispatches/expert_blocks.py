@@ -32,7 +32,7 @@ _POLICY = "products"
 _HIDDEN, _OUTPUT = ("CM", "EMH", "CH"), ("CH", "EHM", "CM")
 
 
-# Maximum number of rows of a block.
+# An expert with more rows computes them in several blocks.
 LARGEST_BLOCK = 512
 
 
@@ -57,7 +57,7 @@ class BlockSizes:
 
     @classmethod
     def for_rows(cls, rows: int, num_experts: int) -> BlockSizes:
-        """Returns sizes for which a balanced load is a single block if it is small enough.
+        """Returns sizes that fit an expert's balanced load in one block, up to LARGEST_BLOCK rows.
 
         Args:
           rows: the total number of rows of all experts.
@@ -75,7 +75,7 @@ class ExpertRows:
     Attributes:
       starts: [E], the first row of each expert.
       loads: [E], the number of rows of each expert.
-      order: [E+1], the experts, those with rows first.
+      order: [E+1], the experts, experts with rows first.
       active: scalar, the number of experts that have rows.
     """
 
@@ -147,7 +147,7 @@ class ExpertBlocks:
         layouts = [_OUTPUT, *[_HIDDEN] * len(specs)]
         outer = context.current().saved_products
         if outer and not all(outer.selects(*layout) for layout in layouts):
-            # One loop computes them all, so that saving a part of them spares nothing.
+            # One loop computes all results, so that saving only some of them spares nothing.
             outer = None
         known = [outer.restore(*layout) for layout in layouts] if outer else [None]
 
@@ -323,8 +323,8 @@ class ExpertBlocks:
     def _block_at(self, start: tf.Tensor) -> Iterator[None]:
         """Sets the context of the block that begins at row `start`; each block has its own key.
 
-        It also disables the partitioning, since the rows are those of one device. The manual region
-        does that for the forward pass only: gradients are computed outside of it.
+        Also disables the partitioning, since all rows are on one device. The manual region disables
+        the partitioning only in the forward pass: gradients are computed outside of the region.
         """
         block = self.context.part(self.context.iteration)
         if block.seed is not None:

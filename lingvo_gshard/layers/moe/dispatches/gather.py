@@ -102,7 +102,7 @@ class Permutation:
 
 
 def append_zero_row(x: tf.Tensor) -> tf.Tensor:
-    """Returns rows [...,S,M] with a final row of zeros, to which empty slots refer."""
+    """Returns rows [...,S,M] with a final row of zeros, which empty slots read."""
     return tf.pad(x, [*[[0, 0]] * (x.shape.rank - 2), [0, 1], [0, 0]])
 
 

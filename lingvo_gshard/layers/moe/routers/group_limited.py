@@ -1,9 +1,10 @@
 """Group-limited selection: a token's experts come from a few groups of experts.
 
 The experts form d groups of e consecutive experts, typically one group for each device. A token
-selects its best groups and then experts within them, so that it is sent to few devices. The score
-of a group is its largest expert score (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or the sum of
-its k / groups_per_token largest ones (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+selects its best groups and then experts within these groups. The token is therefore sent to few
+devices. The score of a group is the largest score of its experts (DeepSeek-V2, arXiv 2405.04434,
+section 2.2.2), or the sum of the k / groups_per_token largest scores (DeepSeek-V3, arXiv
+2412.19437, section 2.1.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base classes of routers: any router, those by choices of tokens, and those with a matrix."""
+"""Base classes of routers: of all routers, of token choice, and of linear logits."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from lingvo_gshard.sharding import annotate, einsum
 class Router(Layer):
     """Decides which experts compute each token, and with what weight.
 
-    A new router is a subclass in its own file. It must define
+    A new router is a subclass in its own file. It must define:
 
       fprop                 the routing of a batch
       experts_per_token     unless it sets `experts_per_token_option`
 
-    and it overrides the following if the default does not apply:
+    A router overrides the following if the default does not apply:
 
-      flops                 if it has matrix products
-      check_dropless        if it can route every token, as dropless dispatch asks
-      check_causal          if only some of its options use later tokens
-      balance_floor         if it has a load-balancing loss
+      flops                 for routers with matrix products
+      check_dropless        for routers that can route every token, as dropless dispatch asks
+      check_causal          for routers that use later tokens with some options only
+      balance_floor         for routers with a load-balancing loss
 
-    `TokenChoiceRouter` is the base class of routers in which tokens choose experts. It applies
+    `TokenChoiceRouter` is the base class of routers whose tokens choose experts. It applies
     capacity. `LinearTokenChoiceRouter` and `SoftmaxRouter` add learned logits and a balancing loss.
 
     Attributes:
@@ -166,7 +166,7 @@ _DEFAULT_CAPACITY_FACTOR = 1.0
 
 
 class TokenChoiceRouter(Router):
-    """A router in which each token chooses experts. Experts drop tokens when their slots are full.
+    """Lets each token choose experts. Experts drop tokens when their slots are full.
 
     A balanced load is S * k / E tokens per group with k experts each. The paper's capacity 2S/E
     (arXiv 2006.16668, section 2.2) is a capacity factor of 1.
@@ -311,8 +311,8 @@ class TokenChoiceRouter(Router):
 class LinearRouter(Router):
     """A router whose logits are products of tokens with a weight [M,E].
 
-    `jitter` is that of Fedus et al. 2021 (arXiv 2101.03961, section 2.4). The z-loss is the mean
-    over tokens of the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv 2202.08906,
+    `jitter` is described by Fedus et al. 2021 (arXiv 2101.03961, section 2.4). The z-loss is the
+    mean over tokens of the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv 2202.08906,
     equation 5).
     """
 
@@ -369,7 +369,7 @@ class LinearRouter(Router):
 
 
 class LinearTokenChoiceRouter(LinearRouter, TokenChoiceRouter):
-    """A router with linear logits in which tokens choose experts."""
+    """A token-choice router with linear logits."""
 
 
 class SoftmaxRouter(LinearTokenChoiceRouter):

@@ -23,9 +23,9 @@ from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 _GATES = ("softmax", "sigmoid")
 # Log-score of padding in the iteration; finite, so that groups of padding alone give no NaN.
 _PADDING = -1e9
-# Share of a price that is not subtracted. To a token that is alone in its group, and to tokens that
-# are all alike, every expert is worth the same after its price, and rounding would choose one: a
-# different one on another mesh. With this share the expert with the largest logit is chosen.
+# Share of a price that is not subtracted, to break ties. A token alone in its group, or tokens that
+# are all alike, would else value all experts equally after prices. Rounding would then choose the
+# expert, another one on another mesh. With this share the expert with the largest logit is chosen.
 _TIE_BREAK = 2.0**-12
 
 
@@ -38,8 +38,9 @@ class SinkhornRouter(LinearTokenChoiceRouter):
     the sigmoid of its logit.
 
     In training a token's expert depends on later tokens of its group, which leaks information to a
-    causal decoder. In evaluation it does not, so a decoder with this router can generate text, but
-    without the information it was trained with. Set `allow_causal` to accept that.
+    causal decoder. In evaluation the expert does not depend on later tokens. A decoder with this
+    router can therefore generate text, but without information that training had. `allow_causal`
+    accepts that.
     """
 
     sees_later_tokens = True
@@ -98,8 +99,8 @@ class SinkhornRouter(LinearTokenChoiceRouter):
 def prices(scores_GSE: tf.Tensor, mask_GS: tf.Tensor, iterations: int) -> tf.Tensor:
     """Returns [G,E], the prices of the experts.
 
-    Each iteration first scales exp(scores - prices) so that it sums to 1 for every token, then sets
-    the prices so that it sums to (real tokens) / E for every expert. In the limit both hold.
+    Each iteration first scales exp(scores - prices) to a sum of 1 for every token. It then sets the
+    prices for a sum of (real tokens) / E for every expert. In the limit both hold.
 
     Args:
       scores_GSE: float32, the score of each expert for each token.

@@ -20,8 +20,8 @@ class Top2Router(SoftmaxRouter):
     """Sends each token to its two best experts. Experts drop tokens when their slots are full.
 
     All first choices get slots before any second choice. In training the second expert is used with
-    probability min(1, 2 * gate). In evaluation it is always used, which is deterministic. The two
-    modes are those of the paper and of Google's code, which differ:
+    probability min(1, 2 * gate). In evaluation it is always used, which is deterministic. The modes
+    follow the paper and Google's code, which differ:
 
                             paper                          lingvo
     gates                   divided by their sum           divided by sum + 1e-9

@@ -34,8 +34,9 @@ def digest(array: np.ndarray | jax.Array, counts: bool = True) -> int:
     """Returns this process's term of an array's digest. The terms add up to it, mod 2^64.
 
     Args:
-      array: the array. Of a jax.Array the process counts the shards that are first replicas.
-      counts: whether the process counts a NumPy array, of which every process may have a copy.
+      array: the array. The process counts the shards of a jax.Array that it holds as first replica.
+      counts: whether the process counts a NumPy array. Processes may hold copies of one array; one
+        process counts it.
     """
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
@@ -177,7 +178,7 @@ def unflatten(specs: NestedMap, arrays: Arrays, name: str) -> NestedMap:
 
 
 def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], name: str) -> None:
-    """Checks that arrays are those of the model.
+    """Checks that a checkpoint's arrays fit the model.
 
     Args:
       expected: path -> an object with shape and dtype, from the model.

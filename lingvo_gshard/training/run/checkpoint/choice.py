@@ -87,12 +87,12 @@ class KeepBest:
         self.best = best if best and best.metric == self._metric else None
 
     def check_splits(self, splits: Collection[str]) -> None:
-        """Raises ValueError if the data has no dev split, from which the metric would come."""
+        """Raises UserError if the run keeps the best checkpoint and the data has no dev split."""
         if self._metric and "dev" not in splits:
             raise UserError(f"run.keep_best={self._metric!r}: the data has no dev split")
 
     def check_metrics(self, names: Collection[str]) -> None:
-        """Raises ValueError if the metric is none of those of the dev split.
+        """Raises UserError if no metric of the dev split has the name of `run.keep_best`.
 
         Args:
           names: names of all metrics of an evaluation, with their prefix; none if it was cut
@@ -109,7 +109,7 @@ class KeepBest:
 
         Args:
           step: the step that was evaluated.
-          row: its metrics; without those of the dev split if that was not evaluated.
+          row: the step's metrics. A row without the metric of `run.keep_best` is ignored.
         """
         if not self._metric or self._metric not in row:
             return False

@@ -1,4 +1,4 @@
-"""Makes Orbax write checkpoints to buckets. Those with a commit marker are complete.
+"""Makes Orbax write checkpoints to buckets. A checkpoint with a commit marker is complete.
 
 Orbax knows gs://, not s3:// (its issue 359), and neither with time limits. `teach_orbax` gives it
 the stores of core/files. This is the only file that names Orbax's private modules.
@@ -26,7 +26,7 @@ from lingvo_gshard.core.files.stores import PREFIXES, is_bucket, key_value_store
 from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.training.run.processes import SharedError
 
-# The file in a checkpoint in a bucket that says that it is complete, as Orbax names it.
+# Orbax's name of the commit marker: with this file, a checkpoint in a bucket is complete.
 COMMIT_MARKER = "commit_success.txt"
 _SPECS = "orbax.checkpoint._src.serialization.tensorstore_utils"
 _ATOMICITY = "orbax.checkpoint._src.path.atomicity"
@@ -74,13 +74,13 @@ def temporary_path_class(
     before_commit: Callable[[], None] = lambda: None,
     after_commit: Callable[[], None] = lambda: None,
 ) -> type:
-    """Returns the class by which Orbax creates and completes checkpoints in a bucket.
+    """Returns the class that creates and completes checkpoints in a bucket for Orbax.
 
     Args:
       directory: the directory of the checkpoints.
-      before_commit: called in a thread of Orbax before a checkpoint gets its commit marker. If it
-        fails, the checkpoint does not get one.
-      after_commit: called after that.
+      before_commit: called in a thread of Orbax before a checkpoint gets its commit marker. If the
+        call fails, the checkpoint gets no marker.
+      after_commit: called after the checkpoint has got its commit marker.
     """
     base = _private(_ATOMICITY, "CommitFileTemporaryPath").CommitFileTemporaryPath
 

@@ -41,7 +41,7 @@ class Best(msgspec.Struct, frozen=True):
 
         Args:
           step: the step that was evaluated.
-          value: the metric. One that is not a number is never the best.
+          value: the metric. NaN is never the best.
         """
         if self._is_better(value):
             return Best(self.metric, value, step)

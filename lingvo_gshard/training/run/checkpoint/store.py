@@ -202,8 +202,8 @@ class CheckpointStore:
 
         Args:
           abstract_state: a tree of jax.ShapeDtypeStructs. Arrays become jax.Arrays with these
-            shardings, of which each process reads its own shards. An array without a sharding, and
-            every array if this is None, becomes a NumPy array.
+            shardings, and each process reads its own shards only. An array without a sharding
+            becomes a NumPy array. None makes every array a NumPy array.
           parts: the parts of the state to read; empty reads all.
           before: only checkpoints of earlier steps are read; None reads any.
 
@@ -299,8 +299,8 @@ class CheckpointStore:
             raise UserError(problem)
 
     def _close_manager(self) -> None:
-        # After a failed save, Orbax may raise an error of another of its threads here, such as the
-        # one that writes metadata. The failure is reported by then.
+        # After a failed save, Orbax may raise an error from another thread here, such as the thread
+        # that writes metadata. The failure of the save has been reported by then.
         with contextlib.suppress(Exception):
             if self._manager is not None:
                 self._manager.close()

@@ -1,10 +1,11 @@
 """Writes a checkpoint whose weights are read while it is written and are never all in memory.
 
-The files are those of a `CheckpointStore`. A weight that is larger than its parts is written part
-by part. Threads read, rearrange and write several parts at a time, as many as memory is set aside
-for; a part that is larger than that is written alone.
+The files have the format of `CheckpointStore`. A weight in several parts is written part by part.
+Threads read, rearrange and write several parts at a time, within a memory budget. A part that is
+larger than the budget is written alone.
 
-Memory is bounded by the largest slice, or by what is kept of small arrays.
+`WeightReader` reads a checkpoint slice by slice. Its memory is bounded by the largest slice, or by
+the small arrays that it keeps whole.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from lingvo_gshard.training.run.checkpoint.trainer_state import contiguous
 _CHUNK_BYTES = 2**25
 # Threads that prepare and write parts. Each waits for the disk half of the time.
 _THREADS = 4
-# Parts that are read at the same time have at most this size together, unless it is one part.
+# Parts that are read at the same time have at most this size together. A larger part is read alone.
 _BYTES_AT_ONCE = 2**27
 
 
@@ -47,10 +48,11 @@ class Part:
     """A part of an array.
 
     Attributes:
-      index: where it is: as many first indices as it lacks dimensions.
-      shape: its shape.
-      nbytes: the memory that reading it takes.
-      read: returns it.
+      index: the part's place in the array: one index for each leading dimension that the part does
+        not have.
+      shape: the part's shape.
+      nbytes: the memory that reading the part takes.
+      read: reads and returns the part.
     """
 
     index: tuple[int, ...]

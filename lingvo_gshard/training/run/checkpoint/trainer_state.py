@@ -14,7 +14,7 @@ from lingvo_gshard.training.run.checkpoint.arrays import PART_NAMES, unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.step.trainer import Trainer
 
-# Rows and columns of a block.
+# A block of this many rows and columns stays in a core's cache: 128 KiB of the largest words.
 _BLOCK = 128
 # Arrays with more matrices than this are copied by NumPy.
 _MOST_MATRICES = 4096
@@ -22,11 +22,11 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def contiguous(view: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
-    """Returns an array in C order, a copy unless the view is one in C order already.
+    """Returns an array in C order: the view if it has C order and the type, otherwise a copy.
 
     Args:
       view: an array with any strides.
-      dtype: the type of the result; None for that of the view.
+      dtype: the type of the result; None keeps the type of the view.
     """
     dtype = np.dtype(dtype or view.dtype)
     if view.flags.c_contiguous:
@@ -79,7 +79,7 @@ def _fastest(array: np.ndarray) -> int:
 
 
 def _merged(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both arrays with those dimensions merged that lie one after the other in both."""
+    """Merges dimensions that are adjacent in memory in both arrays. Returns both arrays."""
     keep = [axis for axis, size in enumerate(source.shape) if size > 1] or [0]
     shape = [source.shape[axis] for axis in keep]
     strides = [[array.strides[axis] for axis in keep] for array in (source, target)]
@@ -101,13 +101,13 @@ def restored_state(
 ) -> NestedMap:
     """Returns a checkpoint's arrays as a trainer's state.
 
-    Parts that the checkpoint lacks get their initial values. These are averages and the loss scale
-    if the trainer did not keep them when it saved, and the moments of a run with local updates,
-    whose workers have moments of their own.
+    Parts of the state that are missing from the checkpoint get their initial values. The averages
+    and the loss scale are missing if the run that saved did not use them. The moments are missing
+    after local updates, since each worker has moments of its own.
 
     Args:
       trainer: the trainer whose state it becomes.
-      checkpoint: its arrays are those of the state's parts.
+      checkpoint: the checkpoint, with the arrays of each part of the state.
       abstract_state: the state of a runtime, which may have more parts than the trainer's.
 
     Raises:

@@ -55,7 +55,7 @@ class GuardedStream:
 
 
 def discard(stream: IO[str]) -> None:
-    """Sends what is written to a stream from now on, and what it has in memory, to /dev/null."""
+    """Sends later writes to a stream, and the text in its memory, to /dev/null."""
     with contextlib.suppress(OSError, io.UnsupportedOperation):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

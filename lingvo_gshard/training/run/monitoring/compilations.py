@@ -71,9 +71,9 @@ class Compilation:
       function: "init", "train", "eval", "routers" for a step that watches the routers, "outer" for
         the outer step of local updates, or "function" for a function bound to the weights.
       inputs: the inputs that distinguish programs of one function, such as the batch.
-      tracing: seconds in which Python ran the function.
-      lowering: seconds from the trace to StableHLO for the devices.
-      compiling: seconds in which XLA compiled, or read the program from the cache.
+      tracing: seconds to run the function in Python.
+      lowering: seconds to lower the trace to StableHLO for the devices.
+      compiling: seconds to compile the program with XLA, or to read it from the cache.
       is_cached: whether the program was read from the cache on disk.
       memory: bytes per device by class, as XLA planned them; None if the runtime does not know.
     """
@@ -103,7 +103,7 @@ class Compilation:
 
 
 class CompilationWatch:
-    """Sums up the compilations of a run, and explains those that were not expected."""
+    """Sums up the compilations of a run, and explains unexpected compilations."""
 
     def __init__(self, declared: Callable[[], DeclaredBatches]):
         """Makes the watch of one run.
@@ -117,7 +117,7 @@ class CompilationWatch:
         self._warnings = 0
 
     def new(self, compilations: Sequence[Compilation]) -> list[Compilation]:
-        """Returns those of a run's compilations that were not added yet."""
+        """Returns the compilations that were not added yet."""
         known = {id(one) for programs in self._programs.values() for one in programs}
         return [one for one in compilations if id(one) not in known]
 

@@ -89,12 +89,13 @@ class ExpertBalance:
 
 # The median of so many steps is compared, so that single spikes do not count.
 _SHORT, LONG = 5, 20
-# Diverged: the short median is so many times the loss of the first step or of guessing, ...
+# The loss has diverged if the median of the last _SHORT losses exceeds this multiple of the loss of
+# an untrained model, or ...
 _FAR_ABOVE_START = 3.0
-# ... or the long median of the cross-entropy is so many times that of guessing.
+# ... if the median of the last LONG cross-entropies exceeds this multiple of the same loss.
 _WORSE_THAN_GUESSING = 1.25
-# The largest usual learning rates: of optimizers whose updates have the size of the rate, and of
-# those whose updates are multiples of the gradient.
+# Advice calls a learning rate high above these limits. Updates of most optimizers have the size of
+# the rate; updates of `Momentum` are multiples of the gradient, so its limit is higher.
 _USUAL_RATE, _USUAL_RATE_OF_GRADIENTS = 0.05, 10.0
 
 
@@ -102,11 +103,11 @@ class Divergence:
     """Watches the loss of a run.
 
     The loss has diverged once it is far above the larger of the first step's loss and the loss of
-    guessing, or once the model has been worse than guessing for some time. It has recovered when
-    it has been below both for some time.
+    guessing, or once the model has been worse than guessing for some time. The loss has recovered
+    when it has been below both for some time.
 
     Attributes:
-      since: the step at which the loss was found to have diverged; None if it has not, or has
+      since: the step that showed the divergence; None if the loss has not diverged, or has
         recovered.
     """
 
@@ -127,7 +128,7 @@ class Divergence:
         self.since: int | None = None
 
     def resume(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """Adds (step, metrics) of the run's first step and of its last ones before it resumes."""
+        """Adds (step, metrics) of earlier steps: the first step and the newest steps."""
         for step, row in rows:
             self.add(step, row)
 
@@ -266,9 +267,9 @@ class NonFiniteError(TrainingFailedError):
 def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch | TensorBatch, step: int) -> str:
     """Says where a step became non-finite.
 
-    Repeats the step eagerly. Names the first layer in forward order whose output is not finite, or
-    the weights whose gradients are not, and the operation and line that made the first NaN or
-    infinity of finite values.
+    Repeats the step eagerly. Names the first layer, in forward order, whose output is not finite,
+    or the weights whose gradients are not finite. Also names the operation and line that first made
+    a NaN or infinity of finite values.
 
     Args:
       trainer: the trainer of the step.

@@ -1,4 +1,4 @@
-"""HangWatch: ends a run in which no step ends any more, and says where each process was.
+"""HangWatch: ends a run that hangs, and reports the line of code that each process was at.
 
 A run hangs if no step has ended for `run.hang_factor` times the median step, and for
 `run.hang_seconds` at least. Compilations, evaluations and roll backs do not count, nor does
@@ -39,12 +39,12 @@ class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
 
     Attributes:
       process: number of the process.
-      place: how far its training loop is: step, and number of the part within the step. A process
-        that others wait for is behind them.
-      doing: what it does, in words that follow "it", such as "waits for the batch of step 7".
+      place: the progress of the process's training loop: the step, and the number of the part
+        within the step. A process that delays the others has the lowest place.
+      doing: the process's work as a verb phrase, such as "waits for the batch of step 7".
       line: the line of code, as "file:line (function)".
       stacks: the stacks of all threads, as text.
-      is_busy: whether it does something that may take long, such as compiling.
+      is_busy: whether the work may take long, as a compilation does.
     """
 
     process: int
@@ -60,8 +60,8 @@ def line_of(thread: threading.Thread, makes_batches: bool = False) -> str:
 
     Args:
       thread: the thread.
-      makes_batches: whether the thread waits for a batch. The line is then that of a thread that
-        prefetches batches, if there is one at work.
+      makes_batches: whether the thread waits for a batch. If another thread is at work prefetching
+        batches, the line of that thread is returned.
     """
     frames = sys._current_frames()
     if makes_batches:
@@ -104,7 +104,7 @@ class Lifeline(Protocol):
     """Reaches the other processes of the run, or only this one if it is alone."""
 
     def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
-        """Sets the function that answers other processes which ask where this one is."""
+        """Sets the function that tells other processes the place of this process."""
         ...
 
     def report_hang(self, words: str) -> None:
@@ -195,7 +195,7 @@ class HangWatch(StepObserver):
 
     @property
     def limit(self) -> float | None:
-        """Seconds after which the step or other work counts as a hang; None if nothing does yet."""
+        """Seconds that the step or other work may take before it is a hang; None for no limit."""
         if self._other_work is not None:
             return self._other_limit
         if not self._seconds:

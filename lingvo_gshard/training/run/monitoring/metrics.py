@@ -25,7 +25,7 @@ BATCH_DIGEST = "batch_digest"
 # Metrics of the machine: equal runs differ in them.
 HOST_MEMORY, DEVICE_MEMORY = "host_memory_bytes", "peak_device_memory_bytes"
 MEASURED = ("tokens_per_second", HOST_MEMORY, DEVICE_MEMORY)
-# The last rows are read from the end of the file, within so many bytes.
+# The last rows are looked for in this many bytes at the end of the file.
 _TAIL = 1 << 18
 
 
@@ -163,7 +163,7 @@ class NoWriter:
 
 
 def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, Row]]:
-    """Returns the steps and rows of a run's first step and of its last ones.
+    """Returns (step, row) of a run's first step and of its last steps.
 
     Args:
       path: the file of metrics, which may be missing or damaged.

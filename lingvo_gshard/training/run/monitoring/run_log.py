@@ -147,7 +147,7 @@ class RunLog:
         self._go_on_after(step)
 
     def compiling(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context in which the first step is compiled, which may take minutes."""
+        """Returns a context for the compilation of the first step, which may take minutes."""
         if self._console.is_terminal:
             # The progress bar says so.
             return contextlib.nullcontext()
@@ -156,7 +156,7 @@ class RunLog:
 
     @property
     def diverged_since(self) -> int | None:
-        """The step since which the loss has diverged; None if it has not, or has recovered."""
+        """The step that showed the divergence of the loss; see `Divergence.since`."""
         return self._divergence.since
 
     def say(self, text: str) -> None:

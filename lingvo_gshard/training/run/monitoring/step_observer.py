@@ -1,4 +1,4 @@
-"""The protocol by which the training loop tells observers about its steps.
+"""StepObserver: the calls that the training loop makes to observers around each step.
 
 A profiler, a watch for hangs or a check of determinism is a `StepObserver`. The loop calls it on
 its own thread, in every process of a cluster, for each step in this order:
@@ -13,7 +13,7 @@ its own thread, in every process of a cluster, for each step in this order:
 `before_other_work` announces evaluations, checkpoints and roll backs. After a roll back the steps
 go on from a lower number.
 
-The loop starts a step before it reads the metrics of the one before. `after_step(7)` therefore
+The loop starts a step before it reads the metrics of the step before. `after_step(7)` therefore
 usually follows `before_step(8)`. Before an evaluation, a checkpoint and a step that `needs_idle`,
 the loop reads metrics at once. A run without observers spends no time on them.
 """
@@ -95,15 +95,15 @@ class StepObserver:
         """Is called before the loop does something else than steps.
 
         Args:
-          what: what it does, in words that follow "it", such as "evaluates".
-          limit: seconds after which this is a hang; None if it may take any time.
+          what: the loop's work as a verb phrase, such as "evaluates".
+          limit: seconds that the work may take before it counts as a hang; None for no limit.
         """
 
     def at_end(self) -> None:
         """Is called once when the loop ends: after its last step, a request to stop or an error."""
 
 
-# Makes the observer of a run. Raises ValueError if the run is not one that it can watch.
+# Makes the observer of a run. Raises UserError if the observer cannot watch the run.
 ObserverFactory = Callable[[ObservedRun], StepObserver]
 
 

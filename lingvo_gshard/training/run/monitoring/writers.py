@@ -52,7 +52,7 @@ class RowWriter(Protocol):
 
 
 class RowWriters:
-    """Sends rows to several services. One that fails is left out, and training goes on."""
+    """Sends rows to several services. A service that fails is left out, and training goes on."""
 
     def __init__(self, writers: dict[str, RowWriter], say: Callable[[str], None]):
         """Joins the writers.
@@ -206,7 +206,7 @@ class WandbWriter:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
-# MLflow's limits of one request, and of the length of a value.
+# MLflow refuses requests with more metrics or params, and longer values.
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500
 
 

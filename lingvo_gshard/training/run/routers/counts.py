@@ -28,7 +28,7 @@ from lingvo_gshard.training.run.routers.records import OTHERS, RouterRecord
 from lingvo_gshard.training.step.micro_batches import TensorBatch, sum_over_parts
 from lingvo_gshard.training.step.trainer import Trainer
 
-# A record holds at most so many counts by language, and as many by class.
+# A record holds at most this many counts by language, and at most this many by class.
 _MOST_COUNTS = 4096
 
 

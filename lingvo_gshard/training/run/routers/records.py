@@ -123,7 +123,7 @@ class RecordsFile:
     """Appends records to <logdir>/routers.jsonl. While the disk is full, they wait in memory.
 
     Attributes:
-      earlier: the records of the steps before, from which windows go on.
+      earlier: the records that the file already had, up to the step that the run resumes from.
     """
 
     def __init__(self, logdir: pathlib.Path, step: int, say: Callable[[str], None]):
@@ -143,7 +143,7 @@ class RecordsFile:
             replace_file(self._path, content)
 
     def append(self, records: Sequence[RouterRecord]) -> None:
-        """Writes records after those of earlier steps."""
+        """Appends records to the file, after records that still wait in memory."""
         self._unwritten += b"".join(_ENCODER.encode(record) + b"\n" for record in records)
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -194,10 +194,11 @@ class _State:
     """The history of one layer.
 
     Attributes:
-      idle_since: experts without a token in the latest watched steps -> the first of these steps.
-      idle_steps: the same experts -> the number of these steps.
-      told: experts whose death was told.
-      collapsed_since: the first of the latest watched steps in which the router was collapsed.
+      idle_since: expert -> the watched step that began its present time without tokens.
+      idle_steps: expert -> the number of watched steps in its present time without tokens.
+      told: experts that were reported as dead.
+      collapsed_since: the watched step that began the router's present collapse; None if the router
+        is not collapsed.
     """
 
     idle_since: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -24,7 +24,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 
 # Columns of a picture over time. A longer history is averaged to half as many.
 _MOST_COLUMNS = 256
-# Sizes of a picture's squares, in pixels.
+# The side of a square has _SMALLEST to _LARGEST pixels, so that a picture has about _WIDTH.
 _SMALLEST, _LARGEST, _WIDTH = 2, 16, 512
 # The colors of no load, of an even load and of all the load.
 _PALE, _EVEN, _FULL = (246, 248, 250), (64, 146, 198), (8, 24, 68)
