@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lingvo_gshard.core.files import objects, stores
-from lingvo_gshard.core.files.objects import Cell
+from lingvo_gshard.core.files.objects import CompareAndSwapFile
 from lingvo_gshard.training.run import bucket_lock
 from lingvo_gshard.training.run.bucket_lock import BucketLock
 from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
@@ -120,7 +120,7 @@ def test_one_of_many_processes_gets_a_stale_lock(path):
 
 def test_appends_of_many_processes_are_all_kept(folder):
     def append(number: int) -> None:
-        Cell(f"{folder}/rows").append(f"{number}\n".encode())
+        CompareAndSwapFile(f"{folder}/rows").append(f"{number}\n".encode())
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(append, range(12)))

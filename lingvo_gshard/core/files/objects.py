@@ -298,7 +298,7 @@ def _entry_of(found: os.stat_result) -> Entry:
 Generation = bytes
 
 
-class Cell:
+class CompareAndSwapFile:
     """A file of a bucket with conditional reads and writes."""
 
     def __init__(self, path: GivenPath):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core.files.objects import Cell, Generation
+from lingvo_gshard.core.files.objects import CompareAndSwapFile, Generation
 from lingvo_gshard.training.run.run_lock import (
     STALE_SECONDS,
     Holder,
@@ -61,7 +61,7 @@ class BucketLock:
           LockedError: another process holds it; the message names the process.
           OSError: the bucket is in trouble.
         """
-        self._path, self._cell = path, Cell(path)
+        self._path, self._lock_file = path, CompareAndSwapFile(path)
         self._holder, self._count = this_process(), 0
         self._is_lost = False
         self._released = threading.Event()
@@ -90,11 +90,11 @@ class BucketLock:
     def _delete(self) -> None:
         with self._writing, contextlib.suppress(OSError):
             if not self._is_lost:
-                self._cell.delete(self._generation)
+                self._lock_file.delete(self._generation)
 
     def _take(self, say: Callable[[str], None]) -> Generation:
         while True:
-            content, generation = self._cell.read()
+            content, generation = self._lock_file.read()
             found = _decode(content)
             if content is not None:
                 if not self._is_stale(content, generation, found, say):
@@ -128,7 +128,7 @@ class BucketLock:
             )
         while lives is None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-            now, generation_now = self._cell.read()
+            now, generation_now = self._lock_file.read()
             if generation_now == generation or now == content:
                 continue
             current = _decode(now)
@@ -143,10 +143,10 @@ class BucketLock:
         """Writes the next content. Returns its generation; None if another process came first."""
         self._count += 1
         content = _ENCODER.encode(_Content(self._holder, self._count))
-        if written := self._cell.write(content, expected):
+        if written := self._lock_file.write(content, expected):
             return written
         # An answer may have been lost, and the write repeated.
-        found, generation = self._cell.read()
+        found, generation = self._lock_file.read()
         return generation if found == content else None
 
     def _keep(self) -> None:
@@ -161,7 +161,7 @@ class BucketLock:
                 return
             written = self._write(self._generation)
             if written is None:
-                content, generation = self._cell.read()
+                content, generation = self._lock_file.read()
                 found = _decode(content)
                 is_own = bool(found) and found.holder.token == self._holder.token
                 self._is_lost = content is not None and not is_own

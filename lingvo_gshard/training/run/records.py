@@ -17,7 +17,7 @@ import msgspec
 import lingvo_gshard
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import write_atomically
-from lingvo_gshard.core.files.objects import Cell
+from lingvo_gshard.core.files.objects import CompareAndSwapFile
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -31,7 +31,7 @@ def append_row(path: pathlib.Path, row: object) -> None:
     """Appends a row to a local file or one in a bucket. Raises OSError if it cannot be written."""
     line = msgspec.json.encode(row) + b"\n"
     if is_bucket(path):
-        Cell(path).append(line)
+        CompareAndSwapFile(path).append(line)
         return
     with open(path, "ab") as file:
         file.write(line)
