@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import mirror, objects
+from lingvo_gshard.core.files import local_copies, objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.files.stores import GivenPath, is_bucket, split
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
@@ -57,7 +57,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
         --output.
     """
     check_folder_in_bucket(path)
-    local = mirror.new_folder("export")
+    local = local_copies.new_folder("export")
     free = shutil.disk_usage(local).free
     if needed > free:
         raise UserError(
@@ -67,7 +67,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
         )
     try:
         yield local
-        mirror.upload_folder(local, os.fspath(path).rstrip("/"))
+        local_copies.upload_folder(local, os.fspath(path).rstrip("/"))
     except OSError as error:
         with contextlib.suppress(OSError):
             objects.remove_tree(path)

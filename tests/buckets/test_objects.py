@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lingvo_gshard.core.files import mirror, objects, problems, stores
+from lingvo_gshard.core.files import local_copies, objects, problems, stores
 from lingvo_gshard.core.files.problems import BucketError
 
 
@@ -59,9 +59,9 @@ def test_a_stream_reads_the_same_bytes(top):
 def test_copies(folder, tmp_path):
     (tmp_path / "f").write_bytes(b"12")
     objects.upload(tmp_path / "f", f"{folder}/d/f")
-    assert mirror.local_file(f"{folder}/d/f").read_bytes() == b"12"
-    assert (mirror.local_folder(folder) / "d" / "f").read_bytes() == b"12"
-    assert mirror.local_folder(tmp_path) == tmp_path
+    assert local_copies.local_file(f"{folder}/d/f").read_bytes() == b"12"
+    assert (local_copies.local_folder(folder) / "d" / "f").read_bytes() == b"12"
+    assert local_copies.local_folder(tmp_path) == tmp_path
     objects.copy_tree(f"{folder}/d", f"{folder}/e")
     assert list(objects.find(folder)) == ["d/f", "e/f"]
     with pytest.raises(FileNotFoundError):

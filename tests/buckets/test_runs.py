@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.core.files import mirror, objects
+from lingvo_gshard.core.files import local_copies, objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
@@ -113,7 +113,7 @@ def check_readers(folder: str, emulator, tmp_path: pathlib.Path) -> None:
         code=1,
     )
     assert "exists and is not empty" in errors
-    assert mirror.local_folder(exported).is_dir()
+    assert local_copies.local_folder(exported).is_dir()
     output, _ = command("train", f"--logdir={folder}", emulator=emulator)
     assert f"the run in {folder} has {_STEPS} steps already" in output
 

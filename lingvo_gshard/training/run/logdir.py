@@ -1,7 +1,7 @@
 """The log directory of a run: its paths, and the check that it belongs to the run.
 
-A log directory in a bucket has a local folder, a `Mirror`, for all files but the checkpoints. The
-run that claims the directory appends to the files there, and they are copied to the bucket from
+A log directory in a bucket has a local folder, a `SyncedFolder`, for all files but the checkpoints.
+The run that claims the directory appends to the files there, and they are copied to the bucket from
 time to time and before each checkpoint is complete.
 """
 
@@ -22,7 +22,7 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.files.mirror import Mirror
+from lingvo_gshard.core.files.local_copies import SyncedFolder
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.bucket_lock import BucketLock
@@ -68,8 +68,8 @@ class Logdir:
             return self.place
         if self._lock is None:
             with self._named():
-                self._mirror.pull()
-        return self._mirror.folder
+                self._synced.pull()
+        return self._synced.folder
 
     @property
     def params(self) -> pathlib.Path:
@@ -77,8 +77,8 @@ class Logdir:
         return self.path / _PARAMS
 
     @functools.cached_property
-    def _mirror(self) -> Mirror:
-        return Mirror(self.place, _stays_in_bucket)
+    def _synced(self) -> SyncedFolder:
+        return SyncedFolder(self.place, _stays_in_bucket)
 
     def exists(self) -> bool:
         """Returns whether the directory is there. Raises ValueError as `path` does."""
@@ -108,7 +108,7 @@ class Logdir:
           OSError: the bucket is in trouble.
         """
         if self._is_remote and self._lock is not None:
-            self._mirror.push()
+            self._synced.push()
 
     def has_checkpoints(self) -> bool:
         """Returns whether the directory has a complete checkpoint."""
@@ -184,7 +184,7 @@ class Logdir:
                 yield
         finally:
             if self._is_remote and self._lock is not None:
-                self._mirror.stop(say)
+                self._synced.stop(say)
             self.release()
 
     def release(self) -> None:
@@ -254,8 +254,8 @@ class Logdir:
             objects.make_folder(self.place)
             if self._is_remote:
                 self._lock = BucketLock(self.place / _LOCK, say)
-                self._mirror.pull()
-                self._mirror.start(say)
+                self._synced.pull()
+                self._synced.start(say)
             else:
                 self._lock = RunLock(self.place / _LOCK, say)
         except LockedError as error:

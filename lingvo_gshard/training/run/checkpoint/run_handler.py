@@ -12,7 +12,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from lingvo_gshard.core.files import mirror
+from lingvo_gshard.core.files import local_copies
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
@@ -38,11 +38,11 @@ class RunInBucketHandler(ocp.AsyncCheckpointHandler):
         """Writes run.json, params.txt and extras/ to a local disk, and begins to copy them."""
         if not processes.is_main():
             return None
-        local = mirror.new_folder("run-item")
+        local = local_copies.new_folder("run-item")
         args.write(local)
         pool = concurrent.futures.ThreadPoolExecutor(1)
         try:
-            return [pool.submit(mirror.upload_folder, local, directory)]
+            return [pool.submit(local_copies.upload_folder, local, directory)]
         finally:
             pool.shutdown(wait=False)
 

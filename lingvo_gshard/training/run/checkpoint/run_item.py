@@ -14,7 +14,7 @@ import msgspec
 
 import lingvo_gshard
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, mirror, objects
+from lingvo_gshard.core.files import atomic, local_copies, objects
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 
 # The last words of metrics that are better if they are higher.
@@ -176,7 +176,7 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
     """
     if problem := newer_format(checkpoint):
         raise UserError(problem)
-    directory = mirror.local_folder(checkpoint / ITEM)
+    directory = local_copies.local_folder(checkpoint / ITEM)
     record = atomic.decode((directory / _RECORD).read_bytes(), RunRecord)
     if record.digest and record != record.with_digest():
         raise UserError(f"{ITEM}/{_RECORD} is damaged")

@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import mirror, objects
+from lingvo_gshard.core.files import local_copies, objects
 from lingvo_gshard.core.files.stores import is_bucket, key_value_store
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
@@ -198,9 +198,9 @@ def write_checkpoint(
             run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
             os.replace(unfinished, directory / str(step))
         else:
-            local = mirror.new_folder("run-item")
+            local = local_copies.new_folder("run-item")
             run_item.write_run(local, record, params_text, write_extras)
-            mirror.upload_folder(local, unfinished / run_item.ITEM)
+            local_copies.upload_folder(local, unfinished / run_item.ITEM)
             objects.write_bytes(marker(directory, step), b"")
     except BaseException:
         objects.remove_tree(unfinished)

@@ -1,4 +1,4 @@
-"""Mirror: a local folder that stands for a folder in a bucket.
+"""Local copies of files and folders in buckets, and SyncedFolder, whose changes go back there.
 
 Code that appends to files, maps them into memory or lets libraries write them works on the local
 folder. A thread copies what changed to the bucket, and `push` does so at once.
@@ -149,7 +149,7 @@ _SHARE = 0.02
 _UNFINISHED = (".partial-", ".shared-")
 
 
-class Mirror:
+class SyncedFolder:
     """The local folder.
 
     Attributes:
@@ -164,7 +164,7 @@ class Mirror:
           left_out: whether a file or folder at the top, by name, stays in the bucket alone.
         """
         self._place, self._left_out = os.fspath(place), left_out
-        self.folder = new_folder("mirror") / (self._place.rpartition("/")[2] or "run")
+        self.folder = new_folder("synced") / (self._place.rpartition("/")[2] or "run")
         self.folder.mkdir()
         # Name -> size and time of change of the local file when it was last copied.
         self._copied: dict[str, tuple[int, int]] = {}
