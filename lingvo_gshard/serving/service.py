@@ -1,4 +1,4 @@
-"""Service: what all endpoints share, which are the model, the desk, the limits and the metrics."""
+"""Service: what all endpoints share, which are the model, the queue, the limits and the metrics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import ProgramKey
-from lingvo_gshard.serving import desk
+from lingvo_gshard.serving.admission_queue import (
+    AdmissionQueue,
+    Answers,
+    describe_routing,
+    routing_program,
+)
 from lingvo_gshard.serving.bodies import SearchBody, read_bytes
-from lingvo_gshard.serving.desk import Answers, Desk
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
 from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.model import DirectoryWatch, ServedModel
@@ -66,7 +70,7 @@ class Service:
       model: the model.
       limits: what the server takes.
       metrics: of this server.
-      desk: passes requests to the engine.
+      queue: passes requests to the engine.
       directory: watches where the model was loaded from; None if it was in memory.
       is_draining: whether the server is about to stop.
     """
@@ -88,7 +92,9 @@ class Service:
         """
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(model.engine)
-        self.desk = Desk(model.engine, self.limits.queue_size, self.limits.kinds, self.metrics)
+        self.queue = AdmissionQueue(
+            model.engine, self.limits.queue_size, self.limits.kinds, self.metrics
+        )
         self.is_draining = False
         self._token = token.encode()
         self._visiting = asyncio.Lock()
@@ -191,7 +197,7 @@ class Service:
         request: Request,
         status: int = UNPROCESSABLE,
     ) -> Answers:
-        """Returns the answers to texts; see `Desk.submit`.
+        """Returns the answers to texts; see `AdmissionQueue.submit`.
 
         Args:
           requests: one for each text.
@@ -203,7 +209,7 @@ class Service:
         """
         try:
             client = request.client.host if request.client else ""
-            return self.desk.submit(requests, request.receive, client)
+            return self.queue.submit(requests, request.receive, client)
         except UserError as error:
             raise RequestError(status, str(error)) from None
 
@@ -221,13 +227,13 @@ class Service:
         return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
 
     async def visit(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
-        """Returns the experts that the tokens of a text visited; see `desk.describe`.
+        """Returns which experts the tokens of a text visited; see `describe_routing`.
 
         Another thread compiles the program. The event loop goes on meanwhile.
         """
-        await self._program(desk.program(self.model, asked, found))
+        await self._program(routing_program(self.model, asked, found))
         async with self._visiting:
-            return await run_in_threadpool(desk.describe, self.model, asked, found)
+            return await run_in_threadpool(describe_routing, self.model, asked, found)
 
     async def _program(self, key: ProgramKey) -> None:
         """Waits until a program is loaded. Raises what compiling it failed with."""

@@ -100,7 +100,7 @@ def test_a_full_queue_is_503_and_takes_requests_again_when_it_is_empty(slow):
         assert never.status_code == 413 and "this server takes 2" in never.text
         engine.finish()
         assert (await first)[0].status_code == 200
-        assert service.desk.under_way == 0
+        assert service.queue.under_way == 0
 
     asyncio.run(run())
 
@@ -113,11 +113,11 @@ def test_a_deadline_is_504_and_cancels_the_request(slow):
         (late,) = await posted(make_app(service), BODY | {"timeout": 0.05})
         assert late.status_code == 504 and "the time for this request is over" in late.text
         # The text holds its place until the engine has let it go.
-        assert engine.answers[0].is_canceled and service.desk.under_way == 1
+        assert engine.answers[0].is_canceled and service.queue.under_way == 1
         engine.finish()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert service.desk.under_way == 0
+        assert service.queue.under_way == 0
 
     asyncio.run(run())
 
@@ -175,7 +175,7 @@ def test_an_engine_that_fails_is_500_and_the_next_request_is_answered(slow):
         engine.answers[0].put(MemoryError("no memory"))
         (failed,) = await first
         assert failed.status_code == 500 and "its log says why" in failed.text
-        assert service.desk.under_way == 0
+        assert service.queue.under_way == 0
 
     asyncio.run(run())
 

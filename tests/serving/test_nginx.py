@@ -131,13 +131,13 @@ def test_requests_pass_with_tls_token_and_name(proxy):
 
 def test_the_server_knows_who_asks(proxy, service, monkeypatch):
     clients = []
-    submit = service.desk.submit
+    submit = service.queue.submit
 
     def noted(requests, receive, client=""):
         clients.append(client)
         return submit(requests, receive, client)
 
-    monkeypatch.setattr(service.desk, "submit", noted)
+    monkeypatch.setattr(service.queue, "submit", noted)
     token = {"Authorization": "Bearer secret", "X-Forwarded-For": "198.51.100.7"}
     for source in ("127.0.0.1", "127.0.0.2"):
         assert proxy.ask("POST", "/v1/translate", BODY, source=source, **token)[0] == 200

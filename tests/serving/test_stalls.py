@@ -89,7 +89,7 @@ def test_a_rare_beam_that_is_compiled_delays_nobody(translating):
                 assert not any(task.done() for task in late)
                 assert {(await task).status_code for task in late} == {504}
                 # The texts that waited for the program have left.
-                assert service.desk.under_way == 0 and translating.engine.waiting == 0
+                assert service.queue.under_way == 0 and translating.engine.waiting == 0
 
     asyncio.run(run())
 

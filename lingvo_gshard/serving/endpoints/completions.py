@@ -22,8 +22,8 @@ from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import END, STOP, Finished, Hypothesis, NewTokens
 from lingvo_gshard.inference.text import GrowingText, echo, stop_check
+from lingvo_gshard.serving.admission_queue import Answers
 from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error, parse
-from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS
 from lingvo_gshard.serving.endpoints.state import server_sent
 from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response

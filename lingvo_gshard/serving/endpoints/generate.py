@@ -12,8 +12,8 @@ from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import Finished
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
+from lingvo_gshard.serving.admission_queue import Answers
 from lingvo_gshard.serving.bodies import SearchBody, parse, with_options
-from lingvo_gshard.serving.desk import Answers
 from lingvo_gshard.serving.endpoints.state import server_sent, tokens_json
 from lingvo_gshard.serving.errors import (
     UNPROCESSABLE,

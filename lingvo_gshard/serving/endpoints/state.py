@@ -31,7 +31,7 @@ async def health(service: Service, request: Request) -> Response:
         "stuck": stuck,
         "model": service.model.name,
         "step": service.model.step,
-        "texts_under_way": service.desk.under_way,
+        "texts_under_way": service.queue.under_way,
         "queue_size": service.limits.queue_size,
     }
     if service.directory:

@@ -1,4 +1,4 @@
-"""Desk: passes requests from the event loop to the engine, and events back, within a capacity."""
+"""AdmissionQueue: passes requests from the event loop to the engine, within a capacity."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.model import ServedModel
 
 
-def program(model: ServedModel, request: Request, hypothesis: Hypothesis) -> ProgramKey:
-    """Returns the program that `describe` runs."""
+def routing_program(model: ServedModel, request: Request, hypothesis: Hypothesis) -> ProgramKey:
+    """Returns the program that `describe_routing` runs."""
     count = len(request.given) + len(hypothesis.tokens)
     return visits_program(model.engine.facts, count, len(request.source))
 
 
-def describe(model: ServedModel, request: Request, hypothesis: Hypothesis) -> dict:
+def describe_routing(model: ServedModel, request: Request, hypothesis: Hypothesis) -> dict:
     """Returns as a JSON value which experts the tokens of a text visited.
 
     Args:
@@ -87,7 +87,7 @@ class _Failed:
     error: BaseException
 
 
-class Desk:
+class AdmissionQueue:
     """Takes requests while there is room, and counts the texts under way.
 
     Attributes:
@@ -217,7 +217,7 @@ class Answers:
             answer.cancel()
 
     def put(self, index: int, event: Event | _Failed) -> None:
-        """Adds an event of the text with a number; called by the desk."""
+        """Adds an event of the text with a number; called by the queue."""
         self._events.put_nowait((index, event))
 
     async def next(self) -> tuple[int, Event]:
