@@ -14,7 +14,6 @@ from starlette.types import Receive
 
 from lingvo_gshard.inference.decoding.state import SearchKind
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.expert_visits import LayerVisits, expert_visits, visits_program
 from lingvo_gshard.inference.programs.executables import CompilerStuckError, ProgramKey
 from lingvo_gshard.inference.requests import (
     Answer,
@@ -24,6 +23,11 @@ from lingvo_gshard.inference.requests import (
     NewTokens,
     Request,
 )
+from lingvo_gshard.inference.routed_experts import (
+    RoutedExperts,
+    routed_experts,
+    routed_experts_program,
+)
 from lingvo_gshard.serving.errors import ClientGoneError, RequestError
 from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.model import ServedModel
@@ -32,11 +36,11 @@ from lingvo_gshard.serving.model import ServedModel
 def routing_program(model: ServedModel, request: Request, hypothesis: Hypothesis) -> ProgramKey:
     """Returns the program that `describe_routing` runs."""
     count = len(request.given) + len(hypothesis.tokens)
-    return visits_program(model.engine.facts, count, len(request.source))
+    return routed_experts_program(model.engine.facts, count, len(request.source))
 
 
 def describe_routing(model: ServedModel, request: Request, hypothesis: Hypothesis) -> dict:
-    """Returns as a JSON value which experts the tokens of a text visited.
+    """Returns as a JSON value which experts the tokens of a text were routed to.
 
     Args:
       model: the model.
@@ -49,7 +53,7 @@ def describe_routing(model: ServedModel, request: Request, hypothesis: Hypothesi
       source's tokens, `given` the tokens given before the text, and `tokens` the new tokens.
     """
     given = len(request.given)
-    layers = expert_visits(model.engine, [*request.given, *hypothesis.tokens], request.source)
+    layers = routed_experts(model.engine, [*request.given, *hypothesis.tokens], request.source)
     encoder = [layer for layer in layers if layer.reads_source]
     decoder = [layer for layer in layers if not layer.reads_source]
     source, new = model.source_vocabulary, model.vocabulary
@@ -68,7 +72,7 @@ def describe_routing(model: ServedModel, request: Request, hypothesis: Hypothesi
     }
 
 
-def _tokens(pieces: Sequence[str], layers: Sequence[LayerVisits], first: int = 0) -> list[dict]:
+def _tokens(pieces: Sequence[str], layers: Sequence[RoutedExperts], first: int = 0) -> list[dict]:
     """Returns tokens with their experts; `first` is the position of the first one."""
     return [
         {"text": piece, "experts": [layer.experts[first + index] for layer in layers]}

@@ -46,8 +46,8 @@ class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request with options for choosing tokens; `with_options` adds a field for each option.
 
     Attributes:
-      timeout: seconds until the server gives up the request; None for the server's limit.
-      routing: whether the answer says which experts each token visits.
+      timeout: seconds after which the request is given up; None for the server's limit.
+      routing: whether the answer says which experts each token is routed to.
     """
 
     USUAL: ClassVar[DecodingOptions]

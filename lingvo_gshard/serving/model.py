@@ -13,10 +13,10 @@ from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.expert_visits import expert_visits
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.inference.routed_experts import routed_experts
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
 from lingvo_gshard.training.run.logdir import Logdir
@@ -105,7 +105,7 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
     # the engine compile these programs, too.
     given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
     engine.submit(Request(source=source, given=given, options=options)).result()
-    expert_visits(engine, given, source)
+    routed_experts(engine, given, source)
     say(f"{engine.executables.count} programs are ready after {engine.executables.seconds:.0f} s")
 
 

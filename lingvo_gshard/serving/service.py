@@ -226,8 +226,8 @@ class Service:
         """
         return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
 
-    async def visit(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
-        """Returns which experts the tokens of a text visited; see `describe_routing`.
+    async def routing(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
+        """Returns which experts the tokens of a text were routed to; see `describe_routing`.
 
         Another thread compiles the program. The event loop goes on meanwhile.
         """

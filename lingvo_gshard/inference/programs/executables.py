@@ -25,8 +25,8 @@ class ProgramKey:
     """One program of a decoder.
 
     Attributes:
-      name: PREPARE converts the trained weights to the weights for decoding. ADMIT lets texts into
-        rows, STEPS adds tokens, and GATES tells which experts the tokens of complete texts visit.
+      name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
+        rows, STEPS adds tokens, and GATES tells the experts that tokens of complete texts use.
       kind: how tokens are chosen; None for PREPARE.
       shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
       texts: for ADMIT, the number of texts that enter together.

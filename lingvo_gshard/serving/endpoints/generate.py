@@ -101,7 +101,7 @@ async def _texts(
             "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
         }
         if routing:
-            text["routing"] = await service.visit(request, found)
+            text["routing"] = await service.routing(request, found)
         texts.append(text)
     return texts
 

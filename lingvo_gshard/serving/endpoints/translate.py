@@ -111,7 +111,7 @@ async def _result(
     alternatives = list(map(_alternative, translations))
     if routing:
         for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
-            alternative["routing"] = await service.visit(request, hypothesis)
+            alternative["routing"] = await service.routing(request, hypothesis)
     return {"source": text, "text": translations[0].text, "alternatives": alternatives}
 
 

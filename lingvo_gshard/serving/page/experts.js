@@ -1,4 +1,4 @@
-// Which experts each token visited: for each layer a grid of experts by tokens.
+// Which experts each token was routed to: for each layer a grid of experts by tokens.
 
 // Layers of one stack that have a path in common stand one after another in a compiled loop.
 function layerNames(layers) {

@@ -1,4 +1,4 @@
-"""ExpertVisits: tells which experts the tokens of a text visit, by a pass of its own."""
+"""RoutedExperts: tells which experts the tokens of a text are routed to, by a pass of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerVisits:
+class RoutedExperts:
     """The experts of one layer that computed each token of a text.
 
     Attributes:
@@ -31,10 +31,10 @@ class LayerVisits:
     experts: list[list[tuple[int, float]]]
 
 
-def expert_visits(
+def routed_experts(
     engine: Engine, tokens: Sequence[int], source: Sequence[int] = ()
-) -> list[LayerVisits]:
-    """Returns the experts that each token of a text, and of its source, visits.
+) -> list[RoutedExperts]:
+    """Returns the experts that each token of a text, and of its source, is routed to.
 
     All tokens of the text are known, so one pass through the model is enough. Programs are compiled
     when first needed.
@@ -44,7 +44,7 @@ def expert_visits(
       tokens: all tokens of the text, starting with the token before all texts.
       source: all tokens of the source; empty for a model without sources.
     """
-    key = visits_program(engine.facts, len(tokens), len(source))
+    key = routed_experts_program(engine.facts, len(tokens), len(source))
     shape, program = key.shape, engine.executables.get(key)
     assert shape is not None
     sizes = [(tokens, shape.length), (source, shape.memory_length)]
@@ -55,13 +55,13 @@ def expert_visits(
         path = output.path.partition("/")[2]
         reads_source = path.startswith("encoder")
         length = len(source if reads_source else tokens)
-        experts = [_visited(gates_E) for gates_E in gates_BLE[0, :length]]
-        found.append(LayerVisits(path, reads_source, gates_BLE.shape[-1], experts))
+        experts = [_experts_of(gates_E) for gates_E in gates_BLE[0, :length]]
+        found.append(RoutedExperts(path, reads_source, gates_BLE.shape[-1], experts))
     return found
 
 
-def visits_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
-    """Returns the key of the program that `expert_visits` runs.
+def routed_experts_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
+    """Returns the key of the program that `routed_experts` runs.
 
     Args:
       facts: what the host knows of the model.
@@ -79,6 +79,6 @@ def _padded(ids: Sequence[int], size: int) -> np.ndarray:
     return row
 
 
-def _visited(gates_E: np.ndarray) -> list[tuple[int, float]]:
+def _experts_of(gates_E: np.ndarray) -> list[tuple[int, float]]:
     order = np.argsort(-gates_E, kind="stable")
     return [(int(expert), float(gates_E[expert])) for expert in order if gates_E[expert] > 0]
