@@ -86,7 +86,7 @@ def make_engine(
     check_precision(precision)
     maker = ProgramMaker(task, facts, partitioning, precision=precision)
     executables = Executables(
-        maker.make, devices or jax.devices()[:1], batches=row_parts(partitioning)
+        maker.make, devices or jax.devices()[:1], parts=row_parts(partitioning)
     )
     return Engine(facts, executables, prepared_weights(executables, theta)[1], options)
 

@@ -137,7 +137,7 @@ def test_a_forgotten_kind_takes_no_memory_and_is_compiled_again(engine):
         engine.forget(BEAM.kind)
         assert engine.executables.count == before and not engine.knows(BEAM.kind)
         ask(engine, GREEDY).result()
-        assert BEAM.kind not in engine._workers[0]._lanes
+        assert BEAM.kind not in engine._workers[0]._batches
         assert ask(engine, BEAM).result() == first
 
 

@@ -85,7 +85,7 @@ def texts(count, client):
 
 
 def test_a_client_does_not_wait_behind_the_texts_of_another(engine):
-    """The one text ends with the first of two hundred, which fill the lane eight at a time."""
+    """The one text ends with the first of two hundred, which fill the batch eight at a time."""
     answers = engine.submit_all(texts(200, "a"))
     alone = engine.submit(Request((5, 6, 2), (BOS,), GREEDY, client="b", group=1))
     assert alone.result()

@@ -1,9 +1,9 @@
 """Engine: answers requests with continuous batching, on one or several threads.
 
-A worker is a thread with lanes of its own, one for each kind of search under way. When texts of a
-lane end, waiting requests take their places. XLA for CPU computes the small products of a decoding
-step on one core, so that one worker for each core decodes fastest. Workers share the weights and
-the compiled programs.
+A worker is a thread with decode batches of its own, one for each kind of search under way. When
+texts of a batch end, waiting requests take their places. XLA for CPU computes the small products of
+a decoding step on one core, so that one worker for each core decodes fastest. Workers share the
+weights and the compiled programs.
 """
 
 from __future__ import annotations
@@ -93,15 +93,13 @@ class Engine:
           options: how tokens will be chosen.
           lengths: tokens of sources and texts.
         """
-        kind, batches = options.kind, self.executables.batches
+        kind, parts = options.kind, self.executables.parts
         for count in (1, self._options.most_texts(kind.beam)):
             for wanted in lengths:
                 length = placement.fitting(placement.LENGTHS, wanted)
                 source = min(length, self.facts.most_source)
-                shape = StateShape(
-                    batches * placement.fitting(placement.ROWS, count), length, source
-                )
-                for key in placement.program_keys(kind, shape, batches):
+                shape = StateShape(parts * placement.fitting(placement.ROWS, count), length, source)
+                for key in placement.program_keys(kind, shape, parts):
                     self.executables.get(key)
 
     @property

@@ -1,4 +1,4 @@
-"""Placement: which shape of a lane holds some texts, and which programs that takes."""
+"""Placement: which shape of a batch holds some texts, and which programs that takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
-from lingvo_gshard.inference.engine.lane import Admission, Lane
+from lingvo_gshard.inference.engine.decode_batch import Admission, DecodeBatch
 from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
-# Sizes of a batch: numbers of rows that are decoded together.
+# Rows of one part of a decode batch.
 ROWS = (1, 8, 16, 32)
 # Sizes of a state, in positions. Given texts have these sizes, too, if few programs are wanted.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -34,21 +34,21 @@ def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
     return found if most is None else min(found, most)
 
 
-def program_keys(kind: SearchKind, shape: StateShape, batches: int) -> list[ProgramKey]:
+def program_keys(kind: SearchKind, shape: StateShape, parts: int) -> list[ProgramKey]:
     """Returns the keys of the programs that texts without given tokens need in a shape."""
-    texts = admission_size(shape.rows, batches)
+    texts = admission_size(shape.rows, parts)
     admit = ProgramKey(ADMIT, kind, shape, texts, source=shape.memory_length)
     return [ProgramKey(STEPS, kind, shape), admit]
 
 
-def admission_size(rows: int, batches: int) -> int:
+def admission_size(rows: int, parts: int) -> int:
     """Returns the number of texts that enter a state together.
 
     Args:
       rows: rows of the state.
-      batches: batches that the devices decode at once.
+      parts: parts of the batch that devices decode side by side.
     """
-    return max(rows // FREE_SHARE, batches)
+    return max(rows // FREE_SHARE, parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,8 @@ class EngineOptions:
 
     Attributes:
       workers: threads that decode side by side; 0: one for each core of a CPU, else one.
-      rows: the largest number of texts of one batch of a lane.
-      hypotheses: the largest number of hypotheses of one batch of a lane.
+      rows: the largest number of texts of one part of a batch.
+      hypotheses: the largest number of hypotheses of one part of a batch.
       exact: whether to compile a program of the size that fits best where a larger one is ready.
         That takes seconds for each size, and pays for long jobs.
     """
@@ -69,7 +69,7 @@ class EngineOptions:
     exact: bool = False
 
     def most_texts(self, beam: int) -> int:
-        """Returns the largest number of texts of one batch, each with `beam` hypotheses."""
+        """Returns the largest number of texts of one part, each with `beam` hypotheses."""
         return max(min(self.rows, self.hypotheses // beam), 1)
 
 
@@ -83,7 +83,7 @@ _IsUsable = Callable[[ProgramKey], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The next shape of a lane, and the texts that enter it.
+    """The next shape of a batch, and the texts that enter it.
 
     Attributes:
       shape: the next shape of the lane.
@@ -115,52 +115,54 @@ class Placement:
         self._facts, self._executables = facts, executables
         self._waiting, self._options = waiting, options
         # In ascending order.
-        self._row_counts = [rows * executables.batches for rows in ROWS]
+        self._row_counts = [rows * executables.parts for rows in ROWS]
         self._shapes = [
             StateShape(rows, length, min(length, facts.most_source))
             for rows in self._row_counts
             for length in LENGTHS
         ]
 
-    def usable(self, lane: Lane, entering: Sequence[Row] = (), wants: bool = True) -> Plan | None:
-        """Returns how texts can enter a lane now; None if that takes programs that are not loaded.
+    def usable(
+        self, batch: DecodeBatch, entering: Sequence[Row] = (), wants: bool = True
+    ) -> Plan | None:
+        """Returns how texts can enter a batch; None if that takes programs that are not loaded.
 
         Args:
-          lane: the lane; its own texts stay.
+          batch: the batch; its own texts stay.
           entering: the texts that enter.
           wants: whether to have programs made that would suit better.
         """
-        best = self.best(lane, entering)
-        keys = best.keys(lane.kind)
+        best = self.best(batch, entering)
+        keys = best.keys(batch.kind)
         if all(map(self._executables.is_loaded, keys)):
             return best
         if wants:
             self._executables.want(keys)
-        if self.is_exact(lane.kind):
+        if self.is_exact(batch.kind):
             return None
-        texts = [*lane.texts, *entering]
+        texts = [*batch.texts, *entering]
         needed = self._needed(texts, len(texts))
         is_loaded = self._executables.is_loaded
         for shape in self._shapes:
-            if shape.holds(needed) and is_loaded(ProgramKey(STEPS, lane.kind, shape)):
-                plan = self._plan(lane, shape, entering, is_loaded)
-                if all(map(is_loaded, plan.keys(lane.kind))):
+            if shape.holds(needed) and is_loaded(ProgramKey(STEPS, batch.kind, shape)):
+                plan = self._plan(batch, shape, entering, is_loaded)
+                if all(map(is_loaded, plan.keys(batch.kind))):
                     return plan
         return None
 
-    def best(self, lane: Lane, entering: Sequence[Row] = ()) -> Plan:
-        """Returns how texts enter a lane if only the time of compiling counts.
+    def best(self, batch: DecodeBatch, entering: Sequence[Row] = ()) -> Plan:
+        """Returns how texts enter a batch if only the time of compiling counts.
 
         A shape with compiled programs is preferred to a smaller one without.
         """
-        texts = [*lane.texts, *entering]
-        rows = min(max(len(texts), self._waiting.share(lane.kind)), self.largest(lane.kind))
+        texts = [*batch.texts, *entering]
+        rows = min(max(len(texts), self._waiting.share(batch.kind)), self.largest(batch.kind))
         shape, is_ready = self._needed(texts, rows), self._executables.is_ready
-        if not self.is_exact(lane.kind):
+        if not self.is_exact(batch.kind):
             larger = (one for one in self._shapes if one.holds(shape))
-            ready = (one for one in larger if self._is_ready(lane.kind, one))
+            ready = (one for one in larger if self._is_ready(batch.kind, one))
             shape = next(ready, shape)
-        return self._plan(lane, shape, entering, is_ready)
+        return self._plan(batch, shape, entering, is_ready)
 
     def suiting(self, rows: Sequence[Row], most: int, wanted: int, is_shared: bool) -> list[Row]:
         """Returns the texts whose sizes suit best: a batch costs what its longest text costs.
@@ -195,8 +197,8 @@ class Placement:
         return self.size(row), fitting(LENGTHS, given) if given else 0
 
     def largest(self, kind: SearchKind) -> int:
-        """Returns the largest number of rows of a lane."""
-        most = self._options.most_texts(kind.beam) * self._executables.batches
+        """Returns the largest number of rows of a batch."""
+        most = self._options.most_texts(kind.beam) * self._executables.parts
         fitting = (n for n in self._row_counts if n <= most)
         return max(fitting, default=self._row_counts[0])
 
@@ -226,22 +228,22 @@ class Placement:
 
     def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
         """Returns whether decoding in a shape needs no program that is not compiled."""
-        keys = program_keys(kind, shape, self._executables.batches)
+        keys = program_keys(kind, shape, self._executables.parts)
         return all(map(self._executables.is_ready, keys))
 
     def _plan(
-        self, lane: Lane, shape: StateShape, entering: Sequence[Row], is_usable: _IsUsable
+        self, batch: DecodeBatch, shape: StateShape, entering: Sequence[Row], is_usable: _IsUsable
     ) -> Plan:
         """Returns the plan for a shape; of programs for longer sources, a usable one is taken."""
-        exact = self.is_exact(lane.kind)
-        few = admission_size(shape.rows, self._executables.batches)
-        # Most of a lane in one call, whose products are larger: its padding costs less than calls.
-        fills_lane = exact and 2 * len(entering) > shape.rows
-        texts = shape.rows if fills_lane else few
+        exact = self.is_exact(batch.kind)
+        few = admission_size(shape.rows, self._executables.parts)
+        # Most of a batch in one call, whose products are larger: its padding costs less than calls.
+        fills_batch = exact and 2 * len(entering) > shape.rows
+        texts = shape.rows if fills_batch else few
         admissions = []
         for first in range(0, len(entering), texts):
             rows = tuple(entering[first : first + texts])
-            keys = self._admission_keys(lane.kind, shape, rows, texts, exact)
+            keys = self._admission_keys(batch.kind, shape, rows, texts, exact)
             key = keys[0] if exact else next(filter(is_usable, keys), keys[-1])
             admissions.append(Admission(rows, key))
         return Plan(shape, tuple(admissions))
@@ -253,7 +255,7 @@ class Placement:
 
         Args:
           kind: how tokens are chosen.
-          shape: the shape of the lane.
+          shape: the shape of the batch.
           rows: the texts.
           texts: the largest number of texts.
           exact: whether given tokens have the size that fits best.

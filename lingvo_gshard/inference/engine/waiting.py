@@ -27,7 +27,7 @@ _IMPOSSIBLE = -1e8
 
 
 class Row:
-    """One text of a request, in one row of a lane.
+    """One text of a request, in one row of a batch.
 
     Attributes:
       answer: where events go.

@@ -48,7 +48,7 @@ def decoding_partitioning(partitioning: Partitioning) -> Partitioning:
 
 
 def row_parts(partitioning: Partitioning | None) -> int:
-    """Returns the number of batches that a mesh decodes at once; 1 without a mesh."""
+    """Returns the number of parts of a batch that a mesh decodes side by side; 1 without a mesh."""
     if partitioning is None:
         return 1
     return partitioning.parts(decoding_partitioning(partitioning).split("B")[0])

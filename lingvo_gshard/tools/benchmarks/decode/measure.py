@@ -29,7 +29,7 @@ from lingvo_gshard.training.experiments import with_configured_vocabularies
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language_model"
 
-# Sentences that peers decode together. Our lanes have as many rows.
+# Sentences that peers decode together. Our batches have as many rows.
 BATCH_ROWS = 32
 _ONE_SENTENCE_TOKENS = 32
 _PROMPT, _LONG_PROMPT, _CONTINUATION = 8, 129, 64

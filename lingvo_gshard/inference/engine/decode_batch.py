@@ -1,4 +1,4 @@
-"""Lane: the rows that one program decodes together, with their state on the devices.
+"""DecodeBatch: the rows that one program decodes together, with their state on the devices.
 
 A move is rare, so that copying costs less than compiling a program for each pair of shapes.
 """
@@ -124,7 +124,7 @@ class Admission:
     key: ProgramKey
 
 
-class Lane:
+class DecodeBatch:
     """Rows that are decoded together: one kind of search, one state on the devices.
 
     Attributes:
@@ -198,17 +198,17 @@ class Lane:
         extra = [new.arrays[array.path] for array in program.inputs_of("new")]
         self._state = list(program.call(*self._weights, *self._state, *extra))
 
-    def split(self, rows: Collection[Row]) -> Lane:
-        """Moves some of the texts to a new lane, and returns the new lane.
+    def split(self, rows: Collection[Row]) -> DecodeBatch:
+        """Returns a new batch that has some of the texts, which leave this one.
 
-        The new lane must get another shape before it decodes.
+        The new batch must take up another shape before it decodes.
         """
-        lane = Lane(self.kind, self._facts, self._executables, self._weights)
-        lane.shape, lane._arrays = self.shape, self._arrays
-        lane._state = [np.asarray(values) for values in self._state]
-        lane.rows = [row if row in rows else None for row in self.rows]
+        batch = DecodeBatch(self.kind, self._facts, self._executables, self._weights)
+        batch.shape, batch._arrays = self.shape, self._arrays
+        batch._state = [np.asarray(values) for values in self._state]
+        batch.rows = [row if row in rows else None for row in self.rows]
         self.rows = [None if row in rows else row for row in self.rows]
-        return lane
+        return batch
 
     def drop_canceled(self) -> list[Row]:
         """Frees the rows of texts that nobody waits for any more, and returns the texts."""
