@@ -12,7 +12,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning import memory, operation_rows, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.compiling.compilation import CompiledProgram
+from lingvo_gshard.planning.compiling.compilation import OptimizedHlo
 from lingvo_gshard.planning.machines import compilers, cuda
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.interconnect import network_rate
@@ -241,7 +241,7 @@ def _notes_on_operations(
     return notes
 
 
-def _fits(compiled: CompiledProgram, peak: int, topology: Topology) -> bool:
+def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:
     """Returns the TPU compiler's own verdict, elsewhere whether the peak is within capacity."""
     if topology.compiler == "tpu":
         return not compiled.refused
@@ -260,7 +260,7 @@ def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
     }
 
 
-def _compilation(compiled: CompiledProgram, topology: Topology) -> dict[str, Any]:
+def _compilation(compiled: OptimizedHlo, topology: Topology) -> dict[str, Any]:
     """Returns the fields of a plan that say how its program was compiled."""
     return {
         "compile_seconds": compiled.seconds,
@@ -287,7 +287,7 @@ def _versions(compiler: str) -> dict[str, str]:
 
 
 def _notes(
-    compiled: CompiledProgram,
+    compiled: OptimizedHlo,
     found: hlo.OperationList,
     partitioning: Partitioning | None,
     topology: Topology,

@@ -16,8 +16,8 @@ from lingvo_gshard.training.run.records import Launch
 _TRAIN = "train"
 
 
-class CompiledProgram(msgspec.Struct, frozen=True):
-    """A program that a run compiled; fields as in `Compilation`.
+class RecordedCompilation(msgspec.Struct, frozen=True):
+    """A compilation that a run has recorded; fields as in `Compilation`.
 
     Attributes:
       step: the step that it was compiled for.
@@ -52,13 +52,13 @@ class Recompilation(msgspec.Struct, frozen=True):
     changes: list[str]
 
 
-def read_programs(logdir: pathlib.Path) -> list[CompiledProgram]:
+def read_programs(logdir: pathlib.Path) -> list[RecordedCompilation]:
     """Returns the programs that a run compiled, in order; none if that was not recorded."""
-    return records.read_rows(logdir / COMPILATIONS_FILE, CompiledProgram)
+    return records.read_rows(logdir / COMPILATIONS_FILE, RecordedCompilation)
 
 
 def recompilations(
-    programs: Sequence[CompiledProgram], launches: Iterable[Launch]
+    programs: Sequence[RecordedCompilation], launches: Iterable[Launch]
 ) -> list[Recompilation]:
     """Returns the training steps that were compiled again in the middle of a run.
 

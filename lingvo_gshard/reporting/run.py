@@ -18,7 +18,7 @@ from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.files import COMPARISON, FOLDER, SUMMARY
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.reporting import curves, routers
-from lingvo_gshard.reporting.curves import CompiledProgram, History, Recompilation
+from lingvo_gshard.reporting.curves import History, Recompilation, RecordedCompilation
 from lingvo_gshard.reporting.routers import RouterPicture
 from lingvo_gshard.training.run import records
 from lingvo_gshard.training.run.logdir import Logdir
@@ -113,7 +113,7 @@ class RunReport(msgspec.Struct, frozen=True):
     params: dict[str, str]
     history: History
     launches: list[Launch]
-    programs: list[CompiledProgram]
+    programs: list[RecordedCompilation]
     recompilations: list[Recompilation]
     roll_backs: list[RollBack]
     evaluations: list[EvaluationRow]

@@ -72,7 +72,7 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
         calls.append(topology.name)
         if len(calls) == 1:
             raise jax.errors.JaxRuntimeError(message)
-        return compilation.CompiledProgram(b"", dict(MEMORY), 1.0, [])
+        return compilation.OptimizedHlo(b"", dict(MEMORY), 1.0, [])
 
     monkeypatch.setattr(compilation, "_compile", compile_)
     found = compilation.compile_for(program("cpu:8"), topologies.get("v3:2x2"))

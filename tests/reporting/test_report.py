@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lingvo_gshard.reporting import report
-from lingvo_gshard.reporting.curves import CompiledProgram, recompilations
+from lingvo_gshard.reporting.curves import RecordedCompilation, recompilations
 from lingvo_gshard.reporting.report import read_report
 from tests.reporting import example_runs
 
@@ -48,7 +48,7 @@ def test_training_steps_that_were_compiled_again_are_found_with_their_cause(both
 
 
 def test_the_first_compilation_of_a_run_without_launches_is_no_recompilation():
-    programs = [CompiledProgram(step, "train", {}, 1.0, 0.0, 1.0) for step in (5, 5, 9)]
+    programs = [RecordedCompilation(step, "train", {}, 1.0, 0.0, 1.0) for step in (5, 5, 9)]
     assert [found.step for found in recompilations(programs, [])] == [9]
 
 

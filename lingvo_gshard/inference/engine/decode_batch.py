@@ -17,7 +17,7 @@ from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, recor
 from lingvo_gshard.inference.engine.waiting import Row
 from lingvo_gshard.inference.programs.executables import (
     STEPS,
-    CompiledProgram,
+    DecodingExecutable,
     Executables,
     ProgramKey,
 )
@@ -257,7 +257,7 @@ class DecodeBatch:
 class _NewTexts:
     """The arrays of texts that enter a state, filled in from their requests."""
 
-    def __init__(self, program: CompiledProgram, facts: ModelFacts, rows: Sequence[Row]):
+    def __init__(self, program: DecodingExecutable, facts: ModelFacts, rows: Sequence[Row]):
         self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
         for name in ("new.given_ap", "new.source_aK"):
             if name in self.arrays:

@@ -58,8 +58,8 @@ _FLAGS = tuple(f.name for f in dataclasses.fields(SearchKind) if f.name != "beam
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-    """A program that can be called.
+class DecodingExecutable:
+    """A compiled program of a decoder, made here or read from a file.
 
     Attributes:
       inputs: its arguments.
@@ -183,11 +183,11 @@ class ProgramStore(Protocol):
         """Returns the keys of all programs that it has, as texts."""
         ...
 
-    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> CompiledProgram | None:
+    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> DecodingExecutable | None:
         """Returns a compiled program, loaded to devices; None if there is none."""
         ...
 
-    def write_program(self, key: ProgramKey, compiled: CompiledProgram) -> None:
+    def write_program(self, key: ProgramKey, compiled: DecodingExecutable) -> None:
         """Keeps a compiled program."""
         ...
 
@@ -242,7 +242,7 @@ class Executables:
         self._observer = observer or SilentObserver()
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
-        self._compiled: dict[ProgramKey, CompiledProgram] = {}
+        self._compiled: dict[ProgramKey, DecodingExecutable] = {}
         self._under_way: dict[ProgramKey, threading.Lock] = {}
         self._stored = set(store.program_names()) if store else set()
         self.seconds = 0.0
@@ -333,7 +333,7 @@ class Executables:
         for listener in self._listeners:
             listener()
 
-    def get(self, key: ProgramKey) -> CompiledProgram:
+    def get(self, key: ProgramKey) -> DecodingExecutable:
         """Returns a program, compiled now if it was not needed before."""
         found = self._compiled.get(key)
         if found:
@@ -350,7 +350,7 @@ class Executables:
                     self._stored.add(str(key))
         return found
 
-    def _stored_program(self, key: ProgramKey) -> CompiledProgram | None:
+    def _stored_program(self, key: ProgramKey) -> DecodingExecutable | None:
         """Returns a program from the store; None if it is not there.
 
         If another process compiles, this waits until that has put the program there.
@@ -364,7 +364,7 @@ class Executables:
             self._elsewhere(key)
         return self._store.read_program(key, self._devices)
 
-    def _compile(self, key: ProgramKey) -> CompiledProgram:
+    def _compile(self, key: ProgramKey) -> DecodingExecutable:
         stored = self._stored_program(key)
         if stored:
             return stored
@@ -375,7 +375,7 @@ class Executables:
                 lowered = program.lower(self._devices)
             store = None if key.name == PREPARE else self._store
             with without_cache() if store else contextlib.nullcontext():
-                compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
+                compiled = DecodingExecutable(program.inputs, program.outputs, lowered.compile())
         if store:
             store.write_program(key, compiled)
         return compiled

@@ -35,7 +35,7 @@ from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
-from lingvo_gshard.inference.programs.executables import CompiledProgram, ProgramKey
+from lingvo_gshard.inference.programs.executables import DecodingExecutable, ProgramKey
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.tasks.model_facts import ModelFacts
@@ -185,7 +185,7 @@ class CacheEntry:
             file.name.removesuffix(_PROGRAM) for file in self.path.glob(f"*{_PROGRAM}")
         )
 
-    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> CompiledProgram | None:
+    def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> DecodingExecutable | None:
         """Returns a compiled program, loaded to devices; None if there is none that is usable."""
         try:
             pickled = checked_content(self._read(_file_of(key)))
@@ -197,9 +197,9 @@ class CacheEntry:
                 )
         except Exception:  # As above; XLA adds its own types.
             return None
-        return CompiledProgram(inputs, outputs, call)
+        return DecodingExecutable(inputs, outputs, call)
 
-    def write_program(self, key: ProgramKey, compiled: CompiledProgram) -> None:
+    def write_program(self, key: ProgramKey, compiled: DecodingExecutable) -> None:
         """Writes what `read_program` returns, where the platform can serialize programs."""
         try:
             serialized = serialize_executable.serialize(compiled.call)

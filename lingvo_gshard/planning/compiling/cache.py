@@ -40,7 +40,7 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file: the stored fields of a CompiledProgram, under their names there."""
+    """The content of a file. Its fields are those of OptimizedHlo."""
 
     proto: bytes
     memory: dict[str, int]
@@ -69,7 +69,7 @@ class CompilationCache:
     compiled: int = 0
     damaged: int = 0
 
-    def get(self, key: str) -> CompiledProgram | None:
+    def get(self, key: str) -> OptimizedHlo | None:
         """Returns a compiled program and counts the request; None if there is no usable file.
 
         Args:
@@ -90,7 +90,7 @@ class CompilationCache:
         self.compiled += found is None
         return found
 
-    def put(self, key: str, program: CompiledProgram) -> None:
+    def put(self, key: str, program: OptimizedHlo) -> None:
         """Writes what `get` returns, and removes the files used longest ago if there are too many.
 
         Programs that were compiled in less than a second are left out.
@@ -118,16 +118,16 @@ class CompilationCache:
                     path.unlink()
 
 
-def _decoded(content: bytes) -> CompiledProgram:
+def _decoded(content: bytes) -> OptimizedHlo:
     """Returns the program of a file. Raises ValueError or zlib.error if it is damaged."""
     packed = zlib.decompress(checked_content(content))
     found = msgspec.msgpack.decode(packed, type=_Content)
-    return CompiledProgram(**{name: getattr(found, name) for name in found.__struct_fields__})
+    return OptimizedHlo(**{name: getattr(found, name) for name in found.__struct_fields__})
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-    """A program compiled for a topology.
+class OptimizedHlo:
+    """The optimized HLO of a program that was compiled for a topology, and its memory.
 
     Attributes:
       proto: the program of one device, a serialized HloModuleProto.

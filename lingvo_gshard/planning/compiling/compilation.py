@@ -16,7 +16,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.compiling.cache import CompiledProgram, current_settings
+from lingvo_gshard.planning.compiling.cache import OptimizedHlo, current_settings
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -89,7 +89,7 @@ def compile_for(
     topology: Topology,
     progress: Progress = ignore_progress,
     options: Mapping[str, str] | None = None,
-) -> CompiledProgram:
+) -> OptimizedHlo:
     """Compiles a program with the topology's compiler.
 
     A program that does not fit the chip's memory is compiled for a chip with more memory, so that
@@ -122,7 +122,7 @@ def compile_for(
 
 def _compile_anew(
     program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
-) -> CompiledProgram:
+) -> OptimizedHlo:
     """Compiles a program that is not in the cache."""
     progress(f"compiling for {topology.name}")
     started = time.monotonic()
@@ -143,8 +143,8 @@ def _compile(
     started: float,
     progress: Progress,
     options: Mapping[str, str] | None = None,
-) -> CompiledProgram:
-    """Compiles a program. Its compile time counts from `started`, a time of `time.monotonic`."""
+) -> OptimizedHlo:
+    """Compiles a program; `started` is the time from which its compile time counts."""
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
         return dataclasses.replace(compiled, seconds=time.monotonic() - started)
@@ -152,7 +152,7 @@ def _compile(
         options = {**topology.compiler_options, **(options or {})}
         executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
-    return CompiledProgram(
+    return OptimizedHlo(
         proto=executable.hlo_proto(),
         memory=executable.memory(),
         seconds=seconds,
@@ -176,7 +176,7 @@ def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
 
 def _compile_for_tpu(
     program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
-) -> CompiledProgram:
+) -> OptimizedHlo:
     def on_code() -> None:
         progress("generating code")
 
@@ -207,7 +207,7 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
 
 def _compile_for_larger(
     program: Program, topology: Topology, message: str, started: float, progress: Progress
-) -> CompiledProgram:
+) -> OptimizedHlo:
     """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
     larger = _larger_topology(topology)
     if larger is None:

@@ -17,7 +17,7 @@ import msgspec
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo import names
 from lingvo_gshard.planning.compiling import cache
-from lingvo_gshard.planning.compiling.cache import CompiledProgram
+from lingvo_gshard.planning.compiling.cache import OptimizedHlo
 from lingvo_gshard.planning.compiling.tpu_worker import Answer, Request
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.runtime.child_process import start_module
@@ -65,7 +65,7 @@ class TpuProcess:
         generates_code: bool,
         on_code: Callable[[], None],
         options: Mapping[str, str] | None = None,
-    ) -> CompiledProgram:
+    ) -> OptimizedHlo:
         """Compiles a program as far as a plan needs it.
 
         Args:
@@ -93,7 +93,7 @@ class TpuProcess:
                 on_code()
             answer = self._answer()
             proto, memory = cache.read(self._directory.name, answer.code)
-        return CompiledProgram(
+        return OptimizedHlo(
             proto=proto,
             memory=memory,
             seconds=time.monotonic() - started,

@@ -5,15 +5,15 @@ import os
 import pytest
 
 from lingvo_gshard.hlo import FullReplication
-from lingvo_gshard.planning.compiling.cache import CompilationCache, CompiledProgram
+from lingvo_gshard.planning.compiling.cache import CompilationCache, OptimizedHlo
 
 REPLICATED = FullReplication("layer/einsum", "{devices=[2,1]0,1}", "{devices=[1,2]0,1}")
 KEYS = tuple(digit * 64 for digit in "abc")
 
 
-def compiled(content: bytes = b"hlo", seconds: float = 2.5) -> CompiledProgram:
+def compiled(content: bytes = b"hlo", seconds: float = 2.5) -> OptimizedHlo:
     memory = {"arguments": 1, "outputs": 2, "temporaries": 3, "code": 4, "peak": 10}
-    return CompiledProgram(content, memory, seconds, [REPLICATED], True, "a note", False)
+    return OptimizedHlo(content, memory, seconds, [REPLICATED], True, "a note", False)
 
 
 def counts(cache: CompilationCache) -> tuple[int, int, int]:
