@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.options import option
-from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.sharding.options import PartitioningOptions
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")

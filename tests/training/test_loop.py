@@ -263,7 +263,7 @@ def test_rows_that_waited_for_space_are_written_before_a_checkpoint(tmp_path, mo
 
 
 def test_training_on_a_full_disk_continues_and_ends_with_an_error(tmp_path, monkeypatch):
-    from lingvo_gshard.training.run.checkpoint import places as checkpoint
+    from lingvo_gshard.training.run.checkpoint import storage as checkpoint
 
     usage = checkpoint.shutil.disk_usage("/")
     run = Run(tmp_path, on_batch=lambda n: n == 5 and full.append(1))

@@ -21,8 +21,13 @@ import msgspec
 
 import lingvo_gshard
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.runtime.cluster.member import (
+    DEFAULT_TIMEOUT,
+    ClusterMember,
+    ClusterOptions,
+    find_member,
+)
 from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor, RollCall
-from lingvo_gshard.runtime.cluster.place import DEFAULT_TIMEOUT, ClusterOptions, Place, find_place
 from lingvo_gshard.runtime.cluster.rendezvous import (
     SECRET,
     bind_address,
@@ -60,16 +65,16 @@ class Cluster:
       roll_call: finds the process that is stuck when no step ends any more.
     """
 
-    def __init__(self, place: Place | None = None):
+    def __init__(self, member: ClusterMember | None = None):
         self.logdir: Logdir | None = None
         self.roll_call = RollCall(
-            place.index if place else 0,
-            place.count if place else 1,
+            member.index if member else 0,
+            member.count if member else 1,
             self._send,
             self._end_all,
             lambda: self.logdir.path if self.logdir else None,
         )
-        self._place = place
+        self._member = member
         self._monitor: PeerMonitor | None = None
         self._is_leaving = threading.Event()
         self._is_closed = False
@@ -90,21 +95,21 @@ class Cluster:
             processes come in time, or their shared options differ.
         """
         options = options or ClusterOptions()
-        place = find_place(options)
-        cluster = cls(place)
-        if place is not None:
-            cluster._connect(place, options.coordinator_timeout, shared or {})
+        member = find_member(options)
+        cluster = cls(member)
+        if member is not None:
+            cluster._connect(member, options.coordinator_timeout, shared or {})
         return cluster
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self._place.count if self._place else 1
+        return self._member.count if self._member else 1
 
     @property
     def index(self) -> int:
         """Number of this process, from 0."""
-        return self._place.index if self._place else 0
+        return self._member.index if self._member else 0
 
     @property
     def is_main(self) -> bool:
@@ -132,17 +137,17 @@ class Cluster:
         timer.daemon = True
         timer.start()
 
-    def _connect(self, place: Place, timeout: float, shared: dict[str, str]) -> None:
-        if place.index == 0:
-            # The name is resolved once, so that all services listen at the same address.
-            place = dataclasses.replace(place, bind_address=bind_address(place))
+    def _connect(self, member: ClusterMember, timeout: float, shared: dict[str, str]) -> None:
+        if member.index == 0:
+            # Its name is resolved once, so that all that listens does so at the same address.
+            member = dataclasses.replace(member, bind_address=bind_address(member))
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
-        connections = meet(place, versions | shared, timeout)
-        if place.index == 0 and is_open_to_strangers(place):
-            print(_OPEN.format(address=place.address), file=sys.stderr)
+        connections = meet(member, versions | shared, timeout)
+        if member.index == 0 and is_open_to_strangers(member):
+            print(_OPEN.format(address=member.address), file=sys.stderr)
         _delay_aborts()
         self._monitor = PeerMonitor(
-            place.index, connections, self._on_departure, _end, self.roll_call.on_message
+            member.index, connections, self._on_departure, _end, self.roll_call.on_message
         )
         atexit.register(self._at_exit)
         State.before_abrupt_end.append(self._at_abrupt_end)
@@ -150,12 +155,12 @@ class Cluster:
         # jax's preemption service would take SIGTERM away from training/run/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
-            place.address,
-            num_processes=place.count,
-            process_id=place.index,
-            local_device_ids=place.local_devices,
+            member.address,
+            num_processes=member.count,
+            process_id=member.index,
+            local_device_ids=member.local_devices,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=_with_port(place) if place.index == 0 else None,
+            coordinator_bind_address=_with_port(member) if member.index == 0 else None,
             initialization_timeout=max(int(timeout), DEFAULT_TIMEOUT),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
@@ -229,9 +234,9 @@ class Cluster:
         return text + (f" (last checkpoint: step {step:,})" if step else " (no checkpoint yet)")
 
 
-def _with_port(place: Place) -> str:
-    """Returns the address and port for jax's own service to listen at."""
-    return dataclasses.replace(place, host=bind_address(place)).address
+def _with_port(member: ClusterMember) -> str:
+    """Returns the address and port at which jax's own service listens."""
+    return dataclasses.replace(member, host=bind_address(member)).address
 
 
 def _departure_of(error: BaseException) -> tuple[str, int, int]:

@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.runtime.cluster.place import Place
+from lingvo_gshard.runtime.cluster.member import ClusterMember
 
 # The environment variable of the secret that all processes share.
 SECRET = "GSHARD_CLUSTER_SECRET"
@@ -82,11 +82,13 @@ class Reply(msgspec.Struct):
     proof: str = ""
 
 
-def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, socket.socket]:
+def meet(
+    member: ClusterMember, options: dict[str, str], timeout: float
+) -> dict[int, socket.socket]:
     """Waits for all processes and returns the connections to them.
 
     Args:
-      place: this process.
+      member: this process.
       options: options that all processes must share, by name.
       timeout: seconds to wait for the others.
 
@@ -97,15 +99,15 @@ def meet(place: Place, options: dict[str, str], timeout: float) -> dict[int, soc
     Raises:
       UserError: a process did not come or has other options. Every process that came raises it.
     """
-    shared = {"num_processes": str(place.count), **options}
+    shared = {"num_processes": str(member.count), **options}
     shared = {name: _short(text) for name, text in shared.items()}
-    if place.index == 0:
-        return _Reception(place, shared).receive_all(timeout)
-    return {0: _report(place, shared, timeout)}
+    if member.index == 0:
+        return _Reception(member, shared).receive_all(timeout)
+    return {0: _report(member, shared, timeout)}
 
 
-def bind_address(place: Place) -> str:
-    """Returns the address for process 0 to listen at: the coordinator's address or all addresses.
+def bind_address(member: ClusterMember) -> str:
+    """Returns the address at which process 0 listens: the coordinator's, if that is possible.
 
     Many systems give a machine's own name a loopback address. Other machines reach the machine by
     another address. Process 0 then listens at all addresses.
@@ -113,24 +115,24 @@ def bind_address(place: Place) -> str:
     Raises:
       UserError: the coordinator's name is unknown; names --coordinator.
     """
-    if place.bind_address:
-        return place.bind_address
+    if member.bind_address:
+        return member.bind_address
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(member.host, member.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(
-            f"`coordinator={place.address}`: process 0 does not know this host ({error.strerror})"
+            f"`coordinator={member.address}`: process 0 does not know this host ({error.strerror})"
         ) from None
     address = str(found[0][4][0])
     is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    if is_loopback and place.host not in ("localhost", address):
+    if is_loopback and member.host not in ("localhost", address):
         return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     return address
 
 
-def is_open_to_strangers(place: Place) -> bool:
+def is_open_to_strangers(member: ClusterMember) -> bool:
     """Returns whether other machines may reach process 0, and no secret keeps them out."""
-    address = ipaddress.ip_address(bind_address(place).partition("%")[0])
+    address = ipaddress.ip_address(bind_address(member).partition("%")[0])
     return not address.is_loopback and not os.environ.get(SECRET)
 
 
@@ -170,8 +172,8 @@ def _short(text: str) -> str:
 class _Reception:
     """Process 0's side of `meet`."""
 
-    def __init__(self, place: Place, options: dict[str, str]):
-        self._place, self._options = place, options
+    def __init__(self, member: ClusterMember, options: dict[str, str]):
+        self._member, self._options = member, options
         self._arrived: dict[int, socket.socket] = {}
         self._nonces: dict[socket.socket, str] = {}
         # Connections that have said hello, and the number of connections with another secret.
@@ -182,10 +184,10 @@ class _Reception:
     def receive_all(self, timeout: float) -> dict[int, socket.socket]:
         """Waits for a hello of every other process, and replies to all of them."""
         deadline = time.monotonic() + timeout
-        with _listen(self._place) as listener:
+        with _listen(self._member) as listener:
             threading.Thread(target=self._accept, args=[listener], daemon=True).start()
             try:
-                while len(self._arrived) < self._place.count - 1:
+                while len(self._arrived) < self._member.count - 1:
                     self._admit(deadline, timeout)
             except ValueError as error:
                 while not self._hellos.empty():
@@ -247,13 +249,13 @@ class _Reception:
 
     def _missing(self, timeout: float) -> str:
         """Returns a sentence on the processes that did not come."""
-        place = self._place
-        missing = [str(k) for k in range(1, place.count) if k not in self._arrived]
+        member = self._member
+        missing = [str(k) for k in range(1, member.count) if k not in self._arrived]
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         others = f"; {self._strangers} with another {SECRET} were refused" * bool(self._strangers)
         return (
-            f"`num_processes={place.count}` processes were expected at "
-            f"`coordinator={place.address}`, but within {timeout:.0f} s none came with "
+            f"`num_processes={member.count}` processes were expected at "
+            f"`coordinator={member.address}`, but within {timeout:.0f} s none came with "
             f"`process_id` {shown}{others}"
         )
 
@@ -269,10 +271,10 @@ class _Reception:
             raise UserError(
                 f"process {process} has `{name}={theirs}`, but process 0 has `{name}={mine}`"
             )
-        if not 0 <= process < self._place.count:
+        if not 0 <= process < self._member.count:
             raise UserError(
                 f"a process came with `process_id={process}`; with "
-                f"`num_processes={self._place.count}`, 1 to {self._place.count - 1} is expected"
+                f"`num_processes={self._member.count}`, 1 to {self._member.count - 1} is expected"
             )
         if process == 0 or process in self._arrived:
             raise UserError(f"two processes were started with `process_id={process}`")
@@ -281,49 +283,49 @@ class _Reception:
 _OTHER_SECRET = f"process 0 has another {SECRET}; set the same value for all processes"
 
 
-def _listen(place: Place) -> socket.socket:
-    address = bind_address(place)
+def _listen(member: ClusterMember) -> socket.socket:
+    address = bind_address(member)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     is_dual = address == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(
-            (address, place.port), family=family, backlog=_MOST_LISTENERS, dualstack_ipv6=is_dual
+            (address, member.port), family=family, backlog=_MOST_LISTENERS, dualstack_ipv6=is_dual
         )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise UserError(
-            f"`coordinator={place.address}`: process 0 cannot open port {place.port} here at "
+            f"`coordinator={member.address}`: process 0 cannot open port {member.port} here at "
             f"{address} ({reason}); choose a free port of process 0's machine, or another "
             "`coordinator_bind_address`"
         ) from None
 
 
-def _report(place: Place, options: dict[str, str], timeout: float) -> socket.socket:
+def _report(member: ClusterMember, options: dict[str, str], timeout: float) -> socket.socket:
     """The side of the other processes: tries until process 0 answers, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
-        connection, problem = _try_to_connect(place, deadline)
+        connection, problem = _try_to_connect(member, deadline)
         if connection is not None:
-            hello = Hello(place.index, options, secrets.token_hex(16))
+            hello = Hello(member.index, options, secrets.token_hex(16))
             challenge = read_line(connection, Challenge, _HELLO_SECONDS)
             if challenge and challenge.protocol == _PROTOCOL:
                 hello.proof = _proof_of_hello(challenge, hello)
                 send_line(connection, hello)
                 # Process 0 may start to wait only now.
                 reply = read_line(connection, Reply, timeout + _HELLO_SECONDS)
-                if reply and _is_believed(reply, hello, place):
+                if reply and _is_believed(reply, hello, member):
                     return connection
             connection.close()
             problem = "another program answers there"
         if time.monotonic() >= deadline:
             raise UserError(
-                f"`coordinator={place.address}` could not be reached within {timeout:.0f} s "
+                f"`coordinator={member.address}` could not be reached within {timeout:.0f} s "
                 f"({problem}); process 0 is expected there"
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _is_believed(reply: Reply, hello: Hello, place: Place) -> bool:
+def _is_believed(reply: Reply, hello: Hello, member: ClusterMember) -> bool:
     """Returns whether process 0 says that the cluster is complete.
 
     Raises:
@@ -334,14 +336,14 @@ def _is_believed(reply: Reply, hello: Hello, place: Place) -> bool:
             raise UserError(reply.error)
         return True
     if reply.error == _OTHER_SECRET:
-        raise UserError(f"`coordinator={place.address}`: {_OTHER_SECRET}")
+        raise UserError(f"`coordinator={member.address}`: {_OTHER_SECRET}")
     return False
 
 
-def _try_to_connect(place: Place, deadline: float) -> tuple[socket.socket | None, str]:
+def _try_to_connect(member: ClusterMember, deadline: float) -> tuple[socket.socket | None, str]:
     timeout = min(max(deadline - time.monotonic(), 0.1), 5.0)
     try:
-        return socket.create_connection((place.host, place.port), timeout=timeout), ""
+        return socket.create_connection((member.host, member.port), timeout=timeout), ""
     except OSError as error:
         return None, error.strerror or str(error)
 

@@ -12,7 +12,7 @@ from absl import flags
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
-from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 

@@ -20,7 +20,7 @@ from absl import flags
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
-from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lingvo_gshard.runtime.cluster import rendezvous
-from lingvo_gshard.runtime.cluster.place import Place
+from lingvo_gshard.runtime.cluster.member import ClusterMember
 from lingvo_gshard.runtime.cluster.rendezvous import (
     SECRET,
     Challenge,
@@ -34,7 +34,7 @@ def call_all(*cards, seconds=20.0, port=None):
     def call(card):
         count, index, options = card
         try:
-            return meet(Place("localhost", port, count, index), options, seconds)
+            return meet(ClusterMember("localhost", port, count, index), options, seconds)
         except ValueError as error:
             return error
 
@@ -84,14 +84,14 @@ def test_missing_coordinator_is_reported():
 
 def test_unknown_host_is_reported():
     with pytest.raises(ValueError, match="`coordinator=no-such-host.invalid:1234` could not be"):
-        meet(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
+        meet(ClusterMember("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
 
 
 def test_occupied_port_is_reported():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"process 0 cannot open port {port} here"):
-            meet(Place("localhost", port, 2, 0), {}, 5.0)
+            meet(ClusterMember("localhost", port, 2, 0), {}, 5.0)
 
 
 def test_duplicate_process_id_is_reported():
@@ -154,7 +154,7 @@ def test_foreign_server_at_the_address_is_reported():
         threading.Thread(target=answer, daemon=True).start()
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match="another program answers there"):
-            meet(Place("localhost", port, 2, 1), {}, 1.0)
+            meet(ClusterMember("localhost", port, 2, 1), {}, 1.0)
         other.shutdown(socket.SHUT_RDWR)
 
 
@@ -234,7 +234,7 @@ def test_process_0_without_the_secret_is_not_believed(monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(ValueError, match="another program answers there"):
-            meet(Place("localhost", port, 2, 1), {}, 1.0)
+            meet(ClusterMember("localhost", port, 2, 1), {}, 1.0)
         false.shutdown(socket.SHUT_RDWR)
 
 
@@ -249,18 +249,18 @@ def test_process_0_listens_at_the_coordinators_address_alone():
 
 
 def test_bind_addresses(monkeypatch):
-    assert bind_address(Place("127.0.0.1", 1, 2, 0)) == "127.0.0.1"
-    assert bind_address(Place("localhost", 1, 2, 0)) in ("127.0.0.1", "::1")
-    assert bind_address(Place("10.9.8.7", 1, 2, 0, bind_address="0.0.0.0")) == "0.0.0.0"
+    assert bind_address(ClusterMember("127.0.0.1", 1, 2, 0)) == "127.0.0.1"
+    assert bind_address(ClusterMember("localhost", 1, 2, 0)) in ("127.0.0.1", "::1")
+    assert bind_address(ClusterMember("10.9.8.7", 1, 2, 0, bind_address="0.0.0.0")) == "0.0.0.0"
     # A machine's own name that /etc/hosts gives a loopback address, as Debian does.
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert bind_address(Place("own-name", 1, 2, 0)) in ("::", "0.0.0.0")
+    assert bind_address(ClusterMember("own-name", 1, 2, 0)) in ("::", "0.0.0.0")
 
 
 def test_strangers_are_kept_out_by_loopback_or_a_secret(monkeypatch):
     monkeypatch.delenv(SECRET, raising=False)
-    assert is_open_to_strangers(Place("10.9.8.7", 1, 2, 0))
-    assert not is_open_to_strangers(Place("127.0.0.1", 1, 2, 0))
+    assert is_open_to_strangers(ClusterMember("10.9.8.7", 1, 2, 0))
+    assert not is_open_to_strangers(ClusterMember("127.0.0.1", 1, 2, 0))
     monkeypatch.setenv(SECRET, "ours")
-    assert not is_open_to_strangers(Place("10.9.8.7", 1, 2, 0))
+    assert not is_open_to_strangers(ClusterMember("10.9.8.7", 1, 2, 0))

@@ -17,7 +17,7 @@ import pytest
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run.checkpoint import places, run_item
+from lingvo_gshard.training.run.checkpoint import run_item, storage
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 
@@ -180,9 +180,9 @@ def test_all_checkpoints_damaged_is_an_error(store, tmp_path):
 
 def test_full_disk_is_reported_and_training_continues(store, said, monkeypatch):
     save(store, 4)
-    usage = places.shutil.disk_usage("/")
+    usage = storage.shutil.disk_usage("/")
     with monkeypatch.context() as patch:
-        patch.setattr(places.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        patch.setattr(storage.shutil, "disk_usage", lambda _: usage._replace(free=1000))
         store.save(8, make_state(8), {"index": 8}, "")
     assert said == [
         "Warning: the checkpoint of step 8 could not be saved (no space left: 1 MB needed, "

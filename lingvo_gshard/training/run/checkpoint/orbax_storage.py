@@ -134,8 +134,8 @@ def _private(module: str, *names: str) -> Any:
     if found is None or not all(hasattr(found, name) for name in names):
         raise ImportError(
             f"Orbax {ocp.__version__} no longer has its private {module} with {', '.join(names)}, "
-            "which checkpoints in buckets need; lingvo_gshard/training/run/checkpoint/places.py "
-            "is the one file that names it"
+            "which checkpoints in buckets need; training/run/checkpoint/orbax_storage.py of "
+            "lingvo_gshard is the one file that names it"
         )
     return found
 

@@ -31,7 +31,6 @@ from lingvo_gshard.training.run.checkpoint.arrays import (
 )
 from lingvo_gshard.training.run.checkpoint.choice import NEWEST, best_of, in_order
 from lingvo_gshard.training.run.checkpoint.orbax_storage import quiet_orbax, reason_of, steps_in
-from lingvo_gshard.training.run.checkpoint.places import NewestAndBest, place_of
 from lingvo_gshard.training.run.checkpoint.run_item import (
     Best,
     Checkpoint,
@@ -39,6 +38,7 @@ from lingvo_gshard.training.run.checkpoint.run_item import (
     WriteExtras,
     read_run,
 )
+from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
 from lingvo_gshard.training.run.signals import State
 
 Say = Callable[[str], None]
@@ -79,7 +79,7 @@ class CheckpointStore:
           before_commit: called before a checkpoint in a bucket becomes complete.
         """
         self._directory = stores.absolute(directory)
-        self._place = place_of(self._directory, before_commit)
+        self._storage = storage_of(self._directory, before_commit)
         self._policy = NewestAndBest(keep)
         self.say = say
         self._writable = writable
@@ -91,7 +91,7 @@ class CheckpointStore:
     @property
     def advice(self) -> str:
         """Tells the user what to do if a checkpoint could not be saved."""
-        return self._place.advice
+        return self._storage.advice
 
     @property
     def steps(self) -> list[int]:
@@ -252,13 +252,13 @@ class CheckpointStore:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            reason = self._place.reason_of(error)
+            reason = self._storage.reason_of(error)
             self._warn(f"the last checkpoint could not be saved ({reason})")
         self._close_manager()
 
     def _open(self) -> ocp.CheckpointManager | None:
         if self._writable:
-            processes.together(lambda: self._place.prepare() if processes.is_main() else None)
+            processes.together(lambda: self._storage.prepare() if processes.is_main() else None)
         self._steps = processes.from_main(steps_in(self._directory))
         if not self._writable:
             order = in_order(self._directory, self._steps, self._choice)
@@ -268,7 +268,7 @@ class CheckpointStore:
         self._policy.best_step = processes.from_main(best.step if best else None)
         several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
-            **self._place.options(self._policy),
+            **self._storage.options(self._policy),
             create=False,
             # If a thread could not create a directory, Orbax's other threads would wait for it
             # for 300 seconds and then report that.
@@ -312,13 +312,13 @@ class CheckpointStore:
         """Raises an error if the checkpoint cannot be written, or would fill the disk."""
         own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
         needed = sum(processes.gather(own)) + 2**20
-        self._place.check_writable(needed)
+        self._storage.check_writable(needed)
 
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""
         assert self._saving
         (step, _), self._saving = self._saving, None
-        reason = self._place.reason_of(error)
+        reason = self._storage.reason_of(error)
         self._close_manager()
         self._manager = None
         # A bucket that does not answer: the next save tries again.
@@ -340,11 +340,11 @@ class CheckpointStore:
 
     def _delete(self, step: int) -> None:
         if processes.is_main():
-            self._place.delete(step)
+            self._storage.delete(step)
 
     def _rename_damaged(self, step: int) -> None:
         if processes.is_main():
-            self.say(f"The damaged checkpoint was moved to {self._place.set_aside(step)}")
+            self.say(f"The damaged checkpoint was moved to {self._storage.set_aside(step)}")
 
     def _none_readable(self, steps: list[int]) -> None:
         """Returns None if there were no checkpoints, else raises ValueError."""

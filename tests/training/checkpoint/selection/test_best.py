@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.training.run.checkpoint.choice import preferred
-from lingvo_gshard.training.run.checkpoint.places import NewestAndBest
 from lingvo_gshard.training.run.checkpoint.run_item import Best
+from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state
 

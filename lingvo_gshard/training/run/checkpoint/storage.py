@@ -1,8 +1,4 @@
-"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them.
-
-Orbax knows gs://, not s3:// (its issue 359), and neither with time limits. `teach_orbax` gives it
-the stores of core/files. This is the only file that names Orbax's private modules.
-"""
+"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them."""
 
 from __future__ import annotations
 
@@ -69,7 +65,7 @@ _TRIAL = f"trial{_DELETED}"
 _MOST_FILES = 100
 
 
-class Place(Protocol):
+class CheckpointStorage(Protocol):
     """A directory of checkpoints.
 
     Attributes:
@@ -107,17 +103,19 @@ class Place(Protocol):
         ...
 
 
-def place_of(directory: pathlib.Path, before_commit: Callable[[], None]) -> Place:
-    """Returns the place of a directory of checkpoints.
+def storage_of(directory: pathlib.Path, before_commit: Callable[[], None]) -> CheckpointStorage:
+    """Returns the storage of a directory of checkpoints.
 
     Args:
       directory: the directory.
       before_commit: called before a checkpoint in a bucket becomes complete.
     """
-    return InBucket(directory, before_commit) if is_bucket(directory) else OnDisk(directory)
+    return (
+        BucketStorage(directory, before_commit) if is_bucket(directory) else DiskStorage(directory)
+    )
 
 
-class OnDisk:
+class DiskStorage:
     """A directory on a disk, where renaming is atomic."""
 
     advice = "Free some disk space"
@@ -188,7 +186,7 @@ class OnDisk:
         return reason_of(error)
 
 
-class InBucket:
+class BucketStorage:
     """A directory in a bucket, where a marker says that a checkpoint is complete."""
 
     advice = "Check the bucket, the credentials and the network"

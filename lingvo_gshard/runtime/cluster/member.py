@@ -1,4 +1,4 @@
-"""Place: a cluster's address and this process's number in it, from options or the environment."""
+"""ClusterMember: which process of a cluster this one is, from options or from the environment."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ClusterOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A process's place in its cluster.
+class ClusterMember:
+    """One process of a cluster.
 
     Attributes:
       host: host of process 0.
@@ -60,8 +60,8 @@ class Place:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def find_place(options: ClusterOptions) -> Place | None:
-    """Returns this process's place; None if it runs alone.
+def find_member(options: ClusterOptions) -> ClusterMember | None:
+    """Returns which member this process is; None if it runs alone.
 
     Raises:
       UserError: options are missing, contradict each other or are out of range.
@@ -95,7 +95,7 @@ def find_place(options: ClusterOptions) -> Place | None:
     bind_address = options.coordinator_bind_address
     if bind_address is not None:
         _check_address(bind_address)
-    return Place(host, port, num_processes, process_id, local_devices, bind_address)
+    return ClusterMember(host, port, num_processes, process_id, local_devices, bind_address)
 
 
 def _check_address(address: str) -> None:
