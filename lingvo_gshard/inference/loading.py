@@ -15,7 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.programs.executables import PREPARE, Executables, ProgramKey
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker, row_parts
 from lingvo_gshard.runtime.program.array import Array

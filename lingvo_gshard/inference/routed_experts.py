@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.inference.decoding.state import StateShape
-from lingvo_gshard.inference.engine import placement
+from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.programs.executables import GATES, ProgramKey
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
@@ -68,8 +68,8 @@ def routed_experts_program(facts: ModelFacts, tokens: int, source: int) -> Progr
       tokens: the number of tokens of the text.
       source: the number of tokens of the source; 0 for a model without sources.
     """
-    length = placement.fitting(placement.LENGTHS, tokens)
-    memory = placement.fitting(placement.LENGTHS, source, facts.most_source) if source else 0
+    length = shapes.fitting(shapes.LENGTHS, tokens)
+    memory = shapes.fitting(shapes.LENGTHS, source, facts.most_source) if source else 0
     return ProgramKey(GATES, shape=StateShape(1, length, memory))
 
 

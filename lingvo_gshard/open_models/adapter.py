@@ -18,9 +18,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor
 from lingvo_gshard.open_models.exporting import ExportSource
-from lingvo_gshard.open_models.placement import Piece
 from lingvo_gshard.open_models.shards import Published, Tensor, write_file
 from lingvo_gshard.open_models.table import Rearrangement
+from lingvo_gshard.open_models.weight_mapping import Piece
 from lingvo_gshard.training.step.trainer import Trainer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -84,7 +84,7 @@ class PublishedAdapter:
                 f"`format=peft` writes adapters only, but {others[0]} was trained, too; {_INSTEAD}"
             )
         layers, factors = [], []
-        for name, pieces in source.placement.pieces.items():
+        for name, pieces in source.mapping.pieces.items():
             for piece in pieces:
                 found = _factors_of_piece(source, name, piece)
                 if found:
@@ -147,7 +147,7 @@ class PublishedAdapter:
         ends = sorted({layer.rpartition(".")[2] for layer in self.layers})
         named = [
             name.removesuffix(_SUFFIX)
-            for name in self.source.placement.pieces
+            for name in self.source.mapping.pieces
             if name.removesuffix(_SUFFIX).rpartition(".")[2] in ends
         ]
         return ends if set(named) == set(self.layers) else list(self.layers)

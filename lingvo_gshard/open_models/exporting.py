@@ -20,7 +20,6 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.differences import check_same_task, why_none_fits
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.importing import PublishedRecord, read_record
-from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.shards import (
     FILE_BYTES,
     Tensor,
@@ -29,6 +28,7 @@ from lingvo_gshard.open_models.shards import (
     write_file,
     write_index,
 )
+from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -114,15 +114,15 @@ class ExportSource:
         write_index(files, directory)
 
     @functools.cached_property
-    def placement(self) -> Placement:
+    def mapping(self) -> WeightMapping:
         """The places of the published tensors."""
-        return Placement.of(self.family.table, without_factors(self.specs))
+        return WeightMapping.of(self.family.table, without_factors(self.specs))
 
     def _tensors(self) -> list[Tensor]:
         """Returns the published tensors, in the order of the weights."""
-        order = {path: number for number, path in enumerate(self.placement.specs)}
+        order = {path: number for number, path in enumerate(self.mapping.specs)}
         items = sorted(
-            self.placement.pieces.items(),
+            self.mapping.pieces.items(),
             key=lambda item: (order[item[1][0].weight], item[1][0].index),
         )
         return [
@@ -131,7 +131,7 @@ class ExportSource:
         ]
 
     def _dtype(self, name: str, piece: Piece) -> str:
-        usual = _TYPES[self.placement.specs[piece.weight].dtype]
+        usual = _TYPES[self.mapping.specs[piece.weight].dtype]
         return self.record.dtypes.get(name, usual)
 
 
@@ -143,7 +143,7 @@ class _Values:
         from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
 
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
-        self._placement = source.placement
+        self._mapping = source.mapping
         self._specs = dict(source.specs.flatten_items())
         self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
@@ -159,8 +159,8 @@ class _Values:
                 yield pending.popleft()[1].result()
 
     def _value(self, tensor: Tensor) -> np.ndarray:
-        pieces = list(self._placement.pieces[tensor.name])
-        dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
+        pieces = list(self._mapping.pieces[tensor.name])
+        dtype = np.dtype(self._mapping.specs[pieces[0].weight].dtype)
         published = np.empty(tensor.shape, dtype)
         if len(pieces) > 1 or pieces[0].published_shape != tensor.shape:
             published[...] = 0

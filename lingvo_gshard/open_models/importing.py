@@ -25,8 +25,8 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, co
 from lingvo_gshard.layers.lora import is_factor, without_factors
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
-from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.shards import Published, Shards
+from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision
@@ -66,14 +66,14 @@ class PublishedModel:
       family: the family of its architecture.
       params: its experiment.
       shards: its tensors.
-      placement: where the tensors go.
+      mapping: where the tensors go.
     """
 
     directory: pathlib.Path
     family: Family
     params: Params
     shards: Shards
-    placement: Placement
+    mapping: WeightMapping
 
     @classmethod
     def open(cls, directory: str | os.PathLike, params: Params) -> PublishedModel:
@@ -99,9 +99,9 @@ class PublishedModel:
         left_out = family.left_out(config)
         shards = Shards(source)
         specs = without_factors(weight_specs(params))
-        placement = Placement.of(family.table, specs)
-        model = cls(source, family, params, shards, placement)
-        shapes = {name: pieces[0].published_shape for name, pieces in placement.pieces.items()}
+        mapping = WeightMapping.of(family.table, specs)
+        model = cls(source, family, params, shards, mapping)
+        shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}
         model._accept_copies(shapes)
         shards.check(shapes, left_out)
         return model
@@ -132,7 +132,7 @@ class PublishedModel:
 
         found = []
         for piece, name in self._by_weight[path]:
-            shape = self.placement.specs[path].shape[len(piece.index) :]
+            shape = self.mapping.specs[path].shape[len(piece.index) :]
             tensor = self.shards.tensors[name]
             read = functools.partial(_read, piece, tensor)
             found.append(streamed.Part(piece.index, shape, tensor.nbytes, read))
@@ -144,16 +144,16 @@ class PublishedModel:
 
     @functools.cached_property
     def _by_weight(self) -> Mapping[str, list[tuple[Piece, str]]]:
-        return self.placement.of_weights()
+        return self.mapping.of_weights()
 
     @property
     def nbytes(self) -> int:
         """The size of the weights as the run stores them."""
-        return sum(_nbytes(spec) for spec in self.placement.specs.values())
+        return sum(_nbytes(spec) for spec in self.mapping.specs.values())
 
     def record(self) -> PublishedRecord:
         """Returns what a later export must know of the published tensors."""
-        names = [name for name in self.placement.pieces if name in self.shards.tensors]
+        names = [name for name in self.mapping.pieces if name in self.shards.tensors]
         return PublishedRecord(
             model_type=self.family.model_type,
             dtypes={name: self.shards.tensors[name].dtype for name in names},
@@ -206,7 +206,7 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
         logdir=os.fspath(logdir),
         experiment=params.name,
         tensors=len(tensors),
-        parameters=sum(math.prod(spec.shape) for spec in model.placement.specs.values()),
+        parameters=sum(math.prod(spec.shape) for spec in model.mapping.specs.values()),
         bytes=sum(tensor.nbytes for tensor in tensors),
         left_out=len(model.shards.tensors) - len(tensors),
     )
@@ -230,7 +230,7 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
 
     theta = {
         path: streamed.StreamedArray(spec.shape, np.dtype(spec.dtype), model.parts(path))
-        for path, spec in model.placement.specs.items()
+        for path, spec in model.mapping.specs.items()
     }
     for path, value in _initial_factors(params).items():
         part = streamed.Part((), value.shape, value.nbytes, lambda value=value: value)

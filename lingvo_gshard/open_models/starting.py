@@ -80,7 +80,7 @@ class PublishedStart:
         Raises:
           UserError: a file cannot be read.
         """
-        specs = self._model.placement.specs
+        specs = self._model.mapping.specs
         self._say(f"Starting from the published model in {self._directory}")
         if abstract_state is None:
             arrays: dict[str, Any] = {
@@ -110,7 +110,7 @@ class PublishedStart:
 
     def _read(self, path: str, box: Box) -> np.ndarray:
         """Returns the part of a weight within a box."""
-        spec = self._model.placement.specs[path]
+        spec = self._model.mapping.specs[path]
         result = np.empty([stop - start for start, stop in box], np.dtype(spec.dtype))
         for piece, name in self._model.pieces(path):
             depth = len(piece.index)

@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request

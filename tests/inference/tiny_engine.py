@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask

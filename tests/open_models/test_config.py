@@ -10,7 +10,7 @@ from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import FAMILIES
 from lingvo_gshard.open_models.families.family import extra_layers
 from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.placement import Placement
+from lingvo_gshard.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG
 
 
@@ -59,9 +59,9 @@ def test_a_task_gives_the_config_that_it_was_made_from(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_weight_has_a_tensor(case):
     params = experiment_of(case_config(case))
-    placement = Placement.of(FAMILIES[case.model_type].table, weight_specs(params))
-    assert all(placement.of_weights().values())
-    assert ("lm_head.weight" in placement.pieces) is not params.task.tie_softmax
+    mapping = WeightMapping.of(FAMILIES[case.model_type].table, weight_specs(params))
+    assert all(mapping.of_weights().values())
+    assert ("lm_head.weight" in mapping.pieces) is not params.task.tie_softmax
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import llama
 from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.placement import Placement
 from lingvo_gshard.open_models.shards import Tensor, plan_files, write_file, write_index
+from lingvo_gshard.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG, write_tokenizer
 
 MEGABYTE, GIBIBYTE = 10**6, 2**30
@@ -52,7 +52,7 @@ def write_model(directory: pathlib.Path, megabytes: int) -> list[Tensor]:
     (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory)
     specs = weight_specs(experiment_of(PublishedConfig.load(directory)))
-    pieces = Placement.of(llama.FAMILY.table, specs).pieces
+    pieces = WeightMapping.of(llama.FAMILY.table, specs).pieces
     tensors = [Tensor(name, found[0].published_shape, "BF16") for name, found in pieces.items()]
     rng = np.random.default_rng(0)
     files = plan_files(tensors, directory, file_bytes=GIBIBYTE)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import lingvo_gshard as gshard
 from lingvo_gshard.export.decoder import DecodeFunction, TrainedModel, decoding_weights
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request

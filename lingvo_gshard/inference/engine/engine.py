@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
-from lingvo_gshard.inference.engine import placement
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine import shapes
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.engine.waiting import BeamRow, Row, TokenRow, WaitingRows
 from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.options import DecodingOptions
@@ -96,10 +96,10 @@ class Engine:
         kind, parts = options.kind, self.executables.parts
         for count in (1, self._options.most_texts(kind.beam)):
             for wanted in lengths:
-                length = placement.fitting(placement.LENGTHS, wanted)
+                length = shapes.fitting(shapes.LENGTHS, wanted)
                 source = min(length, self.facts.most_source)
-                shape = StateShape(parts * placement.fitting(placement.ROWS, count), length, source)
-                for key in placement.program_keys(kind, shape, parts):
+                shape = StateShape(parts * shapes.fitting(shapes.ROWS, count), length, source)
+                for key in shapes.program_keys(kind, shape, parts):
                     self.executables.get(key)
 
     @property

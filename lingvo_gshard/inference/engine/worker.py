@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind
-from lingvo_gshard.inference.engine import placement
+from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.decode_batch import DecodeBatch
-from lingvo_gshard.inference.engine.placement import EngineOptions, Placement, Plan
+from lingvo_gshard.inference.engine.shapes import EngineOptions, Plan, ShapeSelector
 from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
 from lingvo_gshard.inference.programs.executables import STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
@@ -43,7 +43,7 @@ class Worker:
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
         self._waiting = waiting
-        self._placement = Placement(facts, executables, waiting, options)
+        self._selector = ShapeSelector(facts, executables, waiting, options)
         self._batches: dict[SearchKind, DecodeBatch] = {}
         # Batches of texts that have outgrown their shape before a larger one was compiled.
         self._outgrown: list[DecodeBatch] = []
@@ -135,23 +135,23 @@ class Worker:
           entering: gets the texts.
         """
         kind = batch.kind
-        most = self._placement.largest(kind)
+        most = self._selector.largest(kind)
         waiting, free = self._waiting.count(kind), most - batch.active
-        if not waiting or (waiting > free and free < max(most // placement.FREE_SHARE, 1)):
+        if not waiting or (waiting > free and free < max(most // shapes.FREE_SHARE, 1)):
             return None
         # While few wait, the other workers take their share.
         share = max(self._waiting.share(kind) - batch.active, 1)
-        wanted = max(map(self._placement.size, batch.texts), default=0)
+        wanted = max(map(self._selector.size, batch.texts), default=0)
         found: Plan | None = None
         failed: list[tuple[Row, BaseException]] = []
 
         def choose(rows: list[Row], is_shared: bool) -> list[Row]:
             nonlocal found
-            chosen = self._placement.suiting(rows, min(free, share), wanted, is_shared)
-            found = self._placement.usable(batch, chosen)
+            chosen = self._selector.suiting(rows, min(free, share), wanted, is_shared)
+            found = self._selector.usable(batch, chosen)
             if not found:
                 able = self._able(batch, rows, failed)
-                chosen = self._placement.suiting(able, min(free, share), wanted, is_shared)
+                chosen = self._selector.suiting(able, min(free, share), wanted, is_shared)
                 chosen, found = self._fewer(batch, chosen)
             return [*chosen, *(row for row, _ in failed)]
 
@@ -165,8 +165,8 @@ class Worker:
 
     def _fewer(self, batch: DecodeBatch, rows: Sequence[Row]) -> tuple[Sequence[Row], Plan | None]:
         """Returns the first texts of some that can enter together, and how."""
-        for count in (len(rows), *(n for n in placement.ROWS[::-1] if n < len(rows))):
-            plan = self._placement.usable(batch, rows[:count], wants=False) if count else None
+        for count in (len(rows), *(n for n in shapes.ROWS[::-1] if n < len(rows))):
+            plan = self._selector.usable(batch, rows[:count], wants=False) if count else None
             if plan:
                 return rows[:count], plan
         return (), None
@@ -178,14 +178,14 @@ class Worker:
         plans: dict[tuple[int, int], Plan | None] = {}
         able = []
         for row in rows:
-            like = self._placement.like(row)
+            like = self._selector.like(row)
             if like not in plans:
-                wants = not self._placement.is_exact(batch.kind)
-                plans[like] = self._placement.usable(batch, [row], wants)
+                wants = not self._selector.is_exact(batch.kind)
+                plans[like] = self._selector.usable(batch, [row], wants)
             if plans[like]:
                 able.append(row)
                 continue
-            keys = self._placement.best(batch, [row]).keys(batch.kind)
+            keys = self._selector.best(batch, [row]).keys(batch.kind)
             error = self._executables.failure(keys, row.created)
             if error:
                 failed.append((row, error))
@@ -198,10 +198,10 @@ class Worker:
         """
         if not batch.active:
             return None
-        plan = self._placement.usable(batch)
+        plan = self._selector.usable(batch)
         if plan is not None:
             return plan
-        keys = self._placement.best(batch).keys(batch.kind)
+        keys = self._selector.best(batch).keys(batch.kind)
         error = self._executables.failure(keys, min(row.created for row in batch.texts))
         if error:
             raise error
@@ -209,7 +209,7 @@ class Worker:
             return None
         assert batch.shape is not None
         length = batch.shape.length
-        outgrown = [row for row in batch.texts if self._placement.size(row) > length]
+        outgrown = [row for row in batch.texts if self._selector.size(row) > length]
         if outgrown:
             self._outgrown.append(batch.split(outgrown))
         return Plan(batch.shape) if batch.active else None
@@ -227,7 +227,7 @@ class Worker:
         """Returns how many texts must end for a call to return early."""
         if not self._waiting.count(batch.kind):
             return len(batch.rows)
-        return max(len(batch.rows) // placement.FREE_SHARE - batch.free, 1)
+        return max(len(batch.rows) // shapes.FREE_SHARE - batch.free, 1)
 
     def _fail(self, batch: DecodeBatch, entering: Sequence[Row], error: BaseException) -> None:
         """Reports an error to all who wait for a batch, and gives the batch up."""

@@ -159,7 +159,7 @@ class TermCost:
     summed: Summed = dataclasses.field(default_factory=collections.Counter)
 
 
-class Placement:
+class StrategySharding:
     """The sharding of tensors and einsums under one strategy on one mesh.
 
     Args:
@@ -215,19 +215,21 @@ class Placement:
             cost.communication_seconds += times * seconds
 
 
-def term_cost(term: CostTerm, placement: Placement, policy: str) -> TermCost:
+def term_cost(term: CostTerm, sharding: StrategySharding, policy: str) -> TermCost:
     """Returns a term's cost under a rematerialization policy."""
     total = TermCost()
     if isinstance(term.what, Einsum):
-        _EinsumCost(term.what, term.count, placement, policy, total).add()
+        _EinsumCost(term.what, term.count, sharding, policy, total).add()
     elif isinstance(term.what, Weight):
-        _add_weight(total, term.what, term.count, placement)
+        _add_weight(total, term.what, term.count, sharding)
     else:
-        total.cost = flow_cost(term.what, term.count, placement, placement, policy)
+        total.cost = flow_cost(term.what, term.count, sharding, sharding, policy)
     return total
 
 
-def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, policy: str) -> Cost:
+def flow_cost(
+    flow: Flow, count: int, source: StrategySharding, target: StrategySharding, policy: str
+) -> Cost:
     """Returns the cost of passing `count` equal tensors, and their gradients, between layers."""
     cost, times = Cost(), flow.times * count
     before, after = source.where(flow.source), target.where(flow.target)
@@ -239,26 +241,26 @@ def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, poli
     return cost
 
 
-def _add_weight(total: TermCost, weight: Weight, count: int, placement: Placement) -> None:
+def _add_weight(total: TermCost, weight: Weight, count: int, sharding: StrategySharding) -> None:
     """Adds memory and update of equal weights.
 
     The gradient of a weight that is no operand of an einsum is also reduced over the batch.
     """
-    cost, tensor, mesh = total.cost, weight.tensor, placement.mesh
-    where, update = placement.where(tensor, "weights"), placement.where(tensor, "moments")
-    moments = sum(placement.stored_bytes(moment, "moments") for moment in weight.moments)
+    cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
+    where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")
+    moments = sum(sharding.stored_bytes(moment, "moments") for moment in weight.moments)
     gradient = local_bytes(tensor, where, mesh)
-    cost.weights += count * placement.stored_bytes(tensor, "weights")
+    cost.weights += count * sharding.stored_bytes(tensor, "weights")
     cost.moments += count * moments
     cost.gradients += count * gradient
     if weight.times > 1:
         cost.stacked_gradients += count * gradient
     # The update reads weight and gradient, writes the weight, and reads and writes the moments.
     traffic = 3 * local_bytes(tensor, update, mesh) + 2 * moments
-    cost.compute_seconds += count * placement.rates.memory_seconds(traffic)
+    cost.compute_seconds += count * sharding.rates.memory_seconds(traffic)
     for call in resharding(tensor, update, where, mesh):
         total.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes
-    rows = placement.strategy.activations.get("B", ())
+    rows = sharding.strategy.activations.get("B", ())
     rows = tuple(axis for axis in mesh.names if axis in rows)
     if rows and not weight.is_computed_with:
         kind = "reduce-scatter" if any(axis in where for axis in rows) else "all-reduce"
@@ -270,9 +272,9 @@ class _EinsumCost:
     """Adds up the cost of `count` equal einsums and of their gradients."""
 
     def __init__(
-        self, einsum: Einsum, count: int, placement: Placement, policy: str, total: TermCost
+        self, einsum: Einsum, count: int, sharding: StrategySharding, policy: str, total: TermCost
     ):
-        self._einsum, self._count, self._placement = einsum, count, placement
+        self._einsum, self._count, self._sharding = einsum, count, sharding
         self._cost, self._summed = total.cost, total.summed
         self._times = einsum.times * count
         self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
@@ -283,7 +285,7 @@ class _EinsumCost:
         """Adds the forward einsum, its recomputation and its gradients."""
         operands = self._operands()
         result = self._at(self._einsum.result)
-        forward = self._placement.shard_einsum(operands, result)
+        forward = self._sharding.shard_einsum(operands, result)
         self._add_execution(forward, FORWARD)
         self._cost.workspace = 2 * forward.bytes
         self._add_gathers([call for n, call in forward.calls if n in forward.gathers])
@@ -296,7 +298,7 @@ class _EinsumCost:
 
     def _add_saved(self) -> None:
         """Adds the tensors saved for the backward pass, and those recomputed in it."""
-        saved = [self._placement.bytes(tensor) for tensor in self._einsum.saved]
+        saved = [self._sharding.bytes(tensor) for tensor in self._einsum.saved]
         if not self._is_recomputed:
             self._cost.saved += sum(saved) * self._times
             return
@@ -304,29 +306,29 @@ class _EinsumCost:
         if self._einsum.begins_unit and saved:
             self._cost.saved += saved[0] * self._times
         if self._is_saved:
-            self._cost.saved += self._placement.bytes(self._einsum.result) * self._times
+            self._cost.saved += self._sharding.bytes(self._einsum.result) * self._times
 
     def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
         """Returns the operands; a lookup first reshards its table."""
         left, right = self._einsum.operands
         if not self._einsum.is_lookup:
             return self._at(left), self._at(right)
-        table = self._placement.where(right, "activations")
-        gathers = resharding(right, self._placement.where(right), table, self._placement.mesh)
-        self._placement.add_calls(self._cost, gathers, FORWARD, self._times)
+        table = self._sharding.where(right, "activations")
+        gathers = resharding(right, self._sharding.where(right), table, self._sharding.mesh)
+        self._sharding.add_calls(self._cost, gathers, FORWARD, self._times)
         return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
 
     def _at(self, tensor: Tensor) -> ShardedTensor:
-        return ShardedTensor(tensor, self._placement.where(tensor))
+        return ShardedTensor(tensor, self._sharding.where(tensor))
 
     def _add_gathers(self, calls: list[Collective]) -> None:
         """Adds all-gathers of weights.
 
         In loops and with recomputation they run in both passes; elsewhere their result is saved.
         """
-        self._placement.add_calls(self._cost, calls, FORWARD, self._times)
+        self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
         if self._is_recomputed or self._einsum.times > 1:
-            self._placement.add_calls(self._cost, calls, BACKWARD, self._times)
+            self._sharding.add_calls(self._cost, calls, BACKWARD, self._times)
         else:
             self._cost.saved += self._times * sum(call.bytes for call in calls)
 
@@ -334,7 +336,7 @@ class _EinsumCost:
         """Adds a forward einsum without the all-gathers of its weights."""
         self._add_computing(einsum)
         moved = [call for number, call in einsum.calls if number not in einsum.gathers]
-        self._placement.add_calls(self._cost, moved, phase, self._times)
+        self._sharding.add_calls(self._cost, moved, phase, self._times)
 
     def _add_gradient(
         self, other: ShardedTensor, target: ShardedTensor, result: ShardedTensor
@@ -343,13 +345,13 @@ class _EinsumCost:
         is_weight = target.tensor.is_weight
         if is_weight:
             target = self._at(target.tensor)
-        gradient = self._placement.shard_einsum((result, other), target)
+        gradient = self._sharding.shard_einsum((result, other), target)
         self._add_computing(gradient)
         for number, call in gradient.calls:
             if number in gradient.gathers:
                 continue
             if number != RESULT or not is_weight:
-                self._placement.add_calls(self._cost, [call], BACKWARD, self._times)
+                self._sharding.add_calls(self._cost, [call], BACKWARD, self._times)
             elif not self._einsum.is_tied:
                 key = call.kind, call.axes, self._einsum.times, BACKWARD
                 self._summed[key] += call.bytes * self._count
@@ -357,7 +359,7 @@ class _EinsumCost:
     def _add_computing(self, einsum: ShardedEinsum) -> None:
         dtype = self._einsum.result.dtype
         self._cost.flops += einsum.flops * self._times
-        seconds = self._placement.rates.matmul_seconds(einsum.flops, einsum.bytes, dtype)
+        seconds = self._sharding.rates.matmul_seconds(einsum.flops, einsum.bytes, dtype)
         self._cost.compute_seconds += seconds * self._times
 
 
@@ -407,20 +409,20 @@ class CostModel:
 
     def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> Cost:
         """Returns the cost of a tensor that one group passes to another."""
-        return flow_cost(flow, 1, self._placement(source), self._placement(target), self.policy)
+        return flow_cost(flow, 1, self._sharding(source), self._sharding(target), self.policy)
 
     def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
-        placement = self._placement(strategy)
+        sharding = self._sharding(strategy)
         for (kind, axes, times, phase), bytes in summed.items():
-            placement.add_calls(cost, [Collective(kind, axes, bytes)], phase, times)
+            sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times)
 
     def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
         tables = {kind: strategy.table(kind) for kind in KINDS}
         policy = "" if isinstance(term.what, Weight) else self.policy
         key = term, policy, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._term_costs:
-            self._term_costs[key] = term_cost(term, self._placement(strategy), self.policy)
+            self._term_costs[key] = term_cost(term, self._sharding(strategy), self.policy)
         return self._term_costs[key]
 
-    def _placement(self, strategy: Strategy) -> Placement:
-        return Placement(self.mesh, self.rates, strategy, self._sharded_einsums)
+    def _sharding(self, strategy: Strategy) -> StrategySharding:
+        return StrategySharding(self.mesh, self.rates, strategy, self._sharded_einsums)

@@ -31,7 +31,7 @@ from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.routers.counts import watched_layers
-from lingvo_gshard.training.surgery import placing
+from lingvo_gshard.training.surgery import expert_placement
 
 
 def define_flags() -> flags.FlagValues:
@@ -61,12 +61,15 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     layers = watched_layers(source.trainer.task)
     try:
         orders = {
-            row.layer: placing.order_of(row.layer, row.placement, layers) for row in loads.layers
+            row.layer: expert_placement.order_of(row.layer, row.placement, layers)
+            for row in loads.layers
         }
     except UserError as error:
         raise UserError(f"--plan={values.plan}: {error}") from None
     checkpoint = source.checkpoint
-    state = placing.placed_state(source.trainer, checkpoint.theta, checkpoint.moments, orders)
+    state = expert_placement.placed_state(
+        source.trainer, checkpoint.theta, checkpoint.moments, orders
+    )
     source.write(values.output, run.params, state, checkpoint.step)
     for row in loads.layers:
         console.print(f"{row.layer}: {_in_words(row.placement)}", markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import FAMILIES
 from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.placement import Placement
+from lingvo_gshard.open_models.weight_mapping import WeightMapping
 
 LINES = (
     "the file could not be opened",
@@ -69,7 +69,7 @@ def write(directory: pathlib.Path, option: str, **config) -> dict[str, np.ndarra
     (directory / "config.json").write_text(json.dumps(values))
     published = PublishedConfig.load(directory)
     table = FAMILIES[case.model_type].table
-    pieces = Placement.of(table, weight_specs(experiment_of(published))).pieces
+    pieces = WeightMapping.of(table, weight_specs(experiment_of(published))).pieces
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.normal(0, 0.2, found[0].published_shape).astype(np.float32)

@@ -11,7 +11,7 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import family_of
 from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.placement import Placement
+from lingvo_gshard.open_models.weight_mapping import WeightMapping
 
 COMMON = {"is_encoder_decoder": True, "use_cache": True, "transformers_version": "4.23.1"}
 T5 = COMMON | {
@@ -121,4 +121,4 @@ def test_a_published_config_is_a_model_of_its_size(name):
     specs = weight_specs(experiment_of(config))
     found = sum(math.prod(spec.shape) for spec in specs.flatten())
     assert found == expected
-    assert Placement.of(family_of(config).table, specs).pieces
+    assert WeightMapping.of(family_of(config).table, specs).pieces

@@ -15,7 +15,7 @@ from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.routers.counts import watched_layers
-from lingvo_gshard.training.surgery import placing
+from lingvo_gshard.training.surgery import expert_placement
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import choose, dropless, record_of
 from tests.runtime import tiny_translation
@@ -113,8 +113,8 @@ def test_routers_that_need_the_order_are_refused(router, words):
     layers = watched_layers(trainer.task)
     (path, *_) = layers
     with pytest.raises(ValueError, match=words):
-        placing.order_of(path, [[1, 0, 2, 3], [4, 5, 6, 7]], layers)
+        expert_placement.order_of(path, [[1, 0, 2, 3], [4, 5, 6, 7]], layers)
     trainer = tiny_translation.trainer()
     layers = watched_layers(trainer.task)
     with pytest.raises(ValueError, match="8 experts over 3 devices; expected the same number"):
-        placing.order_of(path, [[1, 0, 2], [4, 5, 3], [6, 7]], layers)
+        expert_placement.order_of(path, [[1, 0, 2], [4, 5, 3], [6, 7]], layers)

@@ -17,7 +17,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.placement import EngineOptions
+from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request

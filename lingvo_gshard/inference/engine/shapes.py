@@ -1,4 +1,4 @@
-"""Placement: which shape of a batch holds some texts, and which programs that takes."""
+"""ShapeSelector: which shape of a batch holds some texts, and which programs that takes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Plan:
         return [ProgramKey(STEPS, kind, self.shape), *(one.key for one in self.admissions)]
 
 
-class Placement:
+class ShapeSelector:
     """Chooses shapes for texts.
 
     If a program is not loaded, Placement asks the threads that load and compile for the program.

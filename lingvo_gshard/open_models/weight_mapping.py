@@ -1,4 +1,4 @@
-"""Placement: for the weights of one model, which published tensors each is made of."""
+"""WeightMapping: for the weights of one model, which published tensors each is made of."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class WeightMapping:
     """The weights that the published tensors of a model become.
 
     Attributes:
@@ -51,8 +51,8 @@ class Placement:
     specs: Mapping[str, VariableSpec]
 
     @classmethod
-    def of(cls, table: Table, specs: NestedMap) -> Placement:
-        """Returns the placement of a model.
+    def of(cls, table: Table, specs: NestedMap) -> WeightMapping:
+        """Returns the mapping of a model.
 
         Args:
           table: the family's table.
@@ -71,9 +71,9 @@ class Placement:
             for published, piece in _expand(row, layers, names, by_path):
                 found.setdefault(published, []).append((row, piece))
         pieces = {name: _joined(parts) for name, parts in found.items()}
-        placement = cls(pieces, by_path)
-        placement._check_complete()
-        return placement
+        mapping = cls(pieces, by_path)
+        mapping._check_complete()
+        return mapping
 
     def of_weights(self) -> dict[str, list[tuple[Piece, str]]]:
         """Returns, for each weight, its parts in order with the names of their tensors."""
