@@ -21,7 +21,7 @@ _MIN_CAPACITY_FACTOR = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class SuggestedSettings:
     """Settings that reduce the memory of a step.
 
     Attributes:
@@ -100,7 +100,9 @@ def _try(
     )
 
 
-def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> Iterator[Change]:
+def _changes(
+    experiment: Params, options: PlanOptions, topology: Topology
+) -> Iterator[SuggestedSettings]:
     """Yields possible changes, those that cost the least speed or quality first.
 
     The caller makes each change to `experiment` before it asks for the next one.
@@ -108,17 +110,17 @@ def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> It
     yield from _for_stacks(experiment, "execution.rematerialize", lambda stack: _REMATERIALIZE)
     strategy = options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
     if "->" not in strategy and _SHARD_WEIGHTS not in strategy.split("_"):
-        yield Change(strategy=f"{strategy}_{_SHARD_WEIGHTS}")
+        yield SuggestedSettings(strategy=f"{strategy}_{_SHARD_WEIGHTS}")
     if experiment.step.precision == "float32":
-        yield Change({"step.precision": "bfloat16"})
+        yield SuggestedSettings({"step.precision": "bfloat16"})
     while experiment.input.batch_rows >= 2 * topology.devices:
-        yield Change({"input.batch_rows": experiment.input.batch_rows // 2})
+        yield SuggestedSettings({"input.batch_rows": experiment.input.batch_rows // 2})
     yield from _for_stacks(experiment, "moe.router.capacity_factor", _smaller_capacity_factor)
 
 
 def _for_stacks(
     experiment: Params, path: str, value: Callable[[Params], object]
-) -> Iterator[Change]:
+) -> Iterator[SuggestedSettings]:
     """Yields one change that sets a hyperparameter in every stack that has another value."""
     settings = {}
     for name in ("encoder", "decoder"):
@@ -130,7 +132,7 @@ def _for_stacks(
         if applies and stack.get(path) != value(stack):
             settings[f"task.{name}.{path}"] = value(stack)
     if settings:
-        yield Change(settings)
+        yield SuggestedSettings(settings)
 
 
 def _has_capacity_limit(stack: Params) -> bool:

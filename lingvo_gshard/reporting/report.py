@@ -22,8 +22,8 @@ _LAYER_POINTS = 18_000
 MOST_RUNS = 8
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """A hyperparameter with different values in the runs.
+class ParamsDifference(msgspec.Struct, frozen=True):
+    """A hyperparameter in which runs differ.
 
     Attributes:
       path: path of the hyperparameter.
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True):
     """
 
     runs: list[RunReport]
-    differences: list[Difference]
+    differences: list[ParamsDifference]
     layers: list[list[LayerBytes]]
 
 
@@ -104,10 +104,10 @@ def labels(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def differences(params: Sequence[dict[str, str]]) -> list[Difference]:
-    """Returns the hyperparameters with different values in the runs, sorted by path."""
+def differences(params: Sequence[dict[str, str]]) -> list[ParamsDifference]:
+    """Returns the hyperparameters in which runs differ, sorted by path."""
     paths = sorted(set().union(*params))
-    rows = [Difference(path, [one.get(path) for one in params]) for path in paths]
+    rows = [ParamsDifference(path, [one.get(path) for one in params]) for path in paths]
     return [row for row in rows if len(set(row.values)) > 1]
 
 

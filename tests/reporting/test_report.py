@@ -29,7 +29,7 @@ def test_hyperparameters_that_differ_are_listed(both):
     found = {row.path: row.values for row in both.differences}
     assert found == {"step.seed": ["1", "2"], "run.steps": ["400", "200"]}
     rows = report.differences([{"a": "1"}, {"a": "1", "b": "2"}])
-    assert rows == [report.Difference("b", [None, "2"])]
+    assert rows == [report.ParamsDifference("b", [None, "2"])]
 
 
 def test_files_of_the_run_are_read(both):

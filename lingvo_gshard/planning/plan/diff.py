@@ -26,7 +26,7 @@ SMALLEST_TIME_CHANGE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class PlanDifference:
     """One difference between two plans.
 
     Attributes:
@@ -56,7 +56,7 @@ class Change:
 
 def changed_fields(
     section: str, what: str, before: Any, after: Any, units: Mapping[str, str]
-) -> Iterator[Change]:
+) -> Iterator[PlanDifference]:
     """Yields the attributes in `units` that differ between two objects.
 
     If `what` is empty, each attribute is listed as a separate item.
@@ -64,16 +64,16 @@ def changed_fields(
     for field, unit in units.items():
         old, new = getattr(before, field), getattr(after, field)
         if old != new:
-            yield Change(section, what or field, field if what else "", old, new, unit)
+            yield PlanDifference(section, what or field, field if what else "", old, new, unit)
 
 
 def changed_items(
     section: str, prefix: str, before: Mapping, after: Mapping, unit: str = ""
-) -> Iterator[Change]:
+) -> Iterator[PlanDifference]:
     """Yields the keys that only one of two mappings has or whose values differ."""
     for key in dict.fromkeys((*before, *after)):
         if before.get(key) != after.get(key):
-            yield Change(section, prefix + key, "", before.get(key), after.get(key), unit)
+            yield PlanDifference(section, prefix + key, "", before.get(key), after.get(key), unit)
 
 
 def paired(
@@ -149,7 +149,7 @@ class _CollectiveTotals:
 
 def collectives(
     before: Iterable[CollectiveRow], after: Iterable[CollectiveRow]
-) -> Iterator[Change]:
+) -> Iterator[PlanDifference]:
     """Yields changed collectives; calls of one kind, axis, layer and phase are added up."""
     old, new = (_collective_totals(rows) for rows in (before, after))
     for key in dict.fromkeys((*old, *new)):
@@ -157,7 +157,9 @@ def collectives(
         what = f"{kind} over {axis} in {layer or 'no layer'} ({phase})"
         first, second = old.get(key), new.get(key)
         if first is None or second is None:
-            yield Change("collectives", what, "", first and str(first), second and str(second))
+            yield PlanDifference(
+                "collectives", what, "", first and str(first), second and str(second)
+            )
             continue
         units = {"dtype": "", "count": "count", "bytes": "bytes"}
         changes = [*changed_fields("collectives", what, first, second, units)]
@@ -169,21 +171,25 @@ def collectives(
                 yield from changed_fields("collectives", what, first, second, {field: "seconds"})
 
 
-def tensors(before: Sequence[TensorRow], after: Sequence[TensorRow]) -> Iterator[Change]:
+def tensors(before: Sequence[TensorRow], after: Sequence[TensorRow]) -> Iterator[PlanDifference]:
     """Yields weights and moments that were added, removed, resized or sharded differently."""
     for what, old, new in paired(before, after, lambda row: f"{row.path} ({row.kind})"):
         if old is None or new is None:
-            yield Change("tensors", what, "", old and _tensor_text(old), new and _tensor_text(new))
+            yield PlanDifference(
+                "tensors", what, "", old and _tensor_text(old), new and _tensor_text(new)
+            )
         else:
             yield from changed_fields("tensors", what, old, new, _TENSOR_FIELDS)
 
 
-def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[Change]:
+def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[PlanDifference]:
     """Yields changed layers; those whose time barely changes are added up."""
     small: list[tuple[LayerRow, LayerRow]] = []
     for what, old, new in paired(before, after, _layer_name):
         if old is None or new is None:
-            yield Change("layers", what, "", old and old.seconds, new and new.seconds, "seconds")
+            yield PlanDifference(
+                "layers", what, "", old and old.seconds, new and new.seconds, "seconds"
+            )
             continue
         yield from changed_fields("layers", what, old, new, {"times": "count"})
         moved = {
@@ -197,15 +203,19 @@ def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[Ch
     if small:
         old, new = (sum(row.seconds for row in rows) for rows in zip(*small, strict=True))
         what = f"{len(small)} more, each by at most {SMALLEST_TIME_CHANGE:.0%}"
-        yield Change("layers", what, "seconds", old, new, "seconds")
+        yield PlanDifference("layers", what, "seconds", old, new, "seconds")
     orders = [[_layer_name(row) for row in rows] for rows in (before, after)]
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
         pairs = enumerate(zip(*orders, strict=True), 1)
         position, first = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        yield Change("layers", f"order of execution, first changed at {position}", "", *first)
+        yield PlanDifference(
+            "layers", f"order of execution, first changed at {position}", "", *first
+        )
 
 
-def temporaries(before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]) -> Iterator[Change]:
+def temporaries(
+    before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]
+) -> Iterator[PlanDifference]:
     """Yields changed temporaries, paired by shape and layer.
 
     Their names do not pair them: the compiler numbers the instructions of every program by itself.
@@ -215,24 +225,24 @@ def temporaries(before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]) -
     ):
         sizes = old and old.bytes, new and new.bytes
         if sizes[0] != sizes[1]:
-            yield Change("temporaries", what, "", *sizes, "bytes")
+            yield PlanDifference("temporaries", what, "", *sizes, "bytes")
 
 
-def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[Change]:
+def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[PlanDifference]:
     """Yields suggested changes that were added or removed, or have another result."""
     for what, old, new in paired(before, after, lambda row: row.change):
         if old is None or new is None:
             texts = (row and _fit_text(row) for row in (old, new))
-            yield Change("remedies", what, "", next(texts), next(texts))
+            yield PlanDifference("remedies", what, "", next(texts), next(texts))
         else:
             yield from changed_fields("remedies", what, old, new, _REMEDY_FIELDS)
 
 
-def notes(before: Sequence[str], after: Sequence[str]) -> Iterator[Change]:
+def notes(before: Sequence[str], after: Sequence[str]) -> Iterator[PlanDifference]:
     """Yields notes that only one plan has."""
     for what, old, new in paired(before, after, str):
         if old is None or new is None:
-            yield Change("notes", what, "", old, new)
+            yield PlanDifference("notes", what, "", old, new)
 
 
 def _collective_totals(rows: Iterable[CollectiveRow]) -> dict[tuple, _CollectiveTotals]:
@@ -299,7 +309,7 @@ def diff(
     *,
     allow_other_versions: bool = False,
     names: tuple[str, str] = ("the first plan", "the second plan"),
-) -> list[Change]:
+) -> list[PlanDifference]:
     """Returns the differences between two plans, ordered by section.
 
     Args:
@@ -346,7 +356,7 @@ def _check_versions(
         )
 
 
-def _groups(before: Plan, after: Plan) -> Iterator[Change]:
+def _groups(before: Plan, after: Plan) -> Iterator[PlanDifference]:
     for group, unit in (("parameters", "count"), ("flops", "flops"), ("budget", "number")):
         old, new = (_items(getattr(plan, group)) for plan in (before, after))
         yield from changed_items("headline", f"{group}.", old, new, unit)

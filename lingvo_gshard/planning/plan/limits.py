@@ -16,7 +16,7 @@ from lingvo_gshard.planning.plan.plan import ACROSS_SLICES, Plan
 EXAMPLE = "peak>+2%,step>+3%,all-gather>0"
 
 
-# Names of quantities -> their values in a plan, and their unit as in `Change.unit`.
+# Names of quantities -> their values in a plan, and their unit as in `PlanDifference.unit`.
 _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "peak": (lambda plan: plan.bytes_per_device.peak, "bytes"),
     "weights": (lambda plan: plan.bytes_per_device.weights, "bytes"),
@@ -73,7 +73,7 @@ class Checked:
       limit: the limit.
       before: value of the quantity in the first plan; None if the plan has none.
       after: value in the second plan.
-      unit: as in `Change.unit`.
+      unit: as in `PlanDifference.unit`.
       is_exceeded: whether the change exceeds the limit. A value that only one plan has does.
     """
 

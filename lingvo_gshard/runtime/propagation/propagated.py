@@ -286,8 +286,8 @@ def reshardings(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Change:
-    """A change of sharding between an instruction and a reader of its result.
+class _Resharding:
+    """A tensor that one instruction has in one sharding, and another one needs in another.
 
     Attributes:
       before: the tensor's sharding, with the dimensions in the reader's order.
@@ -330,14 +330,14 @@ class _Causes:
             "annotated_at": annotation.source if annotation else "",
         }
 
-    def _changes(self, instruction: Instruction) -> list[_Change]:
+    def _changes(self, instruction: Instruction) -> list[_Resharding]:
         copies = [u for u in instruction.computation.users[instruction] if u.opcode == "copy"]
         pairs = [(instruction, copy) for copy in copies]
         pairs += [(operand, instruction) for operand in instruction.operands]
         return [change for pair in pairs if (change := self._change(*pair))]
 
-    def _change(self, source: Instruction, reader: Instruction) -> _Change | None:
-        """Returns the change of sharding from `source` to `reader`; None if there is none."""
+    def _change(self, source: Instruction, reader: Instruction) -> _Resharding | None:
+        """Returns the change of a tensor from the one that computes it to one that reads it."""
         before, after = chosen(source, self._mesh), chosen(reader, self._mesh)
         if before is None or after is None:
             return None
@@ -347,14 +347,14 @@ class _Causes:
             before = _in_order(before, reader.proto.dimensions)
         elif reader.opcode == "reshape":
             # The correspondence of the parts of merged dimensions depends on the order.
-            return _Change(before, after, reader) if before.parts != after.parts else None
+            return _Resharding(before, after, reader) if before.parts != after.parts else None
         elif source.shape.dimensions != reader.shape.dimensions:
             return None
-        return _Change(before, after, reader) if before != after else None
+        return _Resharding(before, after, reader) if before != after else None
 
     def _change_for_product(
         self, source: Instruction, before: Chosen, dot: Instruction
-    ) -> _Change | None:
+    ) -> _Resharding | None:
         """Returns the change of an operand that is split where the other is whole."""
         numbers = dot.proto.dot_dimension_numbers
         contracted = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
@@ -368,7 +368,7 @@ class _Causes:
                 split[mine] = ()
         tiles = [parts if axes else 1 for parts, axes in zip(before.tiles, split, strict=True)]
         after = Chosen(tuple(tiles), tuple(split))
-        return _Change(before, after, dot) if before != after else None
+        return _Resharding(before, after, dot) if before != after else None
 
     def _annotation(self, instruction: Instruction) -> Annotated | None:
         """Returns the annotation of a tensor: its own, or of a copy that has its sharding."""

@@ -20,7 +20,12 @@ from lingvo_gshard.runtime.verification.annotations import (
     nearest_line,
     sources,
 )
-from lingvo_gshard.runtime.verification.report import Compared, Difference, Finding, NearCollective
+from lingvo_gshard.runtime.verification.report import (
+    Compared,
+    Finding,
+    NearCollective,
+    TensorDifference,
+)
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.step.trainer import Trainer
@@ -111,7 +116,7 @@ def describe(
 
 
 def _likely_cause(
-    difference: Difference,
+    difference: TensorDifference,
     annotation: Annotation | None,
     collectives: Sequence[NearCollective],
     mesh: Mesh,
@@ -140,7 +145,7 @@ def _likely_cause(
     return _other_cause(difference, annotation, collectives, random), ()
 
 
-def _evident_cause(difference: Difference, random: RandomOperation | None) -> str:
+def _evident_cause(difference: TensorDifference, random: RandomOperation | None) -> str:
     """Returns the cause of a difference whatever its factor; empty if that does not tell."""
     if difference.shapes:
         return (
@@ -159,7 +164,7 @@ def _evident_cause(difference: Difference, random: RandomOperation | None) -> st
 
 
 def _other_cause(
-    difference: Difference,
+    difference: TensorDifference,
     annotation: Annotation | None,
     collectives: Sequence[NearCollective],
     random: RandomOperation | None,

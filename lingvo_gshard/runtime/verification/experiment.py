@@ -27,8 +27,8 @@ from lingvo_gshard.runtime.verification.causes import describe, find_first, narr
 from lingvo_gshard.runtime.verification.observation import uncompared_outputs
 from lingvo_gshard.runtime.verification.report import (
     Compared,
-    Difference,
     Finding,
+    TensorDifference,
     Verification,
     compare,
     compare_digests,
@@ -73,7 +73,7 @@ class OuterStep:
         devices = workers.all_devices[:1]
         self._whole = _run(Executable(whole, devices), self._before, devices)
 
-    def differences(self) -> Iterator[tuple[str, Difference]]:
+    def differences(self) -> Iterator[tuple[str, TensorDifference]]:
         """Yields the name and the difference of each array that the outer step changes."""
         weights = len([a for a in self.executable.program.outputs if a.path.startswith("theta.")])
         rows = zip(
@@ -123,7 +123,7 @@ _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
 
 Say: TypeAlias = "Callable[[str], None]"
 # (kind, name, difference) of tensors.
-Differences: TypeAlias = "Iterator[tuple[str, str, Difference]]"
+TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,7 +315,9 @@ def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> lis
     ]
 
 
-def _output_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh) -> Differences:
+def _output_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> TensorDifferences:
     others = {observed.name: (observed, value) for observed, value in whole.outputs}
     for (observed, value), is_digest in zip(
         partitioned.outputs, partitioned.is_digest, strict=True
@@ -340,7 +342,9 @@ def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ..
     return uncompared_outputs(*shapes)
 
 
-def _metric_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh) -> Differences:
+def _metric_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> TensorDifferences:
     for name, value in partitioned.metrics.items():
         # Both optimizers get the gradients of the partitioned step. Comparing these tells nothing.
         if name not in ("gradient_norm", "learning_rate"):
@@ -351,14 +355,16 @@ def _metric_differences(partitioned: ObservedStep, whole: ObservedStep, mesh: Me
 
 def _gradient_differences(
     partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
-) -> Differences:
+) -> TensorDifferences:
     largest = max(float(np.abs(value).max(initial=0)) for _, value in whole.gradients.values())
     for path, (_, value) in partitioned.gradients.items():
         other = whole.gradients[path][1]
         yield "gradient", path, compare(value, other, mesh, _LEAST_SHARE * largest)
 
 
-def _state_differences(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> Differences:
+def _state_differences(
+    partitioned: ObservedStep, whole: ObservedStep, case: _Case
+) -> TensorDifferences:
     mesh = partitioned.executable.program.mesh
     before = dict(zip(partitioned.state, case.state.flatten(), strict=True))
     for path, value in partitioned.state.items():

@@ -19,7 +19,7 @@ _SAME_FACTOR = 1e-3
 _ROUNDING = 2.0**-51
 
 
-class Difference(msgspec.Struct, frozen=True):
+class TensorDifference(msgspec.Struct, frozen=True):
     """The difference between a partitioned tensor and the whole one.
 
     Attributes:
@@ -48,7 +48,7 @@ def compare(
     whole: np.ndarray | jax.Array,
     mesh: Mesh,
     least_scale: float = 0.0,
-) -> Difference:
+) -> TensorDifference:
     """Compares two tensors. Those of two shapes differ infinitely.
 
     Args:
@@ -60,7 +60,7 @@ def compare(
     """
     if partitioned.shape != whole.shape:
         shapes = tuple(partitioned.shape), tuple(whole.shape)
-        return Difference(relative=math.inf, shapes=shapes)
+        return TensorDifference(relative=math.inf, shapes=shapes)
     unequal = _unequal_copies(partitioned, mesh)
     p, w = (np.asarray(x, np.float64) for x in (partitioned, whole))
     scale = max(float(np.abs(w).max(initial=0.0)), least_scale)
@@ -68,7 +68,7 @@ def compare(
     apart = np.where(np.isnan(apart) & (np.isnan(p) == np.isnan(w)), 0.0, apart)
     index = np.unravel_index(int(np.argmax(apart)), apart.shape) if apart.size else ()
     worst = max(float(apart[index]), _spread(partitioned) if unequal else 0.0)
-    return Difference(
+    return TensorDifference(
         relative=_ratio(worst, scale),
         index=tuple(map(int, index)),
         partitioned=float(p[index]),
@@ -81,7 +81,7 @@ def compare(
 
 def compare_update(
     partitioned: jax.Array, whole: jax.Array, before: np.ndarray, mesh: Mesh
-) -> Difference:
+) -> TensorDifference:
     """Compares the values of a weight after a step, relative to how far the step moved it.
 
     Args:
@@ -101,13 +101,13 @@ def compare_update(
     return msgspec.structs.replace(found, relative=relative)
 
 
-def compare_digests(partitioned: np.ndarray, whole: np.ndarray) -> Difference:
+def compare_digests(partitioned: np.ndarray, whole: np.ndarray) -> TensorDifference:
     """Compares two digests of `Observation`: estimates the difference of the tensors by norm."""
     apart = float(np.sqrt(np.mean(np.square(partitioned - whole)[:PROJECTIONS])))
     scales = np.sqrt(np.abs([partitioned[PROJECTIONS], whole[PROJECTIONS]]))
     # Tensors of another norm differ, even if all projections agree.
     apart = max(apart, float(abs(scales[0] - scales[1])))
-    return Difference(
+    return TensorDifference(
         relative=_ratio(apart, float(scales[1])),
         partitioned=float(scales[0]),
         whole=float(scales[1]),
@@ -220,7 +220,7 @@ class Compared(msgspec.Struct, frozen=True):
 
     kind: str
     name: str
-    difference: Difference
+    difference: TensorDifference
     is_equal: bool
 
 
@@ -262,7 +262,7 @@ class Finding(msgspec.Struct, frozen=True):
     kind: str
     name: str
     layer: str
-    difference: Difference
+    difference: TensorDifference
     likely: str
     annotation: Annotation | None
     collectives: tuple[NearCollective, ...]

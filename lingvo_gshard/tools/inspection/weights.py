@@ -32,7 +32,7 @@ _MOST_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class WeightDifference:
     """The difference between a weight and the same weight of another checkpoint.
 
     Attributes:
@@ -72,7 +72,7 @@ class WeightStatistics:
     largest: float
     zeros: float
     not_finite: int
-    difference: Difference | None = None
+    difference: WeightDifference | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ def statistics(
     """
     own, theirs = stored.reader(), other and other.reader()
     for path, spec in specs.items():
-        sums, changes = _Sums(), _Changes()
+        sums, changes = _Sums(), _DifferenceSums()
         dtype = ""
         for index in _slices(spec):
             part = own.read(path, index)
@@ -195,7 +195,7 @@ class _Sums:
         return mean, deviation, self._largest, zeros, self._count - self._finite
 
 
-class _Changes:
+class _DifferenceSums:
     """The sums over the differences of two weights, in float64."""
 
     def __init__(self):
@@ -216,13 +216,13 @@ class _Changes:
         self._reference += float(np.square(theirs).sum())
         self._largest = max(self._largest, float(difference.max(initial=0.0)))
 
-    def result(self) -> Difference:
+    def result(self) -> WeightDifference:
         """Returns the difference."""
         if self._reference:
             relative = math.sqrt(self._squares / self._reference)
         else:
             relative = math.inf if self._squares else 0.0
-        return Difference(relative, self._largest, self._is_equal)
+        return WeightDifference(relative, self._largest, self._is_equal)
 
 
 def define_trained_flags(values: flags.FlagValues) -> None:

@@ -17,7 +17,7 @@ from absl import flags
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan import diff, limits, plan
-from lingvo_gshard.planning.plan.diff import Change, is_number
+from lingvo_gshard.planning.plan.diff import PlanDifference, is_number
 from lingvo_gshard.planning.plan.limits import Checked
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.plan_reports.layout import make_table, say
@@ -41,7 +41,7 @@ _HEADINGS = ("before", "after", "ratio")
 Cells = tuple[str, str, str, str]
 
 
-def print_diff(changes: Sequence[Change], console: rich.console.Console) -> None:
+def print_diff(changes: Sequence[PlanDifference], console: rich.console.Console) -> None:
     """Prints the changes of each section: numbers as a table, long texts on lines of their own."""
     if not changes:
         say(console, "Nothing changed.")
@@ -53,7 +53,7 @@ def print_diff(changes: Sequence[Change], console: rich.console.Console) -> None
             say(console, line)
 
 
-def _lines(section: str, changes: Sequence[Change], width: int) -> Iterator[str]:
+def _lines(section: str, changes: Sequence[PlanDifference], width: int) -> Iterator[str]:
     """Yields the lines of a section, none of them wider than `width`."""
     cells = [_cells(change) for change in changes]
     short = [row for row in cells if _is_short(row)]
@@ -89,7 +89,7 @@ def _change_lines(row: Cells, label: int, sizes: Sequence[int], width: int) -> I
             yield from _wrapped(start + text, width, hanging=len(start))
 
 
-def _cells(change: Change) -> Cells:
+def _cells(change: PlanDifference) -> Cells:
     """Returns a change's name, indented if it is a field, its values and their ratio, as text."""
     name = f"  {change.field}" if change.field else change.what
     ratio = f"x{units.digits(change.ratio)}" if change.ratio is not None else ""
@@ -127,7 +127,7 @@ def value_text(value: Any, unit: str) -> str:
 
     Args:
       value: a number, a bool, a text or None.
-      unit: unit of a number, as in `Change.unit`.
+      unit: unit of a number, as in `PlanDifference.unit`.
     """
     if value is None:
         return units.MISSING
@@ -182,7 +182,9 @@ def print_limits(checked: Sequence[Checked], console: rich.console.Console) -> N
     say(console, f"{exceeded} of {len(checked)} limits exceeded.")
 
 
-def markdown(checked: Sequence[Checked], changes: Sequence[Change], names: Sequence[str]) -> str:
+def markdown(
+    checked: Sequence[Checked], changes: Sequence[PlanDifference], names: Sequence[str]
+) -> str:
     """Returns limits and changes as Markdown, for a comment on a pull request.
 
     Args:

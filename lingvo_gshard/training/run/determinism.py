@@ -45,8 +45,8 @@ Digests: TypeAlias = "dict[str, dict[str, int]]"
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """A tensor with a wrong shard on a device.
+class ShardDifference:
+    """A tensor that is not on a device what it should be.
 
     Attributes:
       path: path of the tensor in the state.
@@ -80,17 +80,17 @@ def shard_digests(state: NestedMap) -> Digests:
     return found
 
 
-def differences(one: Digests, other: Digests) -> list[Difference]:
+def differences(one: Digests, other: Digests) -> list[ShardDifference]:
     """Returns the shards whose digests differ between two states."""
     return [
-        Difference(path, device)
+        ShardDifference(path, device)
         for path, digests in one.items()
         for device, value in digests.items()
         if other[path][device] != value
     ]
 
 
-def unequal_copies(state: NestedMap, found: Digests) -> list[Difference]:
+def unequal_copies(state: NestedMap, found: Digests) -> list[ShardDifference]:
     """Returns the copies of a part of an array that differ from most of the others.
 
     Args:
@@ -103,11 +103,13 @@ def unequal_copies(state: NestedMap, found: Digests) -> list[Difference]:
             copies = {device: found[path][device] for device in devices}
             values = list(copies.values())
             usual = max(values, key=values.count)
-            wrong += [Difference(path, device) for device in devices if copies[device] != usual]
+            wrong += [
+                ShardDifference(path, device) for device in devices if copies[device] != usual
+            ]
     return wrong
 
 
-def words(found: Sequence[Difference], device_count: int) -> str:
+def words(found: Sequence[ShardDifference], device_count: int) -> str:
     """Returns differences in words, by device."""
     by_device: dict[str, list[str]] = {}
     # Weights say more than moments.

@@ -69,7 +69,7 @@ def test_the_relative_difference_is_that_of_the_norms(stored):
     opened = StoredWeights.open(directory, 10, "step")
     (row, _) = statistics(opened, specs, StoredWeights.open(directory, 10, "step"))
     assert row.difference.is_equal
-    changes = weights._Changes()
+    changes = weights._DifferenceSums()
     changes.add(arrays[10]["w"] * 3, arrays[10]["w"], "w")
     assert changes.result().relative == pytest.approx(2.0)
     with pytest.raises(ValueError, match=re.escape("--compare: w has the shape [6] here and [7]")):

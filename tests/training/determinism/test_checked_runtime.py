@@ -104,7 +104,7 @@ def test_digests_differ_for_any_single_bit():
 
 
 def test_words_name_devices_and_count_the_rest():
-    rows = [determinism.Difference(f"t{k}", f"d{k % 6}") for k in range(30)]
+    rows = [determinism.ShardDifference(f"t{k}", f"d{k % 6}") for k in range(30)]
     text = determinism.words(rows, 8)
     assert text == (
         "d0: t0, t6, t12 and 2 more tensors; d1: t1, t7, t13 and 2 more tensors; "
