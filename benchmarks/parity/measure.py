@@ -164,7 +164,7 @@ def _gradient_difference(
     gradients = dict(theta.pack(found).flatten_items())
     published = PublishedModel.open(directory, run.params)
     differences = []
-    for path in published.placement.specs:
+    for path in published.mapping.specs:
         ours = tf.convert_to_tensor(gradients[path]).numpy()
         for part in published.parts(path):
             theirs = part.read()

@@ -13,7 +13,7 @@ from lingvo_gshard.hlo import CollectiveCall
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.routers.top_k import SwitchRouter
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import split_in_words
+from lingvo_gshard.sharding.sharding_tables import split_in_words
 
 DEVICES = 4
 MESH = f"data={DEVICES}"

@@ -8,7 +8,7 @@ import lingvo_gshard
 from docs.pictures.svg import MARGIN, Picture
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import WeightRow, weight_rows
+from lingvo_gshard.sharding.sharding_tables import WeightRow, weight_rows
 from lingvo_gshard.training import experiments
 
 EXPERIMENT = "translation.quickstart"

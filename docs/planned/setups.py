@@ -12,7 +12,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.inference.programs.maker import decoding_partitioning
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import weight_rows
+from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.experiments import make_trainer
 
 # Positions of a row in training, of which each device has one; and of a generated text.

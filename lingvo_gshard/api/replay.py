@@ -14,7 +14,7 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import determinism as replaying
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -140,11 +140,11 @@ def _verdict(found: Replayed, directory: Logdir, runtime: Runtime) -> str:
 
 
 def _other_machine(directory: Logdir, step: int, runtime: Runtime) -> str:
-    """Describes how this machine differs from the machine that took a step; '' if it does not."""
-    launches = [one for one in records.read_launches(directory.path) if one.step < step]
+    """Returns how this machine differs from the one that took a step; '' if it is not known to."""
+    launches = [one for one in run_records.read_launches(directory.path) if one.step < step]
     if not launches:
         return ""
-    then, now = launches[-1], records.versions()
+    then, now = launches[-1], run_records.versions()
     wrong = [
         f"{name} {then.versions.get(name)} then, {version} now"
         for name, version in now.items()

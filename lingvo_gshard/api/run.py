@@ -14,7 +14,7 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.records import Report, evaluate, report
+from lingvo_gshard.api.run_reports import Report, evaluate, report
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED

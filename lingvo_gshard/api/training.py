@@ -13,7 +13,7 @@ import rich.console
 from lingvo_gshard.api import summary
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.records import record_launch
+from lingvo_gshard.api.run_reports import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published

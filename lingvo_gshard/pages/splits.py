@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.reports import REPLICATED
+from lingvo_gshard.sharding.sharding_tables import REPLICATED
 
 # Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
 _ARROW = re.compile(r"[;,+\s]+")

@@ -16,7 +16,7 @@ from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import WeightRow, split_in_words, weight_rows
+from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 from lingvo_gshard.training.step.trainer import Trainer

@@ -24,7 +24,7 @@ from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.records import installed_versions
+from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
 
 # In these phases a layer should not communicate over data-parallel axes: these axes only sum

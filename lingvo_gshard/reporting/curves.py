@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.monitoring.compilations import COMPILATIONS_FILE
 from lingvo_gshard.training.run.monitoring.metrics import Row, first_and_last, rows_until
-from lingvo_gshard.training.run.records import Launch
+from lingvo_gshard.training.run.run_records import Launch
 
 _TRAIN = "train"
 
@@ -54,7 +54,7 @@ class Recompilation(msgspec.Struct, frozen=True):
 
 def read_programs(logdir: pathlib.Path) -> list[RecordedCompilation]:
     """Returns the programs that a run compiled, in order; none if that was not recorded."""
-    return records.read_rows(logdir / COMPILATIONS_FILE, RecordedCompilation)
+    return run_records.read_rows(logdir / COMPILATIONS_FILE, RecordedCompilation)
 
 
 def recompilations(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
 
 # More watched steps or experts than these are averaged in groups.
 _MOST_STEPS, _MOST_EXPERTS = 60, 64

@@ -20,11 +20,11 @@ from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.reporting import curves, routers
 from lingvo_gshard.reporting.curves import History, Recompilation, RecordedCompilation
 from lingvo_gshard.reporting.routers import RouterPicture
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.records import EvaluationRow, Launch, Sharding
 from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding
 
 _Record = TypeVar("_Record")
 
@@ -147,8 +147,8 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
             f"`logdir={given}`: the run of {experiment or 'an experiment'} has no metrics yet: "
             f"{METRICS_FILE} has no row"
         )
-    launches, programs = records.read_launches(path), curves.read_programs(path)
-    split = records.read_sharding(path)
+    launches, programs = run_records.read_launches(path), curves.read_programs(path)
+    split = run_records.read_sharding(path)
     steps = params.get("run.steps", "")
     return RunReport(
         logdir=given,
@@ -160,8 +160,8 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
         launches=launches,
         programs=programs,
         recompilations=curves.recompilations(programs, launches),
-        roll_backs=records.read_rows(path / ROLL_BACKS_FILE, RollBack),
-        evaluations=records.read_evaluations(path),
+        roll_backs=run_records.read_rows(path / ROLL_BACKS_FILE, RollBack),
+        evaluations=run_records.read_evaluations(path),
         sharding=split,
         mesh=_mesh(split) if split else None,
         routers=routers.read_pictures(path),

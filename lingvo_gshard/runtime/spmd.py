@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.devices import peak_memory
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
@@ -35,7 +35,7 @@ from lingvo_gshard.runtime.step_compiler import (
     batch_specs,
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import Replicated, check_replicated, replicated
+from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.run.monitoring.expert_use import pair_with_weights
 from lingvo_gshard.training.run.routers.counts import ReadSums, watched_batch
@@ -117,8 +117,8 @@ class SpmdRuntime:
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
-            *reports.unused_axis_warnings(partitioning),
-            *reports.describe_unsplit(unsplit),
+            *partitioning_log.unused_axis_warnings(partitioning),
+            *partitioning_log.describe_unsplit(unsplit),
         ]
 
     @property

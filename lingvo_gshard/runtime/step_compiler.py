@@ -9,7 +9,7 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.training.run import processes
@@ -135,7 +135,7 @@ class StepCompiler:
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:
-                self._messages += reports.describe_program(executable)
+                self._messages += partitioning_log.describe_program(executable)
         return self._steps[kind, key]
 
     def last(self, kind: str) -> Executable:

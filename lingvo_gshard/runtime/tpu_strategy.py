@@ -17,12 +17,12 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.token_kinds import WatchedKinds
-from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.reports import Replicated, check_replicated
+from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.run.routers.counts import routing_sums
 from lingvo_gshard.training.step.micro_batches import TensorBatch
@@ -70,7 +70,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         replicated = _replicated(trainer, partitioning)
         if max_replicated_megabytes is not None:
             check_replicated(replicated, max_replicated_megabytes)
-        self._notes = reports.describe_unsplit(replicated)
+        self._notes = partitioning_log.describe_unsplit(replicated)
 
     @property
     def device_summary(self) -> str:

@@ -39,7 +39,7 @@ from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 
 NAME = "gshard-doctor"
 
@@ -87,7 +87,7 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
     """
     say("versions")
     yield from environment.check_versions()
-    yield from environment.check_environment(records.environment_at_start())
+    yield from environment.check_environment(run_records.environment_at_start())
     yield from speed.check_host()
     say("devices")
     found = _devices(count)

@@ -31,8 +31,8 @@ from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.reporting import page
-from lingvo_gshard.reporting.report import Report, read_report
 from lingvo_gshard.reporting.run import RunReport
+from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes

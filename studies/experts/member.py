@@ -11,9 +11,9 @@ import sys
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.records import EvaluationRow, Launch
+from lingvo_gshard.training.run.run_records import EvaluationRow, Launch
 
 SPLIT = "test"
 
@@ -67,7 +67,7 @@ class Member:
         most = self.max_rows_per_language
         found = [
             row
-            for row in records.read_evaluations(self.logdir)
+            for row in run_records.read_evaluations(self.logdir)
             if row.split == SPLIT and row.options.get("max_rows_per_language") == most
         ]
         return found[-1] if found and self._is_trained else None
@@ -80,7 +80,7 @@ class Member:
     @property
     def launch(self) -> Launch:
         """The last start of the run."""
-        return records.read_launches(self.logdir)[-1]
+        return run_records.read_launches(self.logdir)[-1]
 
     def params(self) -> Params:
         """Returns the experiment with the study's settings; ValueError if one is wrong."""

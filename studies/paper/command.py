@@ -26,10 +26,10 @@ from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
-from studies.paper import report as paper_report
+from studies.paper import planned_comparisons as paper_report
 from studies.paper import rows as paper_rows
 from studies.paper.comparison import Case, ComparisonRow
-from studies.paper.report import PaperReport
+from studies.paper.planned_comparisons import PaperReport
 
 _VERDICTS = {True: "yes", False: "[bold red]no[/]", None: "not planned"}
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lingvo_gshard.pages import splits
-from lingvo_gshard.training.run.records import TensorSharding
+from lingvo_gshard.training.run.run_records import TensorSharding
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from lingvo_gshard.profiling.profile import (
     Rate,
 )
 from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.training.run import records
-from lingvo_gshard.training.run.records import EvaluationRow, Launch, Sharding, TensorSharding
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
-from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, RouterRecord
+from lingvo_gshard.training.run.routers.router_records import ROUTERS_FILE, RouterRecord
+from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 SPIKES = (77, 300)
@@ -85,10 +85,10 @@ def write_run(
             file.write(json.dumps(row) + "\n")
     _write_programs(directory)
     for step in (0, 200):
-        records.append_launch(directory, _launch(step, steps, experiment))
-    records.write_sharding(directory, _sharding())
-    records.append_evaluation(directory, _evaluation(steps))
-    records.append_row(directory / ROLL_BACKS_FILE, _roll_back())
+        run_records.append_launch(directory, _launch(step, steps, experiment))
+    run_records.write_sharding(directory, _sharding())
+    run_records.append_evaluation(directory, _evaluation(steps))
+    run_records.append_row(directory / ROLL_BACKS_FILE, _roll_back())
     profile = ProfileFiles(directory, StepRange(20, 23))
     profile.path.mkdir(parents=True)
     profile.write_summary(_profile())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.reporting import page
-from lingvo_gshard.reporting.report import read_report
+from lingvo_gshard.reporting.runs_report import read_report
 from tests.pages.elements import Elements, embedded
 from tests.reporting import example_runs
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from lingvo_gshard.reporting import page as report_page
-from lingvo_gshard.reporting.report import read_report
+from lingvo_gshard.reporting.runs_report import read_report
 from tests.pages import browser
 from tests.reporting import example_runs
 

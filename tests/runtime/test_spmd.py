@@ -12,7 +12,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import weight_rows
+from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 from tests.runtime import tiny_translation

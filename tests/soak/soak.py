@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.soak import comparison, damage, experiment, faults, small_disk
 from tests.soak.comparison import Tolerance
-from tests.soak.record import Records
+from tests.soak.fault_records import Records
 from tests.soak.run import MisbehaviorError, Run
 from tests.soak.setups import MESHES, ONE_DEVICE
 

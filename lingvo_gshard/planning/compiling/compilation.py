@@ -25,7 +25,7 @@ from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.run.records import installed_versions
+from lingvo_gshard.training.run.run_records import installed_versions
 
 # Raise this number when the content of the cache's files changes its meaning.
 _FORMAT = 1

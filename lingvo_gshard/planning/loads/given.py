@@ -18,7 +18,7 @@ from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.routers.counts import watched_layers
-from lingvo_gshard.training.run.routers.records import RouterRecord
+from lingvo_gshard.training.run.routers.router_records import RouterRecord
 from lingvo_gshard.training.step.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.planning.loads.file import RouterLoads
 from lingvo_gshard.planning.roofline import Budget
-from lingvo_gshard.planning.training.record import Goodput
+from lingvo_gshard.planning.training.goodput_record import Goodput
 
 FORMAT = 2
 # Follows the kind of a collective whose groups span TPU slices.

@@ -27,7 +27,7 @@ from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.reports import REPLICATED
+from lingvo_gshard.sharding.sharding_tables import REPLICATED
 from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 
 _TOKENS_NOTE = "tokens are all positions of a batch, those of a source included"

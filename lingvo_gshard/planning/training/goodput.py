@@ -11,8 +11,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.formulas import RATES, Interruptions
+from lingvo_gshard.planning.training.goodput_record import Alternative, Goodput, Range
 from lingvo_gshard.planning.training.job import Job, JobOptions, assumptions, make_job
-from lingvo_gshard.planning.training.record import Alternative, Goodput, Range
 
 # Random numbers that are drawn at once, so that memory stays small.
 _BLOCK = 2_000_000

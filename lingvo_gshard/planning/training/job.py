@@ -11,7 +11,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.formulas import FailureRate, Interruptions
-from lingvo_gshard.planning.training.record import Assumption
+from lingvo_gshard.planning.training.goodput_record import Assumption
 
 # The rate of Llama 3's storage, divided by the hosts of 16,384 GPUs.
 HOST_RATE = 2e12 / 2048

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.pages import html_page
-from lingvo_gshard.reporting.report import Report
+from lingvo_gshard.reporting.runs_report import Report
 
 _PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.reporting.page"
 _STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))

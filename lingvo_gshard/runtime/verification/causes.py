@@ -20,7 +20,7 @@ from lingvo_gshard.runtime.verification.annotations import (
     nearest_line,
     sources,
 )
-from lingvo_gshard.runtime.verification.report import (
+from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
     NearCollective,

@@ -24,8 +24,7 @@ from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.verification import shrinking
 from lingvo_gshard.runtime.verification.causes import describe, find_first, narrowed
-from lingvo_gshard.runtime.verification.observation import uncompared_outputs
-from lingvo_gshard.runtime.verification.report import (
+from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
     TensorDifference,
@@ -34,6 +33,7 @@ from lingvo_gshard.runtime.verification.report import (
     compare_digests,
     compare_update,
 )
+from lingvo_gshard.runtime.verification.observation import uncompared_outputs
 from lingvo_gshard.runtime.verification.steps import ObservedStep, in_float64, run_step
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions

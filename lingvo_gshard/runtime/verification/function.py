@@ -20,12 +20,12 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.causes import describe, narrowed
+from lingvo_gshard.runtime.verification.findings import Compared, Finding, Verification, compare
 from lingvo_gshard.runtime.verification.observation import (
     Observation,
     Observed,
     uncompared_outputs,
 )
-from lingvo_gshard.runtime.verification.report import Compared, Finding, Verification, compare
 from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

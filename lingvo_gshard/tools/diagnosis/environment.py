@@ -17,7 +17,7 @@ from packaging.version import Version
 
 import lingvo_gshard
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.training.run.records import PREFIXES
+from lingvo_gshard.training.run.run_records import PREFIXES
 
 
 class State(enum.StrEnum):

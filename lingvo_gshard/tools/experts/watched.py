@@ -40,7 +40,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
 
 KINDS = ("language", "class")
 _BARS = "▁▂▃▄▅▆▇█"

@@ -9,9 +9,9 @@ import rich.console
 from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
 from lingvo_gshard.runtime.propagation.activations import Activation
 from lingvo_gshard.runtime.propagation.propagated import Resharding
-from lingvo_gshard.runtime.reports import LEAST_BYTES
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
 from lingvo_gshard.tools.inspection import inspection, tables

@@ -27,11 +27,11 @@ from lingvo_gshard.runtime.propagation.propagated import (
     compile_with_shardings,
     reshardings,
 )
-from lingvo_gshard.sharding import reports
+from lingvo_gshard.sharding import sharding_tables
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.recording import Recorded
-from lingvo_gshard.sharding.reports import Replicated, WeightRow, weight_rows
+from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow, weight_rows
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
@@ -165,8 +165,8 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
     return StateSharding(
         weights=weight_rows(weights, partitioning),
         moments=weight_rows(moments, partitioning, "moments"),
-        replicated_weights=reports.replicated(weights, partitioning),
-        replicated_moments=reports.replicated(moments, partitioning, "moments"),
+        replicated_weights=sharding_tables.replicated(weights, partitioning),
+        replicated_moments=sharding_tables.replicated(moments, partitioning, "moments"),
     )
 
 
@@ -212,7 +212,7 @@ def check_replicated(sharding: StateSharding, limit: float | None) -> None:
     """
     if limit is not None:
         tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
-        reports.check_replicated(tensors, limit)
+        sharding_tables.check_replicated(tensors, limit)
 
 
 def lower(

@@ -10,7 +10,7 @@ import rich.table
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import Replicated, WeightRow
+from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import CollectiveRow, CompiledFunction, StateSharding
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import rich.console
 
-from lingvo_gshard.planning.training.record import (
+from lingvo_gshard.planning.training.goodput_record import (
     Alternative,
     Assumption,
     BudgetPlan,

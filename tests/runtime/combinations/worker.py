@@ -35,7 +35,7 @@ from lingvo_gshard.runtime.program.step_programs import (  # noqa: E402
     train_program,
 )
 from lingvo_gshard.runtime.step_compiler import batch_specs  # noqa: E402
-from lingvo_gshard.runtime.verification.report import compare, compare_update  # noqa: E402
+from lingvo_gshard.runtime.verification.findings import compare, compare_update  # noqa: E402
 from lingvo_gshard.runtime.verification.steps import in_float64  # noqa: E402
 from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
 from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402

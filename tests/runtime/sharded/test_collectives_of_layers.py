@@ -29,7 +29,7 @@ B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
 FORWARD, GRADIENTS, BOTH = "forward", "gradients", "both"
 
 each_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS)
-# Shardy has one fast case, with all-to-alls; test_reports.py and test_partition.py have others.
+# Shardy has one fast case, with all-to-alls; test_partitioning_log.py has other ones.
 mostly_gspmd = pytest.mark.parametrize(
     "partitioner", ["gspmd", pytest.param("shardy", marks=pytest.mark.slow)]
 )

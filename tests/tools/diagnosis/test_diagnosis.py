@@ -13,7 +13,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 
@@ -63,8 +63,8 @@ def test_settings_of_the_environment():
 
 def test_the_environment_is_that_of_the_start(monkeypatch):
     monkeypatch.setenv("JAX_SET_LATER", "1")
-    assert "JAX_SET_LATER" not in records.environment_at_start()
-    assert "PATH" in records.environment_at_start()
+    assert "JAX_SET_LATER" not in run_records.environment_at_start()
+    assert "PATH" in run_records.environment_at_start()
 
 
 def test_memory_of_a_container_counts(monkeypatch, tmp_path):

@@ -16,8 +16,13 @@ from lingvo_gshard.planning.training import formulas, job
 from lingvo_gshard.planning.training.budget import laws
 from lingvo_gshard.planning.training.budget.laws import Experts, Shapes
 from lingvo_gshard.planning.training.formulas import default, get
+from lingvo_gshard.planning.training.goodput_record import (
+    Assumption,
+    BudgetPlan,
+    Choice,
+    Sensitivity,
+)
 from lingvo_gshard.planning.training.job import COPY_RATE
-from lingvo_gshard.planning.training.record import Assumption, BudgetPlan, Choice, Sensitivity
 
 # Llama 3 405B: 38 to 43% (Dubey et al. 2024, section 3.3.2).
 DENSE_MFU = 0.405

@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 
 
 def give_back() -> None:
@@ -181,7 +181,7 @@ class CompilationsFile:
           say: shows a line to the user if the file cannot be written.
         """
         try:
-            records.append_row(self._path, {"step": step, **compilation.record()})
+            run_records.append_row(self._path, {"step": step, **compilation.record()})
         except OSError as error:
             say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 

@@ -24,7 +24,7 @@ from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.training.run.routers.records import OTHERS, RouterRecord
+from lingvo_gshard.training.run.routers.router_records import OTHERS, RouterRecord
 from lingvo_gshard.training.step.micro_batches import TensorBatch, sum_over_parts
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -18,7 +18,7 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, Pictures, Row
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 from lingvo_gshard.training.run.routers.counts import ReadSums, records_of, watched_layers
-from lingvo_gshard.training.run.routers.records import RecordsFile, RouterRecord, Verdicts
+from lingvo_gshard.training.run.routers.router_records import RecordsFile, RouterRecord, Verdicts
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 

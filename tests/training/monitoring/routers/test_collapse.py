@@ -10,7 +10,7 @@ import pytest
 
 from lingvo_gshard.tools import experts, train
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, rows_until
-from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import ROUTERS_FILE, routers_of_run
 from tests.test_docs import write_files
 from tests.tools import tiny_translation
 

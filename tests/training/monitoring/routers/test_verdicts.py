@@ -5,8 +5,8 @@ import pytest
 
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, Top2Router
 from lingvo_gshard.training.run.options import Routers
-from lingvo_gshard.training.run.routers.records import Verdicts, concentration
-from tests.training.monitoring.routers.test_records import record
+from lingvo_gshard.training.run.routers.router_records import Verdicts, concentration
+from tests.training.monitoring.routers.test_router_records import record
 
 LAYER = "encoder.layers[1].feed_forward"
 

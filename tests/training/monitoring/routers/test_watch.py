@@ -10,7 +10,7 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.options import Routers
 from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
-from lingvo_gshard.training.run.routers.records import ROUTERS_FILE, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import ROUTERS_FILE, routers_of_run
 from lingvo_gshard.training.run.routers.watch import RouterWatch
 from tests.runtime import tiny_translation
 

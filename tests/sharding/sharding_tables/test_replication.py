@@ -5,7 +5,12 @@ import pytest
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import Replicated, check_replicated, describe, replicated
+from lingvo_gshard.sharding.sharding_tables import (
+    Replicated,
+    check_replicated,
+    describe,
+    replicated,
+)
 
 MIB = 2**20
 

@@ -5,9 +5,9 @@ import shutil
 import msgspec
 import pytest
 
-from lingvo_gshard.reporting import report
+from lingvo_gshard.reporting import runs_report
 from lingvo_gshard.reporting.curves import RecordedCompilation, recompilations
-from lingvo_gshard.reporting.report import read_report
+from lingvo_gshard.reporting.runs_report import read_report
 from tests.reporting import example_runs
 
 
@@ -21,15 +21,15 @@ def both(tmp_path_factory):
 
 def test_runs_are_named_by_as_few_parts_as_tell_them_apart(both):
     assert [run.label for run in both.runs] == ["a/run", "b/run"]
-    assert report.labels(["/x/one", "/x/two"]) == ["one", "two"]
-    assert report.labels(["/x/run"]) == ["run"]
+    assert runs_report.labels(["/x/one", "/x/two"]) == ["one", "two"]
+    assert runs_report.labels(["/x/run"]) == ["run"]
 
 
 def test_hyperparameters_that_differ_are_listed(both):
     found = {row.path: row.values for row in both.differences}
     assert found == {"step.seed": ["1", "2"], "run.steps": ["400", "200"]}
-    rows = report.differences([{"a": "1"}, {"a": "1", "b": "2"}])
-    assert rows == [report.ParamsDifference("b", [None, "2"])]
+    rows = runs_report.differences([{"a": "1"}, {"a": "1", "b": "2"}])
+    assert rows == [runs_report.ParamsDifference("b", [None, "2"])]
 
 
 def test_files_of_the_run_are_read(both):
@@ -62,8 +62,11 @@ def test_bytes_are_summed_by_layer(both):
     ]
     experts = layers["encoder.layers[1]"]
     assert (experts.weights, experts.moments, experts.bytes) == (512, 512, 4096)
-    assert report.layer_of("decoder.layers.body[1].moe.w/first_moment") == "decoder.layers.body[1]"
-    assert report.layer_of("table") == "table"
+    assert (
+        runs_report.layer_of("decoder.layers.body[1].moe.w/first_moment")
+        == "decoder.layers.body[1]"
+    )
+    assert runs_report.layer_of("table") == "table"
 
 
 def test_routers_are_pictures_of_shares_over_an_even_share(both):

@@ -20,10 +20,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.reporting import page
-from lingvo_gshard.reporting.report import Report, read_report
+from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
-from lingvo_gshard.training.run import processes, records
+from lingvo_gshard.training.run import processes, run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
@@ -54,25 +54,27 @@ def record_launch(
     count = processes.count()
     if not backend.is_main:
         return
-    row = records.Launch(
+    row = run_records.Launch(
         time=time.time(),
         step=step,
         steps=trainer.steps,
         experiment=params.name,
-        command=records.command_line(),
-        directory=records.directory(),
+        command=run_records.command_line(),
+        directory=run_records.directory(),
         host=platform.node(),
         processes=count,
         runtime=backend.kind,
         devices=runtime.device_summary,
         parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
         active_parameters=trainer.task.active_parameters(),
-        versions=records.versions(),
-        environment=records.settings(records.environment_at_start()),
+        versions=run_records.versions(),
+        environment=run_records.settings(run_records.environment_at_start()),
     )
     try:
-        records.append_launch(logdir.path, row)
-        records.write_sharding(logdir.path, records.trainer_sharding(trainer, backend.partitioning))
+        run_records.append_launch(logdir.path, row)
+        run_records.write_sharding(
+            logdir.path, run_records.trainer_sharding(trainer, backend.partitioning)
+        )
     except OSError as error:
         say(f"Warning: how the run was started cannot be recorded ({error.strerror})")
 
@@ -102,7 +104,7 @@ def evaluate(
 
 
 def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:
-    row = records.EvaluationRow(
+    row = run_records.EvaluationRow(
         time=time.time(),
         step=run.step,
         split=split,
@@ -112,10 +114,10 @@ def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluati
         scores=found.to_record(),
     )
     try:
-        records.append_evaluation(run.logdir.place, row)
+        run_records.append_evaluation(run.logdir.place, row)
     except OSError as error:
         warnings.warn(
-            f"{records.EVALUATIONS_FILE} cannot be written ({error.strerror}); gshard-report "
+            f"{run_records.EVALUATIONS_FILE} cannot be written ({error.strerror}); gshard-report "
             "will lack these scores",
             stacklevel=3,
         )

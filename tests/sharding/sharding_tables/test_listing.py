@@ -8,7 +8,7 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import WeightRow, split_in_words, weight_rows
+from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words, weight_rows
 
 
 def spec(path: str, layout: str, *shape: int, dtype: str = "float32", unsplit: str = ""):

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from lingvo_gshard.training.run.routers.records import (
+from lingvo_gshard.training.run.routers.router_records import (
     ROUTERS_FILE,
     RouterRecord,
     routers_of_run,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lingvo_gshard import hlo
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import Replicated, describe
+from lingvo_gshard.sharding.sharding_tables import Replicated, describe
 
 # Smaller tensors that are not split are not reported.
 LEAST_BYTES = 2**20

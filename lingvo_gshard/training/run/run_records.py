@@ -21,7 +21,7 @@ from lingvo_gshard.core.files.objects import CompareAndSwapFile
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.reports import weight_rows
+from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.step.trainer import Trainer
 
 _Row = TypeVar("_Row")
