@@ -42,7 +42,7 @@ _LOSS_STEPS = 30
 
 
 @dataclasses.dataclass
-class Row:
+class TechniqueTiming:
     """A measured step with one technique.
 
     Attributes:
@@ -119,7 +119,7 @@ def choices() -> dict[str, Choice]:
 
 def measure(
     experiment: Params, layers: int, repeats: int, report: Callable[[str], None]
-) -> Iterator[Row]:
+) -> Iterator[TechniqueTiming]:
     """Measures each technique; its steps alternate with steps without any technique.
 
     Args:
@@ -144,7 +144,7 @@ def measure(
         mine, base = np.array(turns).T
         memory = runtime.executable().memory()
         ratio = float(np.median(mine / base)) if runtime is not plain else 1.0
-        yield Row(
+        yield TechniqueTiming(
             name,
             memory["arguments"],
             memory["temporaries"],

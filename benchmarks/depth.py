@@ -30,7 +30,7 @@ from lingvo_gshard.tools.benchmarks.step import StepCase
 
 
 @dataclasses.dataclass
-class Row:
+class DepthTiming:
     """A measured training step of an encoder.
 
     Attributes:
@@ -83,7 +83,7 @@ def measure(
     length: int,
     repeats: int,
     report: Callable[[str], None],
-) -> list[Row]:
+) -> list[DepthTiming]:
     """Measures every depth as a loop, and the smallest depth also layer by layer.
 
     At the smallest depth the two alternate; seconds and ratio are medians over `repeats` turns.
@@ -91,7 +91,7 @@ def measure(
     """
     least, *deeper = sorted(depths)
 
-    def compiled(layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+    def compiled(layers: int, repeat: bool) -> tuple[DepthTiming, Callable[[], float]]:
         return _compiled(_case(stack, trainer, layers, repeat, rows, length), layers, repeat)
 
     report(f"compiling {least} layers one by one")
@@ -121,7 +121,7 @@ def _case(
     return step_bench.stack_cases(params, trainer, rows, length)[0]
 
 
-def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[DepthTiming, Callable[[], float]]:
     """Returns the row of a step timed once, and a function that runs it and returns its seconds."""
     runtime = SingleDeviceRuntime(case.trainer)
     runtime.init_state()
@@ -131,4 +131,4 @@ def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[
 
     first, second = step(), step()
     way = "as a loop" if repeat else "one by one"
-    return Row(f"{layers} layers {way}", layers, repeat, first - second, second), step
+    return DepthTiming(f"{layers} layers {way}", layers, repeat, first - second, second), step

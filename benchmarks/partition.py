@@ -45,7 +45,7 @@ _ANNOTATION = b"Sharding"
 
 
 @dataclasses.dataclass
-class Row:
+class PartitionTiming:
     """A measured step.
 
     Attributes:
@@ -105,7 +105,7 @@ class Unannotated:
         return jax.jit(program.exported().call, donate_argnums=program.donated)
 
 
-def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[Row]:
+def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[PartitionTiming]:
     """Measures a step without annotations, by the spmd runtime and by the single-device runtime.
 
     The three alternate. Each time is the best of `repeats` runs of `_RUN` steps; metrics are read
@@ -138,6 +138,6 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
             taken[name].append(pipelined_seconds(step, _RUN))
     yardstick = min(taken[YARDSTICK])
     return [
-        Row(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
+        PartitionTiming(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
         for name, seconds in taken.items()
     ]

@@ -49,8 +49,8 @@ _CLOSE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One measurement. Latencies are in seconds, of requests with one sentence.
+class ServerTiming:
+    """One measurement. Latencies are those of requests of one sentence, in seconds.
 
     Attributes:
       clients: clients that send one request after another.
@@ -112,7 +112,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 def measure(
     logdir: str, clients: int, seconds: float, beam_size: int, update: Callable[[str], None]
-) -> Row:
+) -> ServerTiming:
     """Returns the measurement of a server that this starts, and stops by SIGTERM.
 
     Args:
@@ -144,7 +144,7 @@ def measure(
     rates.append(offline.rate(seconds / 4))
     rate, tokens = float(np.mean(rates)), result.tokens / took
     half, most, nearly_all = np.quantile(result.latencies or [np.nan], [0.5, 0.95, 0.99])
-    return Row(
+    return ServerTiming(
         clients=clients,
         beam_size=beam_size,
         seconds=took,
@@ -164,7 +164,7 @@ def measure(
     )
 
 
-def print_row(console: rich.console.Console, row: Row) -> None:
+def print_row(console: rich.console.Console, row: ServerTiming) -> None:
     """Prints a measurement."""
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     for name, text in (

@@ -21,7 +21,7 @@ from absl import flags
 from benchmarks import common
 from benchmarks.parity.case import Case
 from benchmarks.parity.cases import CASES
-from benchmarks.parity.measure import Row, measure
+from benchmarks.parity.measure import ModelDifference, measure
 from benchmarks.parity.peer import LIBRARIES, Peer
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.api import tables
@@ -76,7 +76,7 @@ def chosen_cases(families: list[str]) -> list[Case]:
     return [case for case in CASES if not families or case.model_type in families]
 
 
-def print_table(console: rich.console.Console, rows: list[Row]) -> None:
+def print_table(console: rich.console.Console, rows: list[ModelDifference]) -> None:
     """Prints the rows in the form of a table of Markdown."""
     table = rich.table.Table(
         "family",

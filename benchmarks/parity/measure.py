@@ -35,7 +35,7 @@ Outputs = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ModelDifference:
     """The difference between a model here and in transformers.
 
     Attributes:
@@ -64,7 +64,7 @@ class Row:
 
 def measure(
     cases: Sequence[Case], peer: Peer, folder: pathlib.Path, say: Callable[[str], None]
-) -> Iterator[Row]:
+) -> Iterator[ModelDifference]:
     """Yields the row of each case.
 
     Args:
@@ -79,7 +79,7 @@ def measure(
         yield _compare(case, number, peer, folder)
 
 
-def _compare(case: Case, number: int, peer: Peer, folder: pathlib.Path) -> Row:
+def _compare(case: Case, number: int, peer: Peer, folder: pathlib.Path) -> ModelDifference:
     source, logdir, output = peer.directory(number), folder / f"{number}", folder / f"out-{number}"
     expected = dict(np.load(source / OUTPUTS))
     import_model(source, logdir, length=LENGTH + NEW_TOKENS)
@@ -91,7 +91,7 @@ def _compare(case: Case, number: int, peer: Peer, folder: pathlib.Path) -> Row:
     batch = _batch(expected)
     logits = _logits(task, theta, batch)
     run.export(output, "huggingface")
-    return Row(
+    return ModelDifference(
         family=case.model_type,
         option=case.option,
         logits=_largest(logits, expected["logits"]),

@@ -21,7 +21,7 @@ from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.run.determinism import Replayed
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, Row, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, rows_until
 from lingvo_gshard.training.run.roll_back import BatchesWithoutSkipped, RollBacks
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 
@@ -76,7 +76,7 @@ def replay(
     return found
 
 
-def _recorded(directory: Logdir, step: int) -> dict[int, Row]:
+def _recorded(directory: Logdir, step: int) -> dict[int, MetricsRow]:
     """Returns the rows that the run recorded up to the step after `step`."""
     recorded = dict(rows_until(directory.path / METRICS_FILE, step + 1))
     if step not in recorded:

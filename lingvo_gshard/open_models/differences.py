@@ -13,7 +13,7 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
 # (path of a hyperparameter, its value, its value in the other model).
-Row = tuple[str, str, str]
+_Difference = tuple[str, str, str]
 
 # More differences than any described model has.
 _MANY = 1000
@@ -68,14 +68,14 @@ def why_none_fits(task: Params) -> str:
     return f"the nearest is {nearest.architecture}, but {differs}"
 
 
-def _distance(rows: list[Row]) -> tuple[bool, int]:
+def _distance(rows: list[_Difference]) -> tuple[bool, int]:
     """Returns a measure of differences. A model without experts is far from one with experts."""
     no_experts = any(path.endswith(".moe_every") and "0" in both for path, *both in rows)
     return no_experts, len(rows)
 
 
-def _differences_to(task: Params, family: Family) -> list[Row]:
-    """Returns the differences between a task and the task that the family's config describes."""
+def _differences_to(task: Params, family: Family) -> list[_Difference]:
+    """Returns how a task differs from the one that a family's nearest config describes."""
     try:
         described = family.task_of(PublishedConfig(family.config_of(task), CONFIG_FILE))
     except (AttributeError, ValueError, StopIteration):
@@ -84,7 +84,7 @@ def _differences_to(task: Params, family: Family) -> list[Row]:
     return _differences(task, described)
 
 
-def _differences(task: Params, described: Params) -> list[Row]:
+def _differences(task: Params, described: Params) -> list[_Difference]:
     """Returns the differences that change what a trained model computes."""
     rows = task.diff(described)
     classes = tuple(path.removesuffix("cls") for path, _, _ in rows if path.endswith(".cls"))
@@ -110,9 +110,9 @@ def _unused(task: Params, described: Params) -> Iterator[str]:
             yield f"{name}.moe."
 
 
-def _listed(rows: list[Row]) -> str:
+def _listed(rows: list[_Difference]) -> str:
     """Returns the differences as text. What both stacks have in common is said once."""
-    paths: dict[Row, list[str]] = {}
+    paths: dict[_Difference, list[str]] = {}
     for path, ours, theirs in rows:
         stack, _, rest = path.partition(".")
         key = (rest, ours, theirs) if stack in _STACKS else (path, ours, theirs)

@@ -155,7 +155,7 @@ LAYER, EXPERT = "{layer}", "{expert}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TensorPattern:
     """One pattern of published names.
 
     Attributes:
@@ -187,4 +187,4 @@ class Row:
         return Rearrangement(self.arrangement, self.choose)
 
 
-Table = tuple[Row, ...]
+Table = tuple[TensorPattern, ...]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.open_models.table import EXPERT, LAYER, Rearrangement, Row, Table
+from lingvo_gshard.open_models.table import EXPERT, LAYER, Rearrangement, Table, TensorPattern
 
 _LAYER_PATH = re.compile(r"(?P<stack>\w+)\.(?P<layer>(?:first_layers|layers)\[(?P<index>\d+)\])\.")
 
@@ -66,7 +66,7 @@ class WeightMapping:
             name: where for path, spec in by_path.items() for name, where in _names(path, spec)
         }
         layers = _layer_paths(names)
-        found: dict[str, list[tuple[Row, Piece]]] = {}
+        found: dict[str, list[tuple[TensorPattern, Piece]]] = {}
         for row in table:
             for published, piece in _expand(row, layers, names, by_path):
                 found.setdefault(published, []).append((row, piece))
@@ -115,7 +115,7 @@ def _layer_paths(names: Mapping[str, object]) -> dict[str, list[str]]:
 
 
 def _expand(
-    row: Row,
+    row: TensorPattern,
     layers: Mapping[str, list[str]],
     names: Mapping[str, tuple[str, tuple[int, ...]]],
     specs: Mapping[str, VariableSpec],
@@ -141,20 +141,20 @@ def _expand(
             yield published.replace(EXPERT, str(expert)), piece
 
 
-def _applies(row: Row, layer: str, names: Mapping[str, object]) -> bool:
+def _applies(row: TensorPattern, layer: str, names: Mapping[str, object]) -> bool:
     """Returns whether the model has the other weights that a row depends on."""
     if row.beside and row.beside.replace(LAYER, layer) not in names:
         return False
     return not row.not_beside or row.not_beside.replace(LAYER, layer) not in names
 
 
-def _piece(row: Row, path: str, spec: VariableSpec, index: tuple[int, ...]) -> Piece:
+def _piece(row: TensorPattern, path: str, spec: VariableSpec, index: tuple[int, ...]) -> Piece:
     layout, shape = spec.layout[len(index) :], spec.shape[len(index) :]
     return Piece(path, index, row.rearrangement, dict(zip(layout, shape, strict=True)))
 
 
-def _joined(parts: list[tuple[Row, Piece]]) -> tuple[Piece, ...]:
-    """Returns the pieces of a tensor. Joined pieces get their places in the tensor."""
+def _joined(parts: list[tuple[TensorPattern, Piece]]) -> tuple[Piece, ...]:
+    """Returns the pieces of a tensor, those that are joined with their places in it."""
     total = sum(piece.sizes[row.joined] for row, piece in parts if row.joined)
     pieces, start = [], 0
     for row, piece in parts:

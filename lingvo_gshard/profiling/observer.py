@@ -40,7 +40,7 @@ from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import (
     ObservedRun,
     ObserverFactory,
@@ -307,7 +307,7 @@ class ProfileObserver(StepObserver):
             self._recorder.start_step()
             self._batch = batch
 
-    def after_step(self, step: int, row: Row) -> None:
+    def after_step(self, step: int, row: MetricsRow) -> None:
         """Stops recording after the last of the steps."""
         self._last_ended = step
         if self._recorder and step == self._steps.last:

@@ -47,7 +47,7 @@ def _host(trace: Trace, start: int) -> Iterator[dict[str, Any]]:
 def _device(
     events: list[Event], device: int, program: StepProgram, start: int
 ) -> Iterator[dict[str, Any]]:
-    process, rows = _FIRST_DEVICE + device, _Rows()
+    process, rows = _FIRST_DEVICE + device, _TraceRows()
     yield _named("process_name", process, 0, f"device {device}")
     for event in events:
         row, is_new = rows.of(event)
@@ -65,7 +65,7 @@ def _device(
         yield _slice(process, row, event.operation, times, arguments)
 
 
-class _Rows:
+class _TraceRows:
     """Finds a row for each event, in the order of their starts."""
 
     def __init__(self):

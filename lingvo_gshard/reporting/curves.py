@@ -10,7 +10,7 @@ import msgspec
 
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.monitoring.compilations import COMPILATIONS_FILE
-from lingvo_gshard.training.run.monitoring.metrics import Row, first_and_last, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, first_and_last, rows_until
 from lingvo_gshard.training.run.run_records import Launch
 
 _TRAIN = "train"
@@ -209,7 +209,7 @@ class _Reader:
         self._rows = 0
         self._first = self._last = first
 
-    def add(self, step: int, row: Row) -> None:
+    def add(self, step: int, row: MetricsRow) -> None:
         self._rows += 1
         self._last = step
         if row.get("spike"):
@@ -229,7 +229,7 @@ class _Reader:
         self._curves.add(step, whole)
         self._layers.add(step, layers)
 
-    def history(self, tail: Row) -> History:
+    def history(self, tail: MetricsRow) -> History:
         return History(
             self._first,
             self._last,
@@ -249,12 +249,12 @@ class _Thinning:
     def __init__(self, first: int, width: int):
         self._origin, self._width = first, width
         self._index: int | None = None
-        self._waiting: list[tuple[int, Row]] = []
+        self._waiting: list[tuple[int, MetricsRow]] = []
         self._first: list[int] = []
         self._last: list[int] = []
         self._curves: dict[str, Curve] = {}
 
-    def add(self, step: int, row: Row) -> None:
+    def add(self, step: int, row: MetricsRow) -> None:
         index = (step - self._origin) // self._width
         if index != self._index:
             self._end_interval()
@@ -301,12 +301,12 @@ def _marked(marked: Marked, step: int) -> Marked:
     return Marked(marked.count + 1, marked.steps)
 
 
-def _means(rows: Sequence[Row]) -> Row:
+def _means(rows: Sequence[MetricsRow]) -> MetricsRow:
     """Returns the mean of each metric of the whole model over the rows that have it."""
     return {name: sum(values) / len(values) for name, values in _columns(rows) if values}
 
 
-def _columns(rows: Iterable[Row]) -> Iterator[tuple[str, list[float]]]:
+def _columns(rows: Iterable[MetricsRow]) -> Iterator[tuple[str, list[float]]]:
     rows = list(rows)
     for name in dict.fromkeys(name for row in rows for name in row):
         if LAYER not in name:

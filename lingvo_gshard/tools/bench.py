@@ -56,9 +56,9 @@ together, which depends on --workers and not on --rows. Then it reads what was p
 directory --prepared (docs/data.md): tokens per second, the share of positions that hold tokens, and
 the share of time that the quickstart's training steps wait for batches.
 
-The JSON is {"device": ..., "rows": [...]}. The class `Row` in the benchmark's file in
-lingvo_gshard/tools/benchmarks/ describes the fields of a row. --json alone writes the JSON to
-standard output and the table to standard error.
+The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of its class in the
+benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
+and the table to standard error.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def measure_exported(
     return device, [row]
 
 
-def print_exported(console: rich.console.Console, device: str, row: exported.Row) -> None:
+def print_exported(console: rich.console.Console, device: str, row: exported.ProgramTiming) -> None:
     """Prints the result of a saved step."""
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     table.add_column(no_wrap=True)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import partition
-from benchmarks.partition import Row
+from benchmarks.partition import PartitionTiming
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -63,9 +63,9 @@ def test_partition_compares_the_fastest_steps():
         patch.setattr(partition, "pipelined_seconds", lambda step, count: next(clock))
         rows = partition.measure(case, 2, said.append)
     assert rows == [
-        Row(NAMES[0], 2.0, 1.0, 5.0),
-        Row(NAMES[1], 2.5, 1.25, 6.0),
-        Row(NAMES[2], 8.0, 4.0, 7.0),
+        PartitionTiming(NAMES[0], 2.0, 1.0, 5.0),
+        PartitionTiming(NAMES[1], 2.5, 1.25, 6.0),
+        PartitionTiming(NAMES[2], 8.0, 4.0, 7.0),
     ]
     assert said[:3] == [f"compiling {name}" for name in NAMES]
     assert said[3:] == ["measuring, 1 of 2", "measuring, 2 of 2"]
@@ -74,7 +74,7 @@ def test_partition_compares_the_fastest_steps():
 def test_partition_measures_an_experiment_and_writes_json(capsys, monkeypatch, tmp_path):
     def measure(case, repeats, report):
         assert case.name == "translation.quickstart, experts" and repeats == 3
-        return [Row(NAMES[0], 2.0, 1.0, 5.0), Row(NAMES[1], 2.1, 1.05, 6.0)]
+        return [PartitionTiming(NAMES[0], 2.0, 1.0, 5.0), PartitionTiming(NAMES[1], 2.1, 1.05, 6.0)]
 
     monkeypatch.setattr(partition, "measure", measure)
     path = tmp_path / "partition.json"

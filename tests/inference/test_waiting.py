@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
+from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Request
 from tests.inference import tiny_engine
@@ -13,13 +13,13 @@ GREEDY = DecodingOptions(beam_size=1, most_tokens=6)
 
 @pytest.fixture
 def waiting():
-    return WaitingRows()
+    return WaitingTexts()
 
 
 def rows(waiting, client, group, count):
     """Adds texts that wait, named after their client, group and number (their limit)."""
     request = Request(client=client, group=group, options=GREEDY)
-    made = [Row(Answer(request, 1, waiting.cancel), 0, n) for n in range(count)]
+    made = [DecodedText(Answer(request, 1, waiting.cancel), 0, n) for n in range(count)]
     waiting.put(made)
     return made
 

@@ -134,7 +134,7 @@ def test_ratios_are_medians_over_alternating_runs():
 
 def test_json_is_the_only_standard_output(capsys, monkeypatch):
     def measure(cases, *_):
-        return [step.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
+        return [step.StepTiming(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
 
     monkeypatch.setattr(step, "measure", measure)
     code, out, err = run(capsys, "step", *TINY, "--json")

@@ -17,7 +17,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.inspection import inspection, tables
-from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveRow
+from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveTotal
 from lingvo_gshard.training import experiments
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
@@ -195,16 +195,16 @@ def test_collectives_are_summed_by_phase_layer_and_kind():
     ]
     rows = inspection.collective_rows(calls, ["", "a", "b.layers[10]"])
     assert rows == [
-        CollectiveRow("a", "forward", "all-to-all", 1, 1, 8),
-        CollectiveRow("b.layers[10]", "forward", "all-gather", 2, 5, 19),
-        CollectiveRow("a", "rematerialized", "all-to-all", 1, 1, 5),
-        CollectiveRow("a", "backward", "all-gather", 1, 1, 2),
-        CollectiveRow(NO_SINGLE_LAYER, "other", "all-reduce", 1, 1, 1),
+        CollectiveTotal("a", "forward", "all-to-all", 1, 1, 8),
+        CollectiveTotal("b.layers[10]", "forward", "all-gather", 2, 5, 19),
+        CollectiveTotal("a", "rematerialized", "all-to-all", 1, 1, 5),
+        CollectiveTotal("a", "backward", "all-gather", 1, 1, 2),
+        CollectiveTotal(NO_SINGLE_LAYER, "other", "all-reduce", 1, 1, 1),
     ]
     assert inspection.total_by_kind(rows) == [
-        CollectiveRow("", "", "all-gather", 3, 6, 21),
-        CollectiveRow("", "", "all-reduce", 1, 1, 1),
-        CollectiveRow("", "", "all-to-all", 2, 2, 13),
+        CollectiveTotal("", "", "all-gather", 3, 6, 21),
+        CollectiveTotal("", "", "all-reduce", 1, 1, 1),
+        CollectiveTotal("", "", "all-to-all", 2, 2, 13),
     ]
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from docs.planned.page import large, table
-from docs.planned.published.rows import Row, Rows
+from docs.planned.published.rows import PlannedTraining, PlannedTrainings
 from docs.planned.published.trainings import TRAININGS, Training
 from lingvo_gshard.planning import operation_rows
 from lingvo_gshard.planning.machines import compilers, topologies
@@ -20,12 +20,12 @@ _GIB = 2**30
 _SHOWN = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.COLLECTIVES)
 
 
-def write(found: Rows) -> None:
+def write(found: PlannedTrainings) -> None:
     """Writes the page."""
     PAGE.write_text(text(found), encoding="utf-8")
 
 
-def text(found: Rows) -> str:
+def text(found: PlannedTrainings) -> str:
     """Returns the page: page.md with a table in place of each `{...}`."""
     planned = [(each, found[each.key]) for each in TRAININGS if each.key in found]
     tables = {
@@ -54,7 +54,7 @@ def text(found: Rows) -> str:
     return page
 
 
-def _result(training: Training, row: Row) -> tuple[str, ...]:
+def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:
     estimate = row.tokens_per_second_of_chip
     return (
         training.name,
@@ -90,7 +90,7 @@ class _Parts:
         return self.shares[2]
 
 
-def _parts(training: Training, row: Row) -> _Parts:
+def _parts(training: Training, row: PlannedTraining) -> _Parts:
     attention = min(row.attention_products, row.kinds[operation_rows.ATTENTION])
     rest = row.kinds[operation_rows.ATTENTION] - attention
     collectives = row.kinds.get(operation_rows.COLLECTIVES, 0.0)
@@ -104,7 +104,7 @@ def _parts(training: Training, row: Row) -> _Parts:
     )
 
 
-def _times(training: Training, row: Row) -> tuple[str, ...]:
+def _times(training: Training, row: PlannedTraining) -> tuple[str, ...]:
     parts = _parts(training, row)
     return (
         training.name,
@@ -116,7 +116,7 @@ def _times(training: Training, row: Row) -> tuple[str, ...]:
     )
 
 
-def _ranges(planned: Iterable[tuple[Training, Row]]) -> dict[str, str]:
+def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, str]:
     """Returns ranges of columns over groups of rows, for the text."""
     all_parts = [(each, row, _parts(each, row)) for each, row in planned]
     tpus = [parts for _, row, parts in all_parts if row.compiler == "tpu"]
@@ -140,7 +140,7 @@ def _range(form: str, values: Sequence[float]) -> str:
     return f"{form.format(min(values))} to {form.format(max(values))}"
 
 
-def _configuration(training: Training, row: Row) -> tuple[str, ...]:
+def _configuration(training: Training, row: PlannedTraining) -> tuple[str, ...]:
     memory = f"{row.peak / _GIB:.0f} of {row.capacity / _GIB:.0f}"
     return (
         training.name,
@@ -160,7 +160,7 @@ def _machine(training: Training) -> str:
     return f"{topology.chips} {topology.chip.key}"
 
 
-def _versions(row: Row) -> str:
+def _versions(row: PlannedTraining) -> str:
     name = compilers.PACKAGES[row.compiler]
     return f"{name} {row.versions[name]}"
 
@@ -176,7 +176,7 @@ def utilization(training: Training, tokens: float) -> float:
     return tokens * training.decoder.flops_per_token(training.length) / chip.peak("bf16")
 
 
-def _ratios(planned: Iterable[tuple[Training, Row]]) -> str:
+def _ratios(planned: Iterable[tuple[Training, PlannedTraining]]) -> str:
     """Returns a sentence on the ratios of estimates to measurements."""
     ratios = {each.key: row.tokens_per_second_of_chip / each.published for each, row in planned}
     mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))

@@ -1,4 +1,4 @@
-"""Rows: the plan of a training that somebody measured."""
+"""PlannedTrainings: the plan of a training that somebody measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORK = "published"
 _BILLION = 1e9
 
 
-class Row(Cell, frozen=True, kw_only=True):
+class PlannedTraining(Cell, frozen=True, kw_only=True):
     """The plan of a published training. `model` is the key of the training.
 
     Attributes:
@@ -42,20 +42,20 @@ class Row(Cell, frozen=True, kw_only=True):
         return self.tokens_per_second / self.chips
 
 
-Rows = Mapping[str, Row]
+PlannedTrainings = Mapping[str, PlannedTraining]
 
 
-def load() -> dict[str, Row]:
+def load() -> dict[str, PlannedTraining]:
     """Returns the rows by the keys of their trainings."""
-    return {row.model: row for row in cells.read(RESULTS, Row).values()}
+    return {row.model: row for row in cells.read(RESULTS, PlannedTraining).values()}
 
 
-def save(rows: Rows) -> None:
+def save(rows: PlannedTrainings) -> None:
     """Writes the rows."""
     cells.save(rows.values(), RESULTS)
 
 
-def make(training: Training) -> Row:
+def make(training: Training) -> PlannedTraining:
     """Plans a training as it was measured, with nothing fitted."""
     started = time.monotonic()
     topology = topologies.get(training.topology)
@@ -70,7 +70,7 @@ def make(training: Training) -> Row:
     attention = next(row for row in plan.kinds if row.kind == operation_rows.ATTENTION)
     rate = efficiencies.matmul_efficiency(topology.chip, attention.flops).value
     rate *= topology.chip.peak("bf16")
-    return Row(
+    return PlannedTraining(
         model=training.key,
         machine=topology.chip.key,
         work=_WORK,

@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, record_names
-from lingvo_gshard.inference.engine.waiting import Row
+from lingvo_gshard.inference.engine.waiting import DecodedText
 from lingvo_gshard.inference.programs.executables import (
     STEPS,
     DecodingExecutable,
@@ -120,7 +120,7 @@ class Admission:
       key: the program that lets them in.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[DecodedText, ...]
     key: ProgramKey
 
 
@@ -142,13 +142,13 @@ class DecodeBatch:
     ):
         self.kind = kind
         self.shape: StateShape | None = None
-        self.rows: list[Row | None] = []
+        self.rows: list[DecodedText | None] = []
         self._facts, self._executables, self._weights = facts, executables, weights
         self._arrays: list[Array] = []
         self._state: list[jax.Array] | list[np.ndarray] = []
 
     @property
-    def texts(self) -> list[Row]:
+    def texts(self) -> list[DecodedText]:
         """The texts in rows."""
         return [row for row in self.rows if row is not None]
 
@@ -198,7 +198,7 @@ class DecodeBatch:
         extra = [new.arrays[array.path] for array in program.inputs_of("new")]
         self._state = list(program.call(*self._weights, *self._state, *extra))
 
-    def split(self, rows: Collection[Row]) -> DecodeBatch:
+    def split(self, rows: Collection[DecodedText]) -> DecodeBatch:
         """Returns a new batch that has some of the texts, which leave this one.
 
         The new batch must take up another shape before it decodes.
@@ -210,7 +210,7 @@ class DecodeBatch:
         self.rows = [None if row in rows else row for row in self.rows]
         return batch
 
-    def drop_canceled(self) -> list[Row]:
+    def drop_canceled(self) -> list[DecodedText]:
         """Frees the rows of texts that nobody waits for any more, and returns the texts."""
         canceled = [row for row in self.texts if row.answer.is_canceled]
         for row in canceled:
@@ -224,7 +224,7 @@ class DecodeBatch:
         zero: Any = np.zeros((), np.int32)
         self._state[index] = zero
 
-    def step(self, most_steps: int, enough: int) -> list[Row]:
+    def step(self, most_steps: int, enough: int) -> list[DecodedText]:
         """Decodes until `most_steps` tokens more, or until `enough` texts have ended.
 
         Returns:
@@ -257,7 +257,7 @@ class DecodeBatch:
 class _NewTexts:
     """The arrays of texts that enter a state, filled in from their requests."""
 
-    def __init__(self, program: DecodingExecutable, facts: ModelFacts, rows: Sequence[Row]):
+    def __init__(self, program: DecodingExecutable, facts: ModelFacts, rows: Sequence[DecodedText]):
         self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
         for name in ("new.given_ap", "new.source_aK"):
             if name in self.arrays:
@@ -266,7 +266,7 @@ class _NewTexts:
         for text, row in enumerate(rows):
             self._fill(text, row)
 
-    def _fill(self, text: int, row: Row) -> None:
+    def _fill(self, text: int, row: DecodedText) -> None:
         request, options = row.answer.request, row.answer.request.options
         self._set("last_a", text, request.given[-1])
         if "new.source_aK" in self.arrays:

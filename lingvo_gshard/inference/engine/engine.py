@@ -18,7 +18,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.engine.waiting import BeamRow, Row, TokenRow, WaitingRows
+from lingvo_gshard.inference.engine.waiting import BeamText, DecodedText, SampledText, WaitingTexts
 from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import Executables
@@ -56,7 +56,7 @@ class Engine:
         """
         self.facts, self.executables = facts, executables
         self.weights, self._options = list(weights), options or EngineOptions()
-        self._waiting = WaitingRows()
+        self._waiting = WaitingTexts()
         executables.listen(self._waiting.wake)
         self._workers: list[Worker] = []
 
@@ -195,16 +195,16 @@ class Engine:
                 f"least_tokens is {options.least_tokens}"
             )
 
-    def _rows(self, answer: Answer) -> list[Row]:
+    def _rows(self, answer: Answer) -> list[DecodedText]:
         """Returns the rows that answer a request: one for a search, or one for each draw."""
         request, options = answer.request, answer.request.options
         limit = self.most_tokens(request)
         if options.beam_size > 1:
             if request.streams or request.should_stop:
                 raise UserError("beam search cannot stream or stop early; set beam_size=1")
-            return [BeamRow(answer, 0, limit, self.facts.end_ids)]
+            return [BeamText(answer, 0, limit, self.facts.end_ids)]
         ends = self.facts.end_ids
-        return [TokenRow(answer, text, limit, ends) for text in range(options.texts)]
+        return [SampledText(answer, text, limit, ends) for text in range(options.texts)]
 
     def _start_workers(self) -> None:
         if self._workers:
@@ -223,7 +223,7 @@ class Engine:
         atexit.register(_stop, self._waiting, self._workers, self.executables)
 
 
-def _stop(waiting: WaitingRows, workers: Sequence[Worker], executables: Executables) -> None:
+def _stop(waiting: WaitingTexts, workers: Sequence[Worker], executables: Executables) -> None:
     """Stops after the current step of each thread. Requests under way get no answer."""
     waiting.stop()
     for worker in workers:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.engine.decode_batch import Admission, DecodeBatch
-from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
+from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
@@ -109,7 +109,7 @@ class ShapeSelector:
         self,
         facts: ModelFacts,
         executables: Executables,
-        waiting: WaitingRows,
+        waiting: WaitingTexts,
         options: EngineOptions,
     ):
         self._facts, self._executables = facts, executables
@@ -123,7 +123,7 @@ class ShapeSelector:
         ]
 
     def usable(
-        self, batch: DecodeBatch, entering: Sequence[Row] = (), wants: bool = True
+        self, batch: DecodeBatch, entering: Sequence[DecodedText] = (), wants: bool = True
     ) -> Plan | None:
         """Returns how texts can enter a batch; None if that takes programs that are not loaded.
 
@@ -150,7 +150,7 @@ class ShapeSelector:
                     return plan
         return None
 
-    def best(self, batch: DecodeBatch, entering: Sequence[Row] = ()) -> Plan:
+    def best(self, batch: DecodeBatch, entering: Sequence[DecodedText] = ()) -> Plan:
         """Returns how texts enter a batch if only the time of compiling counts.
 
         A shape with compiled programs is preferred to a smaller one without.
@@ -164,7 +164,9 @@ class ShapeSelector:
             shape = next(ready, shape)
         return self._plan(batch, shape, entering, is_ready)
 
-    def suiting(self, rows: Sequence[Row], most: int, wanted: int, is_shared: bool) -> list[Row]:
+    def suiting(
+        self, rows: Sequence[DecodedText], most: int, wanted: int, is_shared: bool
+    ) -> list[DecodedText]:
         """Returns the texts whose sizes suit best: a batch costs what its longest text costs.
 
         If other texts got places too often while one text waited, the waiting text counts as the
@@ -185,13 +187,13 @@ class ShapeSelector:
         suitable = self.size(first) if is_late or not wanted else wanted
         must = is_shared or is_late
 
-        def distance(row: Row) -> tuple[bool, float]:
+        def distance(row: DecodedText) -> tuple[bool, float]:
             return not (must and row is first), abs(math.log2(self.size(row) / suitable))
 
         # Sorting is stable: texts of the same size stay in the order of their turns.
         return sorted(rows, key=distance)[:most]
 
-    def like(self, row: Row) -> tuple[int, int]:
+    def like(self, row: DecodedText) -> tuple[int, int]:
         """Returns what texts have in common that need the same programs to enter alone."""
         given = len(row.answer.request.given) - 1
         return self.size(row), fitting(LENGTHS, given) if given else 0
@@ -202,7 +204,7 @@ class ShapeSelector:
         fitting = (n for n in self._row_counts if n <= most)
         return max(fitting, default=self._row_counts[0])
 
-    def size(self, row: Row) -> int:
+    def size(self, row: DecodedText) -> int:
         """Returns the length of a state that holds a text.
 
         Source and target share a size, so that there are few shapes.
@@ -210,13 +212,13 @@ class ShapeSelector:
         wanted = max(self._positions(row), len(row.answer.request.source))
         return fitting(LENGTHS, wanted)
 
-    def _positions(self, row: Row) -> int:
+    def _positions(self, row: DecodedText) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""
         given, source = len(row.answer.request.given), len(row.answer.request.source)
         likely = source + source // 4 + 4 if source else row.limit
         return max(given + min(row.limit, likely), row.position + 1)
 
-    def _needed(self, texts: Sequence[Row], rows: int) -> StateShape:
+    def _needed(self, texts: Sequence[DecodedText], rows: int) -> StateShape:
         """Returns the smallest shape that holds texts and a number of rows."""
         length = max(map(self.size, texts))
         rows = fitting(self._row_counts, rows)
@@ -232,7 +234,11 @@ class ShapeSelector:
         return all(map(self._executables.is_ready, keys))
 
     def _plan(
-        self, batch: DecodeBatch, shape: StateShape, entering: Sequence[Row], is_usable: _IsUsable
+        self,
+        batch: DecodeBatch,
+        shape: StateShape,
+        entering: Sequence[DecodedText],
+        is_usable: _IsUsable,
     ) -> Plan:
         """Returns the plan for a shape; of programs for longer sources, a usable one is taken."""
         exact = self.is_exact(batch.kind)
@@ -249,7 +255,12 @@ class ShapeSelector:
         return Plan(shape, tuple(admissions))
 
     def _admission_keys(
-        self, kind: SearchKind, shape: StateShape, rows: Sequence[Row], texts: int, exact: bool
+        self,
+        kind: SearchKind,
+        shape: StateShape,
+        rows: Sequence[DecodedText],
+        texts: int,
+        exact: bool,
     ) -> list[ProgramKey]:
         """Returns the programs that let texts enter: for short sources first, for all last.
 

@@ -1,4 +1,4 @@
-"""WaitingRows: the texts that wait for a place, shared by the workers of an engine."""
+"""WaitingTexts: the texts that wait for a place, shared by the workers of an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lingvo_gshard.inference.requests import (
 _IMPOSSIBLE = -1e8
 
 
-class Row:
+class DecodedText:
     """One text of a request, in one row of a batch.
 
     Attributes:
@@ -67,7 +67,7 @@ class Row:
         raise NotImplementedError
 
 
-class TokenRow(Row):
+class SampledText(DecodedText):
     """A text that is drawn, or decoded greedily."""
 
     def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
@@ -111,7 +111,7 @@ class TokenRow(Row):
         return [Hypothesis(tuple(tokens), log_probabilities, score, self._reason, end)]
 
 
-class BeamRow(Row):
+class BeamText(DecodedText):
     """A text that is searched for with a beam."""
 
     def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
@@ -154,8 +154,8 @@ class BeamRow(Row):
         return Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind, end)
 
 
-# Rows by `id(row)`, so that removing a row takes the same time wherever the row is.
-_Group = OrderedDict[int, Row]
+# By the identity of the row: removing one takes the same time wherever it is.
+_Group = OrderedDict[int, DecodedText]
 
 
 class Turns:
@@ -177,14 +177,14 @@ class Turns:
         """Whether texts of several clients or groups wait."""
         return len(self._clients) > 1 or any(len(g) > 1 for g in self._clients.values())
 
-    def add(self, row: Row) -> None:
+    def add(self, row: DecodedText) -> None:
         """Adds a text at the end of its group."""
         request = row.answer.request
         groups = self._clients.setdefault(request.client, OrderedDict())
         groups.setdefault(request.group, OrderedDict())[id(row)] = row
         self._count += 1
 
-    def first(self, most: int) -> list[Row]:
+    def first(self, most: int) -> list[DecodedText]:
         """Returns the next texts, which go on waiting."""
         clients = (
             _in_turn(group.values() for group in groups.values())
@@ -192,7 +192,7 @@ class Turns:
         )
         return list(itertools.islice(_in_turn(clients), most))
 
-    def remove(self, row: Row, is_served: bool = False) -> None:
+    def remove(self, row: DecodedText, is_served: bool = False) -> None:
         """Removes a text.
 
         Args:
@@ -213,7 +213,7 @@ class Turns:
             self._clients.move_to_end(client)
 
 
-def _in_turn(sequences: Iterable[Iterable[Row]]) -> Iterator[Row]:
+def _in_turn(sequences: Iterable[Iterable[DecodedText]]) -> Iterator[DecodedText]:
     """Yields the first of each sequence, then the second of each, and so on."""
     left = deque(map(iter, sequences))
     while left:
@@ -228,7 +228,7 @@ def _in_turn(sequences: Iterable[Iterable[Row]]) -> Iterator[Row]:
 _WINDOW = 512
 
 
-class WaitingRows:
+class WaitingTexts:
     """The waiting texts of each kind of search.
 
     Attributes:
@@ -240,13 +240,13 @@ class WaitingRows:
     def __init__(self):
         self.workers, self.version = 1, 0
         self._turns: dict[SearchKind, Turns] = {}
-        self._of_answer: dict[Answer, list[Row]] = {}
+        self._of_answer: dict[Answer, list[DecodedText]] = {}
         self._under_way: collections.Counter[SearchKind] = collections.Counter()
         self._changed = threading.Condition()
         self._is_closed = False
         self.is_stopped = False
 
-    def put(self, rows: Sequence[Row]) -> None:
+    def put(self, rows: Sequence[DecodedText]) -> None:
         """Adds texts at the end. Raises ValueError if the engine is closed."""
         with self._changed:
             if self._is_closed:
@@ -322,7 +322,9 @@ class WaitingRows:
         """Whether no texts wait, and none will come."""
         return self._is_closed and not self.total
 
-    def take(self, kind: SearchKind, choose: Callable[[list[Row], bool], list[Row]]) -> list[Row]:
+    def take(
+        self, kind: SearchKind, choose: Callable[[list[DecodedText], bool], list[DecodedText]]
+    ) -> list[DecodedText]:
         """Returns texts of a kind, which wait no longer.
 
         Args:
@@ -356,5 +358,5 @@ class WaitingRows:
             return [kind for kind, turns in self._turns.items() if turns]
 
 
-def _kind(row: Row) -> SearchKind:
+def _kind(row: DecodedText) -> SearchKind:
     return row.answer.request.options.kind

@@ -11,7 +11,7 @@ from lingvo_gshard.inference.decoding.state import SearchKind
 from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.decode_batch import DecodeBatch
 from lingvo_gshard.inference.engine.shapes import EngineOptions, Plan, ShapeSelector
-from lingvo_gshard.inference.engine.waiting import Row, WaitingRows
+from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
 from lingvo_gshard.inference.programs.executables import STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
@@ -38,7 +38,7 @@ class Worker:
         facts: ModelFacts,
         executables: Executables,
         weights: Sequence[jax.Array],
-        waiting: WaitingRows,
+        waiting: WaitingTexts,
         options: EngineOptions,
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
@@ -101,7 +101,7 @@ class Worker:
     def _try(self, batch: DecodeBatch) -> bool:
         """Advances a batch if it can be; returns whether it did."""
         self._complete(batch, batch.drop_canceled())
-        entering: list[Row] = []
+        entering: list[DecodedText] = []
         try:
             plan = None if batch in self._outgrown else self._enter(batch, entering)
             plan = plan or self._stay(batch)
@@ -122,12 +122,12 @@ class Worker:
             batch.admit(admission)
         self._complete(batch, batch.step(self._steps(batch), self._enough(batch)))
 
-    def _complete(self, batch: DecodeBatch, rows: Sequence[Row]) -> None:
+    def _complete(self, batch: DecodeBatch, rows: Sequence[DecodedText]) -> None:
         self._waiting.finish(batch.kind, len(rows))
         for row in rows:
             row.answer.complete(row.text, row.hypotheses())
 
-    def _enter(self, batch: DecodeBatch, entering: list[Row]) -> Plan | None:
+    def _enter(self, batch: DecodeBatch, entering: list[DecodedText]) -> Plan | None:
         """Takes the texts that enter now. Returns how they do; None if none can.
 
         Args:
@@ -143,9 +143,9 @@ class Worker:
         share = max(self._waiting.share(kind) - batch.active, 1)
         wanted = max(map(self._selector.size, batch.texts), default=0)
         found: Plan | None = None
-        failed: list[tuple[Row, BaseException]] = []
+        failed: list[tuple[DecodedText, BaseException]] = []
 
-        def choose(rows: list[Row], is_shared: bool) -> list[Row]:
+        def choose(rows: list[DecodedText], is_shared: bool) -> list[DecodedText]:
             nonlocal found
             chosen = self._selector.suiting(rows, min(free, share), wanted, is_shared)
             found = self._selector.usable(batch, chosen)
@@ -163,7 +163,9 @@ class Worker:
             entering += [row for row in taken if all(row is not one for one, _ in failed)]
         return found
 
-    def _fewer(self, batch: DecodeBatch, rows: Sequence[Row]) -> tuple[Sequence[Row], Plan | None]:
+    def _fewer(
+        self, batch: DecodeBatch, rows: Sequence[DecodedText]
+    ) -> tuple[Sequence[DecodedText], Plan | None]:
         """Returns the first texts of some that can enter together, and how."""
         for count in (len(rows), *(n for n in shapes.ROWS[::-1] if n < len(rows))):
             plan = self._selector.usable(batch, rows[:count], wants=False) if count else None
@@ -172,9 +174,12 @@ class Worker:
         return (), None
 
     def _able(
-        self, batch: DecodeBatch, rows: Sequence[Row], failed: list[tuple[Row, BaseException]]
-    ) -> list[Row]:
-        """Returns the texts whose programs are ready; `failed` gets texts whose programs failed."""
+        self,
+        batch: DecodeBatch,
+        rows: Sequence[DecodedText],
+        failed: list[tuple[DecodedText, BaseException]],
+    ) -> list[DecodedText]:
+        """Returns the texts whose programs are there; `failed` gets those whose never will be."""
         plans: dict[tuple[int, int], Plan | None] = {}
         able = []
         for row in rows:
@@ -229,7 +234,9 @@ class Worker:
             return len(batch.rows)
         return max(len(batch.rows) // shapes.FREE_SHARE - batch.free, 1)
 
-    def _fail(self, batch: DecodeBatch, entering: Sequence[Row], error: BaseException) -> None:
+    def _fail(
+        self, batch: DecodeBatch, entering: Sequence[DecodedText], error: BaseException
+    ) -> None:
         """Reports an error to all who wait for a batch, and gives the batch up."""
         if batch in self._outgrown:
             self._outgrown.remove(batch)

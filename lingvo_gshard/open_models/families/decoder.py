@@ -10,31 +10,31 @@ from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 
 EMBEDDINGS = (
-    Row("model.embed_tokens.weight", "embedding.table", "VM->VM"),
-    Row("lm_head.weight", "softmax.w", "VM->MV"),
-    Row("model.norm.weight", "decoder.final_norm.scale", "M->M"),
+    TensorPattern("model.embed_tokens.weight", "embedding.table", "VM->VM"),
+    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
+    TensorPattern("model.norm.weight", "decoder.final_norm.scale", "M->M"),
 )
 ATTENTION = (
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.q_proj.weight",
         "decoder.{layer}.self_attention.w_query",
         "(ND)M->MND",
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.k_proj.weight",
         "decoder.{layer}.self_attention.w_key",
         "(ND)M->MND",
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.v_proj.weight",
         "decoder.{layer}.self_attention.w_value",
         "(ND)M->MND",
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.o_proj.weight",
         "decoder.{layer}.self_attention.w_out",
         "M(ND)->NDM",
@@ -42,52 +42,60 @@ ATTENTION = (
 )
 ATTENTION_BIASES = (
     *(
-        Row(
+        TensorPattern(
             f"model.layers.{{layer}}.self_attn.{published}_proj.bias",
             f"decoder.{{layer}}.self_attention.b_{ours}",
             "(ND)->ND",
         )
         for published, ours in (("q", "query"), ("k", "key"), ("v", "value"))
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.o_proj.bias", "decoder.{layer}.self_attention.b_out", "M->M"
     ),
 )
 NORMS = (
-    Row(
+    TensorPattern(
         "model.layers.{layer}.input_layernorm.weight",
         "decoder.{layer}.self_attention_norm.scale",
         "M->M",
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.post_attention_layernorm.weight",
         "decoder.{layer}.feed_forward_norm.scale",
         "M->M",
     ),
 )
 HEAD_NORMS = (
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.q_norm.weight",
         "decoder.{layer}.self_attention.query_norm.scale",
         "M->M",
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.self_attn.k_norm.weight",
         "decoder.{layer}.self_attention.key_norm.scale",
         "M->M",
     ),
 )
 FEED_FORWARD_BIASES = (
-    Row("model.layers.{layer}.mlp.gate_proj.bias", "decoder.{layer}.feed_forward.b_in", "H->H"),
-    Row("model.layers.{layer}.mlp.up_proj.bias", "decoder.{layer}.feed_forward.b_factor", "H->H"),
-    Row("model.layers.{layer}.mlp.down_proj.bias", "decoder.{layer}.feed_forward.b_out", "M->M"),
+    TensorPattern(
+        "model.layers.{layer}.mlp.gate_proj.bias", "decoder.{layer}.feed_forward.b_in", "H->H"
+    ),
+    TensorPattern(
+        "model.layers.{layer}.mlp.up_proj.bias", "decoder.{layer}.feed_forward.b_factor", "H->H"
+    ),
+    TensorPattern(
+        "model.layers.{layer}.mlp.down_proj.bias", "decoder.{layer}.feed_forward.b_out", "M->M"
+    ),
 )
 FEED_FORWARD = (
-    Row("model.layers.{layer}.mlp.gate_proj.weight", "decoder.{layer}.feed_forward.w_in", "HM->MH"),
-    Row(
+    TensorPattern(
+        "model.layers.{layer}.mlp.gate_proj.weight", "decoder.{layer}.feed_forward.w_in", "HM->MH"
+    ),
+    TensorPattern(
         "model.layers.{layer}.mlp.up_proj.weight", "decoder.{layer}.feed_forward.w_factor", "HM->MH"
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.mlp.down_proj.weight", "decoder.{layer}.feed_forward.w_out", "MH->HM"
     ),
 )

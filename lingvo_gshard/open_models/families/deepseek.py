@@ -24,14 +24,16 @@ from lingvo_gshard.open_models.families.experts import (
 )
 from lingvo_gshard.open_models.families.family import Family, extra_layers
 from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 
-def _row(published: str, ours: str, arrangement: str, joined: str = "") -> Row:
+def _row(published: str, ours: str, arrangement: str, joined: str = "") -> TensorPattern:
     name = f"model.layers.{{layer}}.self_attn.{published}"
-    return Row(name, f"decoder.{{layer}}.self_attention.{ours}", arrangement, joined=joined)
+    return TensorPattern(
+        name, f"decoder.{{layer}}.self_attention.{ours}", arrangement, joined=joined
+    )
 
 
 _ATTENTION = (

@@ -8,12 +8,12 @@ from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.table import Row, Table
+from lingvo_gshard.open_models.table import Table, TensorPattern
 
 # DeepSeek-V3's names for the shared expert, and for the bias that balances the routed experts.
 SHARED_EXPERT = (
     *(
-        Row(
+        TensorPattern(
             f"model.layers.{{layer}}.mlp.shared_experts.{published}.weight",
             f"decoder.{{layer}}.feed_forward.shared.{ours}",
             arrangement,
@@ -24,7 +24,7 @@ SHARED_EXPERT = (
             ("down_proj", "w_out", "MH->HM"),
         )
     ),
-    Row(
+    TensorPattern(
         "model.layers.{layer}.mlp.gate.e_score_correction_bias",
         "decoder.{layer}.feed_forward.router.selection_bias",
         "E->E",
@@ -46,10 +46,10 @@ def expert_rows(
     prefix, ours = f"model.layers.{{layer}}.{block}", "decoder.{layer}.feed_forward"
     one = f"{prefix}.experts.{{expert}}"
     return (
-        Row(f"{prefix}.{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
-        Row(f"{one}.{gate}.weight", f"{ours}.experts.w_in", "HM->MH"),
-        Row(f"{one}.{factor}.weight", f"{ours}.experts.w_factor", "HM->MH"),
-        Row(f"{one}.{out}.weight", f"{ours}.experts.w_out", "MH->HM"),
+        TensorPattern(f"{prefix}.{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
+        TensorPattern(f"{one}.{gate}.weight", f"{ours}.experts.w_in", "HM->MH"),
+        TensorPattern(f"{one}.{factor}.weight", f"{ours}.experts.w_factor", "HM->MH"),
+        TensorPattern(f"{one}.{out}.weight", f"{ours}.experts.w_out", "MH->HM"),
     )
 
 

@@ -23,10 +23,12 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
 )
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 _NORMS = tuple(
-    Row(f"model.layers.{{layer}}.{published}.weight", f"decoder.{{layer}}.{ours}.scale", "M->M")
+    TensorPattern(
+        f"model.layers.{{layer}}.{published}.weight", f"decoder.{{layer}}.{ours}.scale", "M->M"
+    )
     for published, ours in (
         ("input_layernorm", "self_attention_norm"),
         ("post_attention_layernorm", "self_attention_output_norm"),

@@ -24,16 +24,16 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
 )
 from lingvo_gshard.open_models.families.rope import rope_config
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 _MLP, _OURS = "model.layers.{layer}.mlp", "decoder.{layer}.feed_forward"
 # Gates and factors are published as neighbors in one tensor.
 _PAIRS = (("in", 0), ("factor", 1))
 _EXPERTS = (
-    Row(f"{_MLP}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
-    Row(f"{_MLP}.router.bias", f"{_OURS}.router.b_gate", "E->E"),
+    TensorPattern(f"{_MLP}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
+    TensorPattern(f"{_MLP}.router.bias", f"{_OURS}.router.b_gate", "E->E"),
     *(
-        Row(
+        TensorPattern(
             f"{_MLP}.experts.gate_up_proj",
             f"{_OURS}.experts.w_{name}",
             "EM(Hg)->EMH",
@@ -42,7 +42,7 @@ _EXPERTS = (
         for name, index in _PAIRS
     ),
     *(
-        Row(
+        TensorPattern(
             f"{_MLP}.experts.gate_up_proj_bias",
             f"{_OURS}.experts.b_{name}",
             "E(Hg)->EH",
@@ -50,10 +50,12 @@ _EXPERTS = (
         )
         for name, index in _PAIRS
     ),
-    Row(f"{_MLP}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
-    Row(f"{_MLP}.experts.down_proj_bias", f"{_OURS}.experts.b_out", "EM->EM"),
+    TensorPattern(f"{_MLP}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
+    TensorPattern(f"{_MLP}.experts.down_proj_bias", f"{_OURS}.experts.b_out", "EM->EM"),
 )
-_SINKS = Row("model.layers.{layer}.self_attn.sinks", "decoder.{layer}.self_attention.sinks", "N->N")
+_SINKS = TensorPattern(
+    "model.layers.{layer}.self_attn.sinks", "decoder.{layer}.self_attention.sinks", "N->N"
+)
 
 
 def _task(config: PublishedConfig) -> Params:

@@ -21,10 +21,10 @@ from lingvo_gshard.open_models.families.experts import (
     top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 _HEADS_NORMS = tuple(
-    Row(
+    TensorPattern(
         f"model.layers.{{layer}}.self_attn.{published}_norm.weight",
         f"decoder.{{layer}}.self_attention.{ours}_norm.scale",
         "(ND)->ND",

@@ -138,7 +138,7 @@ class RouterLoads:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerRows:
+class LayerRecords:
     """The rows of one layer in T steps, scaled to the planned batch.
 
     All counts are for one micro-batch: the mean over the micro-batches of a step.

@@ -20,7 +20,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
-from lingvo_gshard.planning.loads.file import LayerLoads, LayerRows, Loads, Quantiles, RouterLoads
+from lingvo_gshard.planning.loads.file import (
+    LayerLoads,
+    LayerRecords,
+    Loads,
+    Quantiles,
+    RouterLoads,
+)
 from lingvo_gshard.planning.loads.layers import ExpertLayer
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
@@ -28,7 +34,7 @@ from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 _MOST_NAMED = 3
 
 
-def notes(loads: Loads, layers: Sequence[LayerRows], replicas: int) -> list[str]:
+def notes(loads: Loads, layers: Sequence[LayerRecords], replicas: int) -> list[str]:
     """Returns the notes.
 
     Args:
@@ -71,7 +77,7 @@ def notes(loads: Loads, layers: Sequence[LayerRows], replicas: int) -> list[str]
     return found
 
 
-def _paths(layers: Sequence[LayerRows]) -> str:
+def _paths(layers: Sequence[LayerRecords]) -> str:
     paths = [rows.layer.path for rows in layers]
     more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
     return ", ".join(paths[:_MOST_NAMED]) + more
@@ -137,7 +143,7 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
     """
     rated = [
         _RatedLayer(
-            LayerRows(layer, loads.layers[layer.path]), LayerSeconds.of(plan, layer), replicas
+            LayerRecords(layer, loads.layers[layer.path]), LayerSeconds.of(plan, layer), replicas
         )
         for layer in layers
     ]
@@ -174,7 +180,7 @@ class _RatedLayer:
       replicas: further copies of experts that the placement has.
     """
 
-    rows: LayerRows
+    rows: LayerRecords
     seconds: LayerSeconds
     replicas: int
 

@@ -276,7 +276,7 @@ _PRODUCT_SECONDS, _SMALLEST_PRODUCT, _LARGEST_PRODUCT = 0.02, 2048, 8192
 
 
 @dataclasses.dataclass
-class Row:
+class ProgramTiming:
     """A measured step.
 
     Attributes:
@@ -331,7 +331,7 @@ def measure(
     repeats: int,
     gemm_size: int | None,
     report: Callable[[str], None],
-) -> Row:
+) -> ProgramTiming:
     """Measures a saved step; runs of steps alternate with runs of matrix products.
 
     Args:
@@ -353,7 +353,7 @@ def measure(
 
 def measure_step(
     step: SavedStep, repeats: int, gemm_size: int | None, report: Callable[[str], None]
-) -> Row:
+) -> ProgramTiming:
     """Measures a step as `measure` does.
 
     Raises:
@@ -405,10 +405,10 @@ def _row(
     gemm_size: int,
     losses: list[float],
     memory_in_use: int | None,
-) -> Row:
+) -> ProgramTiming:
     devices, taken = len(step.devices), float(np.median(step_seconds))
     rate = devices * 2 * gemm_size**3 / float(np.median(product_seconds))
-    return Row(
+    return ProgramTiming(
         file=step.path,
         mesh=step.record.mesh,
         devices=devices,

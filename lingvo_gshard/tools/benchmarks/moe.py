@@ -78,7 +78,7 @@ class Case:
 
 
 @dataclasses.dataclass
-class Row:
+class LayerTiming:
     """A measured layer, forward and backward.
 
     Attributes:
@@ -231,7 +231,7 @@ def measure(
     repeats: int,
     gemm_size: int,
     report: Callable[[str], None],
-) -> list[Row]:
+) -> list[LayerTiming]:
     """Measures each case; it alternates with three other programs.
 
     These are a dense layer, the same layer without experts, and square matrix products with as many
@@ -284,13 +284,13 @@ def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.nda
 
 def _row(
     case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
-) -> Row:
+) -> LayerTiming:
     whole, dense, rest, products = seconds.T
 
     def median(values: np.ndarray) -> float:
         return float(np.median(values))
 
-    return Row(
+    return LayerTiming(
         case.experts,
         case.dispatch,
         case.load,
@@ -306,7 +306,7 @@ def _row(
     )
 
 
-def by_experts(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def by_experts(rows: Sequence[LayerTiming]) -> Iterator[list[LayerTiming]]:
     """Groups the rows by number of experts."""
     for count in dict.fromkeys(row.experts for row in rows):
         yield [row for row in rows if row.experts == count]

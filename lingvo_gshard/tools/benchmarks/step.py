@@ -59,7 +59,7 @@ class StepCase:
 
 
 @dataclasses.dataclass
-class Row:
+class StepTiming:
     """A measured step.
 
     Attributes:
@@ -136,7 +136,7 @@ def measure(
     gemm_size: int,
     report: Callable[[str], None],
     profile: Callable[[StepCase, SingleDeviceRuntime], None] | None = None,
-) -> list[Row]:
+) -> list[StepTiming]:
     """Measures each case: the best of `repeats` steps, alternating with matrix products.
 
     Each step is followed by matrix products with the same number of operations in total, so that
@@ -177,7 +177,7 @@ def measure(
         rate = counts[index] * product_flops / min(gemm_seconds[index])
         taken = min(seconds[index])
         ratio = case.flops / taken / rate
-        rows.append(Row(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
+        rows.append(StepTiming(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
     return rows
 
 

@@ -32,7 +32,7 @@ def run(
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU", rows
 
 
-def measure_step(values: flags.FlagValues, console: rich.console.Console) -> list[step.Row]:
+def measure_step(values: flags.FlagValues, console: rich.console.Console) -> list[step.StepTiming]:
     """Returns the rows of `gshard-bench step`."""
     experiment = registry.get(values.experiment)
     shape = whole_rows(values)
@@ -51,7 +51,7 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
         )
 
 
-def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[moe.Row]:
+def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[moe.LayerTiming]:
     """Returns the rows of `gshard-bench moe`."""
     experts = numbers("experts", values.experts)
     sizes = moe.Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)

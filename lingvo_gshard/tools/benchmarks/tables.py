@@ -10,7 +10,7 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.tools.benchmarks import moe, step
 
 
-def print_step_table(console: rich.console.Console, rows: list[step.Row]) -> None:
+def print_step_table(console: rich.console.Console, rows: list[step.StepTiming]) -> None:
     """Prints the rows of `gshard-bench step`."""
     table = make_table(
         "ratio: to the rate of a matrix product",
@@ -35,7 +35,7 @@ def print_step_table(console: rich.console.Console, rows: list[step.Row]) -> Non
     tables.print_table(console, table)
 
 
-def print_moe_table(console: rich.console.Console, rows: list[moe.Row]) -> None:
+def print_moe_table(console: rich.console.Console, rows: list[moe.LayerTiming]) -> None:
     """Prints the rows of `gshard-bench moe`."""
     caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
     caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "

@@ -101,7 +101,7 @@ class StateSharding:
     replicated_moments: list[Replicated]
 
 
-class CollectiveRow(msgspec.Struct, frozen=True):
+class CollectiveTotal(msgspec.Struct, frozen=True):
     """The collectives of one kind in one layer and phase.
 
     Attributes:
@@ -139,7 +139,7 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     function: str
     compile_seconds: float
     memory_per_device: dict[str, int]
-    collectives: list[CollectiveRow]
+    collectives: list[CollectiveTotal]
     full_replications: list[hlo.FullReplication]
     reshardings: list[Resharding]
     activations: list[Activation] | None
@@ -257,7 +257,7 @@ def compile_program(
 
 def collective_rows(
     calls: Iterable[hlo.CollectiveCall], paths: Sequence[str]
-) -> list[CollectiveRow]:
+) -> list[CollectiveTotal]:
     """Returns collectives summed by phase, layer and kind.
 
     Args:
@@ -272,17 +272,17 @@ def collective_rows(
             row[index] += amount
     order = [*paths, NO_SINGLE_LAYER]
     return sorted(
-        (CollectiveRow(*key, *amounts) for key, amounts in sums.items()),
+        (CollectiveTotal(*key, *amounts) for key, amounts in sums.items()),
         key=lambda row: (hlo.PHASES.index(row.phase), order.index(row.layer), row.kind),
     )
 
 
-def total_by_kind(rows: Iterable[CollectiveRow]) -> list[CollectiveRow]:
+def total_by_kind(rows: Iterable[CollectiveTotal]) -> list[CollectiveTotal]:
     """Returns the sum of the rows of each kind, sorted by kind; layer and phase are empty."""
-    totals: dict[str, CollectiveRow] = {}
+    totals: dict[str, CollectiveTotal] = {}
     for row in sorted(rows, key=lambda row: row.kind):
-        total = totals.get(row.kind, CollectiveRow("", "", row.kind, 0, 0, 0))
-        totals[row.kind] = CollectiveRow(
+        total = totals.get(row.kind, CollectiveTotal("", "", row.kind, 0, 0, 0))
+        totals[row.kind] = CollectiveTotal(
             layer="",
             phase="",
             kind=row.kind,

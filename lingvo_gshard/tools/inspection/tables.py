@@ -12,7 +12,11 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.inspection import inspection
-from lingvo_gshard.tools.inspection.inspection import CollectiveRow, CompiledFunction, StateSharding
+from lingvo_gshard.tools.inspection.inspection import (
+    CollectiveTotal,
+    CompiledFunction,
+    StateSharding,
+)
 
 # More tensors than this are only in the JSON.
 _MOST_REPLICATIONS = 20
@@ -173,7 +177,7 @@ def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicate
     tables.print_table(console, table)
 
 
-def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveRow]) -> None:
+def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveTotal]) -> None:
     if not rows:
         say(console, "No collectives.")
         return
@@ -187,7 +191,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveR
     tables.print_table(console, table)
 
 
-def _add_collectives(table: rich.table.Table, row: CollectiveRow, layer: str) -> None:
+def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) -> None:
     table.add_row(
         escape(layer),
         row.phase,

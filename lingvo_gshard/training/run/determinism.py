@@ -33,7 +33,7 @@ from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord
-from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST, Row
+from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST, MetricsRow
 from lingvo_gshard.training.run.roll_back import BatchesWithoutSkipped
 from lingvo_gshard.training.run.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.run.signals import TrainingFailedError
@@ -231,7 +231,7 @@ class Replayed:
 def replay(
     runtime: Runtime,
     batches: BatchesWithoutSkipped,
-    recorded: Mapping[int, Row],
+    recorded: Mapping[int, MetricsRow],
     found: Replayed,
     saved: RunRecord | None,
 ) -> None:
@@ -262,7 +262,10 @@ def replay(
 
 
 def _differences_of_next(
-    runtime: Runtime, batches: BatchesWithoutSkipped, recorded: Mapping[int, Row], found: Replayed
+    runtime: Runtime,
+    batches: BatchesWithoutSkipped,
+    recorded: Mapping[int, MetricsRow],
+    found: Replayed,
 ) -> list[str]:
     """Returns how the loss of the next step differs, which its weights alone decide."""
     after = recorded.get(found.step + 1)
@@ -274,13 +277,13 @@ def _differences_of_next(
     return [f"of step {found.step + 1:,}, the {text}" for text in wrong]
 
 
-def _take_step(runtime: Runtime, batches: BatchesWithoutSkipped) -> Row:
+def _take_step(runtime: Runtime, batches: BatchesWithoutSkipped) -> MetricsRow:
     batch = next(batches)
     row = runtime.train_step(batch).read()
     return {**row, BATCH_DIGEST: float(batch_digest(batch))}
 
 
-def _row_differences(row: Row, recorded: Row) -> list[str]:
+def _row_differences(row: MetricsRow, recorded: MetricsRow) -> list[str]:
     """Returns how a step differs from its record, the batch first."""
     names = [BATCH_DIGEST, *_FIRST, *row]
     wrong = [
@@ -309,7 +312,7 @@ def _state_differences(runtime: Runtime, saved: RunRecord) -> list[str]:
     return [f"other digests than in the checkpoint: {', '.join(wrong[:3])}{more}"]
 
 
-def _words(row: Row, recorded: Row) -> list[str]:
+def _words(row: MetricsRow, recorded: MetricsRow) -> list[str]:
     common = [name for name in row if name in recorded and name != BATCH_DIGEST]
     others = [name for name in common if name not in _FIRST]
     words = ["batch"] if BATCH_DIGEST in recorded else []

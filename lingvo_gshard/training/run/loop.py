@@ -28,7 +28,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     BATCH_DIGEST,
     DEVICE_MEMORY,
     HOST_MEMORY,
-    Row,
+    MetricsRow,
 )
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver, StepObservers
@@ -49,7 +49,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 _STATUS = pathlib.Path("/proc/self/statm")
 
 
-def memory_metrics(runtime: Runtime) -> Row:
+def memory_metrics(runtime: Runtime) -> MetricsRow:
     """Returns the memory of this process, and of the fullest of its devices.
 
     Returns:
@@ -83,7 +83,7 @@ class Outcome:
     step: int
     finished: bool
     signal: str | None
-    metrics: Row = dataclasses.field(default_factory=dict)
+    metrics: MetricsRow = dataclasses.field(default_factory=dict)
     diverged_since: int | None = None
 
 
@@ -152,7 +152,7 @@ class TrainingLoop:
         self._saved_step = 0
         self._is_first = True
         self._keep_best = KeepBest(params.run)
-        self._last_row: Row = {}
+        self._last_row: MetricsRow = {}
         self.step = 0
 
     def run(
@@ -353,7 +353,7 @@ class TrainingLoop:
         if is_point:
             self._store.poll()
 
-    def _check_spikes(self, step: int, row: Row) -> None:
+    def _check_spikes(self, step: int, row: MetricsRow) -> None:
         """Raises PersistentSpikeError if a step asks for a roll back, and there is where to go."""
         if not self._roll_backs.is_due(row):
             return
@@ -382,7 +382,7 @@ class TrainingLoop:
         self._log.roll_back(self.step)
         self._watch_routers()
 
-    def _evaluate(self, step: int) -> Row:
+    def _evaluate(self, step: int) -> MetricsRow:
         """Returns the metrics of the dev split; none if there is no such split or on a stop."""
         if "dev" not in self._input.splits:
             return {}
@@ -395,7 +395,7 @@ class TrainingLoop:
         self._log.show_dev(step, row)
         return row
 
-    def _dev_row(self, batches: Iterable[Batch]) -> Row:
+    def _dev_row(self, batches: Iterable[Batch]) -> MetricsRow:
         """Returns the metrics of batches of the dev split; none on a stop."""
         means = WeightedMeans()
         for batch in batches:

@@ -24,7 +24,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.data.input import Batch, TrainBatches
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.signals import TrainingFailedError
 from lingvo_gshard.training.step.spikes import ROLL_BACK
 
@@ -197,12 +197,12 @@ class RollBacks:
         """The batches that no step trains on."""
         return SkippedBatches(tuple((row.first_batch, row.last_batch) for row in self.rows))
 
-    def is_due(self, row: Row) -> bool:
+    def is_due(self, row: MetricsRow) -> bool:
         """Returns whether a step's metrics ask for a roll back."""
         # A mean over workers is positive if one of them asks.
         return row.get(ROLL_BACK, 0.0) > 0
 
-    def plan(self, step: int, row: Row, checkpoints: Sequence[int]) -> RollBack | None:
+    def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
         """Returns the roll back that answers the spikes up to a step.
 
         Args:
@@ -245,7 +245,7 @@ class RollBacks:
         count = len(self.rows)
         return [f"roll backs: {count:,} ({ROLL_BACKS_FILE} has each)"] if count else []
 
-    def _limit_words(self, step: int, row: Row, checkpoint: int) -> str:
+    def _limit_words(self, step: int, row: MetricsRow, checkpoint: int) -> str:
         count = len(self.rows)
         times = f"{count:,} roll back" + "s" * (count > 1)
         return (

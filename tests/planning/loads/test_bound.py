@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import DroplessDispatch
-from lingvo_gshard.planning.loads.file import LayerRows
+from lingvo_gshard.planning.loads.file import LayerRecords
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -29,9 +29,9 @@ def test_rows_over_a_bound_are_those_that_the_mesh_drops():
     assert [layer.path for layer in layers] == [record.layer for record in records]
     for layer, record in zip(layers, records, strict=True):
         placement = layer.devices.contiguous()
-        dropped = LayerRows(layer, [record]).dropped(placement)
+        dropped = LayerRecords(layer, [record]).dropped(placement)
         assert dropped is not None and dropped[0] > 0
         expected = metrics[f"{layer.path}/over_bound_share"]
         assert dropped[0] / sum(record.choices) == pytest.approx(expected, abs=1e-6)
-        enough = LayerRows(layer, [record]).sufficient_bound(placement)
+        enough = LayerRecords(layer, [record]).sufficient_bound(placement)
         assert enough is not None and enough[0] > layer.bound

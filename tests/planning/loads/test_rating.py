@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.file import LayerRows, Loads
+from lingvo_gshard.planning.loads.file import LayerRecords, Loads
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.plan.plan import Plan
 from tests.planning.loads.example_loads import (
@@ -40,7 +40,7 @@ def check_quantiles(found, values):
 def test_dropless_steps_take_as_long_as_their_slowest_device():
     layer = dropless()
     found = rated(layer)
-    rows = LayerRows(layer, RECORDS)
+    rows = LayerRecords(layer, RECORDS)
     computed = rows.computed(layer.devices.contiguous())
     check_quantiles(found.step_seconds, STEP_SECONDS + EXPERTS_SECONDS * (computed - 1))
     placed = rows.computed(np.array(found.layers[0].placement))
@@ -59,7 +59,7 @@ def test_buffers_cost_the_same_under_all_loads_and_more_if_nothing_is_to_be_drop
     found = rated(layer)
     assert found.step_seconds.p50 == found.step_seconds.worst == STEP_SECONDS
     assert found.step_seconds_placed == found.step_seconds
-    slots = LayerRows(layer, RECORDS).sufficient_slots()
+    slots = LayerRecords(layer, RECORDS).sufficient_slots()
     more = (EXPERTS_SECONDS + EXCHANGE_SECONDS) * (slots / layer.capacity - 1)
     check_quantiles(found.step_seconds_dropping_nothing, STEP_SECONDS + more)
     check_quantiles(found.dropped_share, np.array([r.dropped_share for r in RECORDS]))
@@ -82,7 +82,7 @@ def test_a_placement_is_judged_by_steps_that_it_was_not_found_from():
     least = max(load.sum() / 4, load.max() + load.min())
     assert one.gap == pytest.approx(max(on_device) / least - 1)
     assert sorted(sum(one.placement, [])) == list(range(EXPERTS))
-    rows = LayerRows(dropless(), RECORDS)
+    rows = LayerRecords(dropless(), RECORDS)
     given = rows.slowest(dropless().devices.contiguous())
     assert one.later == pytest.approx(given[STEPS // 2 :].mean())
     assert one.later_placed and one.later_placed != one.placed.mean

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.planning.loads.devices import EMPTY
-from lingvo_gshard.planning.loads.file import LayerRows
+from lingvo_gshard.planning.loads.file import LayerRecords
 from tests.planning.loads.example_loads import (
     CHOICES,
     EXPERTS,
@@ -24,7 +24,7 @@ CHOSEN = [choose(seed) for seed in range(STEPS)]
 
 
 def rows_of(layer):
-    return LayerRows(layer, [record_of(c, 5 * i, layer.capacity) for i, c in enumerate(CHOSEN)])
+    return LayerRecords(layer, [record_of(c, 5 * i, layer.capacity) for i, c in enumerate(CHOSEN)])
 
 
 def sent(chosen, device_of_group, device_of_expert):
@@ -75,7 +75,7 @@ def test_experts_that_are_not_split_make_every_device_as_slow_as_its_tokens():
 @pytest.mark.parametrize("capacity", [1, 3, 6, 9, SIZE])
 def test_dropped_rows_are_those_of_a_loop_over_positions(capacity):
     layer = layer_of(capacity=capacity)
-    rows = LayerRows(layer, [record_of(c, i, 6) for i, c in enumerate(CHOSEN)])
+    rows = LayerRecords(layer, [record_of(c, i, 6) for i, c in enumerate(CHOSEN)])
     expected = [c.size - sum(record_of(c, 0, capacity).kept) for c in CHOSEN]
     np.testing.assert_allclose(rows.dropped(layer.devices.contiguous()), expected)
 
@@ -151,10 +151,10 @@ def test_what_a_file_does_not_tell_is_unknown():
         msgspec.structs.replace(record_of(c, i, 6), positions=[], by_part=[], groups=0)
         for i, c in enumerate(CHOSEN)
     ]
-    rows = LayerRows(layer_of(), records)
+    rows = LayerRecords(layer_of(), records)
     placement = rows.layer.devices.contiguous()
     assert rows.dropped(placement) is rows.sufficient_factor() is None
     np.testing.assert_allclose(rows.choices.sum(1), GROUPS * SIZE * CHOICES)
     assert np.all(rows.slowest(placement) > 1)
-    bounded = LayerRows(dropless(bound=1.0), records)
+    bounded = LayerRecords(dropless(bound=1.0), records)
     assert bounded.dropped(placement) is bounded.sufficient_bound(placement) is None

@@ -12,7 +12,7 @@ from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 from lingvo_gshard.tasks.translation import TranslationTask
 
 # Published activation -> ours.
@@ -125,7 +125,9 @@ def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params
     )
 
 
-def attention_rows(published: str, ours: str, names: Sequence[str], has_bias: bool) -> list[Row]:
+def attention_rows(
+    published: str, ours: str, names: Sequence[str], has_bias: bool
+) -> list[TensorPattern]:
     """Returns the rows of an attention.
 
     Args:
@@ -139,10 +141,10 @@ def attention_rows(published: str, ours: str, names: Sequence[str], has_bias: bo
     for name, part in zip(names, parts, strict=True):
         is_out = part == "out"
         weight = "M(ND)->NDM" if is_out else "(ND)M->MND"
-        rows.append(Row(f"{published}.{name}.weight", f"{ours}.w_{part}", weight))
+        rows.append(TensorPattern(f"{published}.{name}.weight", f"{ours}.w_{part}", weight))
         if has_bias:
             bias = "M->M" if is_out else "(ND)->ND"
-            rows.append(Row(f"{published}.{name}.bias", f"{ours}.b_{part}", bias))
+            rows.append(TensorPattern(f"{published}.{name}.bias", f"{ours}.b_{part}", bias))
     return rows
 
 

@@ -18,7 +18,7 @@ from lingvo_gshard.open_models.families.translation.common import (
     task_of,
     translation_input,
 )
-from lingvo_gshard.open_models.table import Row, Table
+from lingvo_gshard.open_models.table import Table, TensorPattern
 
 # PyTorch's default, which no config has.
 _EPSILON = 1e-5
@@ -74,7 +74,7 @@ def fairseq_rows(cross_attention: str, feed_forward: str, norm: str) -> Table:
       norm: published name of the norm of the feed-forward layer.
     """
     names = {"self": "self_attn", "cross": cross_attention}
-    rows: list[Row] = []
+    rows: list[TensorPattern] = []
     for stack, attentions in sides():
         published, layer = f"model.{stack}.layers.{{layer}}", f"{stack}.{{layer}}"
         for name in attentions:
@@ -85,19 +85,19 @@ def fairseq_rows(cross_attention: str, feed_forward: str, norm: str) -> Table:
         rows += norm_rows(f"model.{stack}.layer_norm", f"{stack}.final_norm")
         dense, ours = f"{published}.{feed_forward}", f"{layer}.feed_forward"
         rows += [
-            Row(f"{dense}fc1.weight", f"{ours}.w_in", "HM->MH"),
-            Row(f"{dense}fc1.bias", f"{ours}.b_in", "H->H"),
-            Row(f"{dense}fc2.weight", f"{ours}.w_out", "MH->HM"),
-            Row(f"{dense}fc2.bias", f"{ours}.b_out", "M->M"),
+            TensorPattern(f"{dense}fc1.weight", f"{ours}.w_in", "HM->MH"),
+            TensorPattern(f"{dense}fc1.bias", f"{ours}.b_in", "H->H"),
+            TensorPattern(f"{dense}fc2.weight", f"{ours}.w_out", "MH->HM"),
+            TensorPattern(f"{dense}fc2.bias", f"{ours}.b_out", "M->M"),
         ]
     return tuple(rows)
 
 
-def norm_rows(published: str, ours: str) -> list[Row]:
+def norm_rows(published: str, ours: str) -> list[TensorPattern]:
     """Returns the rows of a layer norm."""
     return [
-        Row(f"{published}.weight", f"{ours}.scale", "M->M"),
-        Row(f"{published}.bias", f"{ours}.bias", "M->M"),
+        TensorPattern(f"{published}.weight", f"{ours}.scale", "M->M"),
+        TensorPattern(f"{published}.bias", f"{ours}.bias", "M->M"),
     ]
 
 

@@ -12,11 +12,11 @@ from lingvo_gshard.open_models.families.translation.fairseq import (
     fairseq_rows,
     fairseq_task,
 )
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 TABLES = (
-    Row("model.shared.weight", "target_embedding.table", "VM->VM"),
-    Row("lm_head.weight", "softmax.w", "VM->MV"),
+    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM"),
+    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
 )
 
 

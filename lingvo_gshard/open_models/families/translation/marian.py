@@ -13,15 +13,17 @@ from lingvo_gshard.open_models.families.translation.fairseq import (
     fairseq_rows,
     fairseq_task,
 )
-from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.open_models.table import TensorPattern
 
 _SOURCE = "source_embedding.table"
 _TABLES = (
-    Row("model.shared.weight", "target_embedding.table", "VM->VM", not_beside=_SOURCE),
-    Row("model.encoder.embed_tokens.weight", _SOURCE, "VM->VM"),
-    Row("model.decoder.embed_tokens.weight", "target_embedding.table", "VM->VM", beside=_SOURCE),
-    Row("lm_head.weight", "softmax.w", "VM->MV"),
-    Row("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
+    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM", not_beside=_SOURCE),
+    TensorPattern("model.encoder.embed_tokens.weight", _SOURCE, "VM->VM"),
+    TensorPattern(
+        "model.decoder.embed_tokens.weight", "target_embedding.table", "VM->VM", beside=_SOURCE
+    ),
+    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
+    TensorPattern("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
 )
 # Keys that the converter of Marian's own files wrote, with the values that transformers computes.
 _FIXED = {

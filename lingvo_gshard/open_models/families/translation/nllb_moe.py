@@ -20,7 +20,7 @@ from lingvo_gshard.open_models.families.translation.m2m_100 import (
     m2m_100_config,
     m2m_100_task,
 )
-from lingvo_gshard.open_models.table import Row, Table
+from lingvo_gshard.open_models.table import Table, TensorPattern
 
 _SIDES = ("encoder", "decoder")
 _EXPERTS_PER_TOKEN = 2
@@ -40,12 +40,14 @@ def _expert_rows() -> Table:
         published, ours = f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward"
         expert = f"{published}.experts.expert_{{expert}}"
         rows += [
-            Row(f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"),
-            Row(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
-            Row(f"{expert}.fc1.weight", f"{ours}.experts.w_in", "HM->MH"),
-            Row(f"{expert}.fc1.bias", f"{ours}.experts.b_in", "H->H"),
-            Row(f"{expert}.fc2.weight", f"{ours}.experts.w_out", "MH->HM"),
-            Row(f"{expert}.fc2.bias", f"{ours}.experts.b_out", "M->M"),
+            TensorPattern(
+                f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"
+            ),
+            TensorPattern(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
+            TensorPattern(f"{expert}.fc1.weight", f"{ours}.experts.w_in", "HM->MH"),
+            TensorPattern(f"{expert}.fc1.bias", f"{ours}.experts.b_in", "H->H"),
+            TensorPattern(f"{expert}.fc2.weight", f"{ours}.experts.w_out", "MH->HM"),
+            TensorPattern(f"{expert}.fc2.bias", f"{ours}.experts.b_out", "M->M"),
         ]
     return tuple(rows)
 

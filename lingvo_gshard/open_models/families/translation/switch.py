@@ -25,7 +25,7 @@ from lingvo_gshard.open_models.families.translation.t5 import (
     t5_rows,
     t5_task,
 )
-from lingvo_gshard.open_models.table import Row, Table
+from lingvo_gshard.open_models.table import Table, TensorPattern
 
 # Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
 _SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
@@ -39,10 +39,12 @@ def _expert_rows() -> Table:
         published = f"{stack}.block.{{layer}}.layer.{place}.mlp"
         ours, expert = f"{stack}.{{layer}}.feed_forward", f"{published}.experts.expert_{{expert}}"
         rows += [
-            Row(f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"),
-            Row(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
-            Row(f"{expert}.wi.weight", f"{ours}.experts.w_in", "HM->MH"),
-            Row(f"{expert}.wo.weight", f"{ours}.experts.w_out", "MH->HM"),
+            TensorPattern(
+                f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"
+            ),
+            TensorPattern(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
+            TensorPattern(f"{expert}.wi.weight", f"{ours}.experts.w_in", "HM->MH"),
+            TensorPattern(f"{expert}.wo.weight", f"{ours}.experts.w_out", "MH->HM"),
         ]
     return tuple(rows)
 

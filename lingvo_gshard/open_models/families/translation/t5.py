@@ -18,7 +18,7 @@ from lingvo_gshard.open_models.families.translation.common import (
     task_of,
     translation_input,
 )
-from lingvo_gshard.open_models.table import Row, Table
+from lingvo_gshard.open_models.table import Table, TensorPattern
 
 # Positions of the texts that T5 was trained on. Relative positions set no limit.
 _POSITIONS = 512
@@ -38,27 +38,33 @@ def t5_rows(feed_forward: str) -> Table:
       feed_forward: published name of the feed-forward layer.
     """
     rows = [
-        Row("shared.weight", "target_embedding.table", "VM->VM"),
-        Row("lm_head.weight", "softmax.w", "VM->MV"),
+        TensorPattern("shared.weight", "target_embedding.table", "VM->VM"),
+        TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
     ]
     for stack, attentions in sides():
         block, layer = f"{stack}.block.{{layer}}.layer", f"{stack}.{{layer}}"
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows.append(Row(bias, f"{stack}.shared_relative_bias.table", "bN->bN"))
-        rows.append(Row(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M"))
+        rows.append(TensorPattern(bias, f"{stack}.shared_relative_bias.table", "bN->bN"))
+        rows.append(
+            TensorPattern(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M")
+        )
         for place, name in enumerate(attentions):
             published = f"{block}.{place}.{_ATTENTIONS[name]}"
             rows += attention_rows(published, f"{layer}.{name}_attention", "qkvo", False)
         names = [*(f"{name}_attention" for name in attentions), "feed_forward"]
         for place, name in enumerate(names):
             norm = f"{block}.{place}.layer_norm.weight"
-            rows.append(Row(norm, f"{layer}.{name}_norm.scale", "M->M"))
+            rows.append(TensorPattern(norm, f"{layer}.{name}_norm.scale", "M->M"))
         dense, ours = f"{block}.{len(attentions)}.{feed_forward}", f"{layer}.feed_forward"
         rows += [
-            Row(f"{dense}.wi.weight", f"{ours}.w_in", "HM->MH", not_beside=f"{ours}.w_factor"),
-            Row(f"{dense}.wi_0.weight", f"{ours}.w_in", "HM->MH", beside=f"{ours}.w_factor"),
-            Row(f"{dense}.wi_1.weight", f"{ours}.w_factor", "HM->MH"),
-            Row(f"{dense}.wo.weight", f"{ours}.w_out", "MH->HM"),
+            TensorPattern(
+                f"{dense}.wi.weight", f"{ours}.w_in", "HM->MH", not_beside=f"{ours}.w_factor"
+            ),
+            TensorPattern(
+                f"{dense}.wi_0.weight", f"{ours}.w_in", "HM->MH", beside=f"{ours}.w_factor"
+            ),
+            TensorPattern(f"{dense}.wi_1.weight", f"{ours}.w_factor", "HM->MH"),
+            TensorPattern(f"{dense}.wo.weight", f"{ours}.w_out", "MH->HM"),
         ]
     return tuple(rows)
 

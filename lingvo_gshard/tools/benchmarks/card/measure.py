@@ -212,7 +212,7 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     card: CardRecord
-    measured: exported.Row
+    measured: exported.ProgramTiming
     goal: float
     planned_seconds: float
     planned_seconds_bound: float
@@ -254,7 +254,7 @@ def measure(
     return _row(read, row, profile)
 
 
-def _row(read: CardFolder, row: exported.Row, profile: Profile) -> CardRow:
+def _row(read: CardFolder, row: exported.ProgramTiming, profile: Profile) -> CardRow:
     plan, found = read.plan, compare(profile, read.plan)
     kinds, goal = kind_gaps(found, profile), goal_gap(found)
     peak = plan.bytes_per_device.peak

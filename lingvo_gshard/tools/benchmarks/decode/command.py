@@ -23,7 +23,7 @@ from lingvo_gshard.tools.benchmarks.decode import measure
 _POSITIONS = 256
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.Row]:
+def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.DecodingTiming]:
     """Runs the benchmark, prints its table and returns the rows."""
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with console.status("reading the test sentences") as status:
@@ -36,7 +36,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure
     return rows
 
 
-def show_row(console: rich.console.Console, row: measure.Row) -> None:
+def show_row(console: rich.console.Console, row: measure.DecodingTiming) -> None:
     """Prints a row as soon as it is measured."""
     console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
 
@@ -77,7 +77,7 @@ def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
     return [ids[:room] for ids in encoded if ids]
 
 
-def print_table(console: rich.console.Console, rows: list[measure.Row]) -> None:
+def print_table(console: rich.console.Console, rows: list[measure.DecodingTiming]) -> None:
     """Prints the rows of `gshard-bench decode`."""
     caption = (
         "ratio: our speed to this engine's, int8 to int8; limit: share of the rate of a float32 "

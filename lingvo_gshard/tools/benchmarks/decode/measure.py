@@ -205,7 +205,7 @@ _SHORT_CASE_REPEATS = 40
 
 
 @dataclasses.dataclass
-class Row:
+class DecodingTiming:
     """A case decoded by one engine.
 
     Attributes:
@@ -253,7 +253,7 @@ def measure(
     threads: int,
     repeats: int,
     report: Callable[[str], None],
-) -> Iterator[Row]:
+) -> Iterator[DecodingTiming]:
     """Measures each case by every engine in turn.
 
     Args:
@@ -289,7 +289,7 @@ def measure(
         flops, rate = case_flops(model.task, case), float(np.median(rates))
         for name, taken in zip(names, engines, strict=True):
             seconds = float(np.median(taken))
-            yield Row(
+            yield DecodingTiming(
                 case.name,
                 name,
                 case.tokens,
@@ -349,7 +349,7 @@ class _Product:
 
 
 def _product(model: Model, case: Case) -> _Product:
-    """Returns the product whose rate limits a case; see `Row`."""
+    """Returns the product whose rate limits a case; see `DecodingTiming`."""
     if case.rows > 1:
         rows, inner, columns = 1024, 1024, 1024
     else:

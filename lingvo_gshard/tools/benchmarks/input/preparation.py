@@ -25,7 +25,7 @@ _VOCABULARY = "Training the vocabulary"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PreparationTiming:
     """One measurement.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row:
     peak_bytes: int
 
 
-def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -> Row:
+def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -> PreparationTiming:
     """Makes text and prepares it in a process of its own.
 
     Args:
@@ -85,7 +85,7 @@ def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -
     cpu = after.children_user + after.children_system
     cpu -= before.children_user + before.children_system
     working = sum(s for stage, s in found["seconds"].items() if stage != _VOCABULARY)
-    return Row(
+    return PreparationTiming(
         measure="prepare",
         rows=rows,
         kept=found["kept"],
@@ -99,7 +99,7 @@ def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -
     )
 
 
-def print_rows(console: rich.console.Console, rows: list[Row]) -> None:
+def print_rows(console: rich.console.Console, rows: list[PreparationTiming]) -> None:
     """Prints measurements."""
     for row in rows:
         table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)

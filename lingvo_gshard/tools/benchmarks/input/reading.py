@@ -89,7 +89,7 @@ _OF_STEPS, _SHAPE_OF_STEPS = "translation.quickstart", (96, 80, 24)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ReadingTiming:
     """One measurement.
 
     Attributes:
@@ -120,7 +120,7 @@ class Row:
     memory_bytes: int
 
 
-def measure(directory: str, tell: Callable[[str], None]) -> list[Row]:
+def measure(directory: str, tell: Callable[[str], None]) -> list[ReadingTiming]:
     """Measures reading alone with rows of 128 and 512, and training steps of the quickstart.
 
     Args:
@@ -139,7 +139,7 @@ def measure(directory: str, tell: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def print_rows(console: rich.console.Console, rows: list[Row]) -> None:
+def print_rows(console: rich.console.Console, rows: list[ReadingTiming]) -> None:
     """Prints measurements."""
     table = rich.table.Table(box=rich.box.SIMPLE)
     for column in ("", "rows of", "filled", "tokens/s", "on a core", "first", "waits", "memory"):
@@ -170,7 +170,7 @@ def _input(directory: str, source_length: int, longest_target: int, rows: int) -
     return p.set(target_length=min(longest_target, max(4, target_length)))
 
 
-def _read(params: Params) -> Row:
+def _read(params: Params) -> ReadingTiming:
     """Measures batches that are taken as fast as they are made."""
     input_ = params.instantiate()
     batches, first = _first(input_)
@@ -181,7 +181,7 @@ def _read(params: Params) -> Row:
     return _row("read", input_, taken, seconds, cpu, first, 0.0)
 
 
-def _train(params: Params) -> Row:
+def _train(params: Params) -> ReadingTiming:
     """Measures training steps of the quickstart's model, and how long they wait for batches."""
     input_, experiment = params.instantiate(), registry.get(_OF_STEPS)
     task = experiment.task.set(share_embeddings=_is_joint(input_))
@@ -222,14 +222,14 @@ def _row(
     cpu: float,
     first: float,
     wait_share: float,
-) -> Row:
+) -> ReadingTiming:
     tokens = sum(
         np.count_nonzero(batch[f"{side}_segments"])
         for batch in batches
         for side in ("source", "target")
     )
     p = input_.p
-    return Row(
+    return ReadingTiming(
         measure=measure,
         rows=input_.manifest.rows("train"),
         source_length=p.source_length,

@@ -10,7 +10,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint, read_run
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 
 BEST, NEWEST = "best", "newest"
 
@@ -104,7 +104,7 @@ class KeepBest:
                 f"{nearest(self._metric, names)}"
             )
 
-    def add(self, step: int, row: Row) -> bool:
+    def add(self, step: int, row: MetricsRow) -> bool:
         """Returns whether an evaluation is the best so far.
 
         Args:

@@ -14,7 +14,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.training.run.monitoring.metrics import Row, first_and_last, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, first_and_last, rows_until
 from lingvo_gshard.training.run.signals import TrainingFailedError
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.momentum import Momentum
@@ -37,14 +37,14 @@ class ExpertBalance:
 
     def __init__(self):
         self._layers: list[str] | None = None
-        self._rows: list[Row] = []
-        self._last: list[Row] = []
+        self._rows: list[MetricsRow] = []
+        self._last: list[MetricsRow] = []
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         """Adds the metrics of one step."""
         self._rows.append(row)
 
-    def digest(self, row: Row) -> str:
+    def digest(self, row: MetricsRow) -> str:
         """Returns the worst load of any layer in one step as a short text; '' without experts."""
         layers = self._layers_of(row)
         if not layers:
@@ -79,7 +79,7 @@ class ExpertBalance:
             for layer in layers
         ]
 
-    def _layers_of(self, row: Row) -> list[str]:
+    def _layers_of(self, row: MetricsRow) -> list[str]:
         """Returns the layers with experts, from the first row: all rows have the same names."""
         if self._layers is None:
             ends = f"/{DEAD}"
@@ -124,15 +124,15 @@ class Divergence:
         self._lowest = (0, math.inf)
         self._losses: collections.deque[float] = collections.deque(maxlen=LONG)
         self._entropies: collections.deque[float] = collections.deque(maxlen=LONG)
-        self._last: tuple[int, Row] = (0, {})
+        self._last: tuple[int, MetricsRow] = (0, {})
         self.since: int | None = None
 
-    def resume(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """Adds (step, metrics) of earlier steps: the first step and the newest steps."""
+    def resume(self, rows: Iterable[tuple[int, MetricsRow]]) -> None:
+        """Adds (step, metrics) of the run's first step and of its last ones before it resumes."""
         for step, row in rows:
             self.add(step, row)
 
-    def add(self, step: int, row: Row) -> str:
+    def add(self, step: int, row: MetricsRow) -> str:
         """Adds the metrics of a step. Returns a line to show, '' if there is nothing new to say."""
         loss = row.get("loss")
         # With a loss scale, steps that are not finite are skipped.
@@ -209,7 +209,7 @@ def of_run(
     return found
 
 
-def advice(params: Params, row: Row) -> str:
+def advice(params: Params, row: MetricsRow) -> str:
     """Returns sentences on what is likely to help a run whose loss diverges or is not finite.
 
     Args:
@@ -242,7 +242,7 @@ class NonFiniteError(TrainingFailedError):
 
     @classmethod
     def at(
-        cls, step: int, row: Row, where: str, checkpoints: Sequence[int], params: Params
+        cls, step: int, row: MetricsRow, where: str, checkpoints: Sequence[int], params: Params
     ) -> NonFiniteError:
         """Returns the error of a step.
 

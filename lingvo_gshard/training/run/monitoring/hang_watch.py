@@ -25,7 +25,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.monitoring import compilations
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 
 # Libraries wait for other threads and devices; the line that asked them to is more telling.
@@ -163,7 +163,7 @@ class HangWatch(StepObserver):
         self._since = None if limit is None else time.monotonic()
         faulthandler.cancel_dump_traceback_later()
 
-    def after_step(self, step: int, row: Row) -> None:
+    def after_step(self, step: int, row: MetricsRow) -> None:
         """Measures a step."""
         now = time.monotonic()
         if self._since is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.lazy import tf
 
-Row = dict[str, float]
+MetricsRow = dict[str, float]
 # Name of a picture -> (uint8 [height, width, 3], description).
 Pictures: TypeAlias = Mapping[str, tuple[np.ndarray, str]]
 
@@ -66,12 +66,12 @@ class MetricsWriter:
         self._file = _open(self._path)
         self._events = tf.summary.create_file_writer(str(events))
 
-    def resumed_row(self, step: int) -> Row | None:
+    def resumed_row(self, step: int) -> MetricsRow | None:
         """Returns the row of the step that the run resumes from; None if the file lacks it."""
         row = msgspec.json.decode(self._last_line) if self._last_line else {}
         return row if row.pop("step", None) == step else None
 
-    def amend_resumed_row(self, step: int, row: Row) -> None:
+    def amend_resumed_row(self, step: int, row: MetricsRow) -> None:
         """Replaces the row of the step that the run resumes from, before any other is written."""
         content = self._path.read_bytes().removesuffix(self._last_line)
         self._last_line = _encode(step, row)
@@ -79,7 +79,7 @@ class MetricsWriter:
         os.close(self._file)
         self._file = _open(self._path)
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Appends one row. Values that are not finite become null."""
         self._unwritten += _encode(step, row)
         self.flush()
@@ -96,7 +96,7 @@ class MetricsWriter:
                 f"metrics.jsonl cannot be written ({error.strerror}); new rows wait in memory"
             )
 
-    def curves(self, step: int, row: Row) -> None:
+    def curves(self, step: int, row: MetricsRow) -> None:
         """Adds one point to each TensorBoard curve."""
         try:
             with self._events.as_default(step=step):
@@ -143,16 +143,16 @@ class NoWriter:
     def resumed_row(self, step: int) -> None:
         """Returns None."""
 
-    def amend_resumed_row(self, step: int, row: Row) -> None:
+    def amend_resumed_row(self, step: int, row: MetricsRow) -> None:
         """Writes nothing."""
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Writes nothing."""
 
     def flush(self) -> None:
         """Writes nothing."""
 
-    def curves(self, step: int, row: Row) -> None:
+    def curves(self, step: int, row: MetricsRow) -> None:
         """Writes nothing."""
 
     def pictures(self, step: int, found: Pictures) -> None:
@@ -162,8 +162,8 @@ class NoWriter:
         """Closes nothing."""
 
 
-def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, Row]]:
-    """Returns (step, row) of a run's first step and of its last steps.
+def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, MetricsRow]]:
+    """Returns the steps and rows of a run's first step and of its last ones.
 
     Args:
       path: the file of metrics, which may be missing or damaged.
@@ -182,7 +182,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
     return [(row.pop("step"), row) for row in rows]
 
 
-def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, Row]]:
+def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]]:
     """Yields the steps and rows of a run from its first step to `step`.
 
     Args:
@@ -196,7 +196,7 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, Row]]:
                 yield row.pop("step"), row
 
 
-def _encode(step: int, row: Row) -> bytes:
+def _encode(step: int, row: MetricsRow) -> bytes:
     return _ENCODER.encode({"step": step, **row}) + b"\n"
 
 

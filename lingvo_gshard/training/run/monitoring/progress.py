@@ -12,7 +12,7 @@ import rich.progress
 import rich.table
 import rich.text
 
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 
 _COMPILING = "compiling"
 # Seconds until the first line of `Waiting`; the time to the next one doubles.
@@ -43,7 +43,7 @@ class Progress(BarOnTerminal):
         step: int,
         steps: int,
         every: int,
-        digest: Callable[[Row], str] | None = None,
+        digest: Callable[[MetricsRow], str] | None = None,
     ):
         """Makes the display of one run.
 
@@ -82,7 +82,7 @@ class Progress(BarOnTerminal):
         """Excludes the time until the next step from the throughput."""
         self._rate.pause()
 
-    def update(self, step: int, row: Row) -> None:
+    def update(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of one step."""
         if self._bar is None and step % self._every and step != self._steps:
             return
@@ -96,7 +96,7 @@ class Progress(BarOnTerminal):
         """Prints a line, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _describe(self, step: int, row: Row) -> str:
+    def _describe(self, step: int, row: MetricsRow) -> str:
         parts = [f"loss {row['loss']:.4f}"]
         if "accuracy" in row:
             parts.append(f"accuracy {row['accuracy']:.3f}")

@@ -20,10 +20,10 @@ from lingvo_gshard.training.run.monitoring.compilations import (
 from lingvo_gshard.training.run.monitoring.divergence import LONG, Divergence, ExpertBalance
 from lingvo_gshard.training.run.monitoring.metrics import (
     METRICS_FILE,
+    MetricsRow,
     MetricsWriter,
     NoWriter,
     Pictures,
-    Row,
     first_and_last,
 )
 from lingvo_gshard.training.run.monitoring.progress import Progress, Waiting
@@ -43,9 +43,9 @@ class SpikeLog:
         """
         self._end = "it was trained on" if policy == "warn" else "its update was discarded"
         self._lines = 0
-        self._last: Row = {}
+        self._last: MetricsRow = {}
 
-    def add(self, step: int, row: Row) -> str:
+    def add(self, step: int, row: MetricsRow) -> str:
         """Adds the metrics of a step. Returns a line to show if it is a spike, else ''."""
         self._last = row
         # A mean over workers is positive if the step of any of them is a spike.
@@ -167,7 +167,7 @@ class RunLog:
         """Returns whether the step gets a log line and a point on each curve."""
         return step % self._options.log_every_steps == 0 or step == self._options.steps
 
-    def add_step(self, step: int, row: Row) -> None:
+    def add_step(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of a training step, and adds derived ones to `row`."""
         if "cross_entropy" in row:
             row["perplexity"] = perplexity(row["cross_entropy"])
@@ -198,7 +198,7 @@ class RunLog:
             if self._compilations_file:
                 self._compilations_file.append(step, compilation, self.say)
 
-    def show_dev(self, step: int, row: Row) -> None:
+    def show_dev(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of the dev split."""
         parts = [
             f"{name} {row[f'dev/{name}']:.4f}" for name in _SHOWN_OF_DEV if f"dev/{name}" in row
@@ -214,7 +214,7 @@ class RunLog:
         row = self._writer.resumed_row(step)
         return row is not None and not any(name.startswith("dev/") for name in row)
 
-    def add_evaluation(self, step: int, dev: Row) -> None:
+    def add_evaluation(self, step: int, dev: MetricsRow) -> None:
         """Adds dev metrics to the row of the step that the run resumes from."""
         row = self._writer.resumed_row(step)
         if dev and row is not None:
@@ -226,7 +226,7 @@ class RunLog:
         """Writes metrics that waited for space on the disk, if there is some now."""
         self._writer.flush()
 
-    def write(self, step: int, row: Row, is_point: bool) -> None:
+    def write(self, step: int, row: MetricsRow, is_point: bool) -> None:
         """Writes the metrics of a step.
 
         Args:
@@ -240,7 +240,7 @@ class RunLog:
             self._writer.curves(step, row)
             self._row_writers.flush()
 
-    def add_curves(self, step: int, row: Row) -> None:
+    def add_curves(self, step: int, row: MetricsRow) -> None:
         """Adds a point to TensorBoard curves that metrics.jsonl does not have."""
         self._writer.curves(step, row)
 

@@ -29,7 +29,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -88,7 +88,7 @@ class StepObserver:
     def before_result(self, step: int) -> None:
         """Is called before the loop waits for the devices to finish the step."""
 
-    def after_step(self, step: int, row: Row) -> None:
+    def after_step(self, step: int, row: MetricsRow) -> None:
         """Is called with the metrics of a step that the devices have finished."""
 
     def before_other_work(self, what: str, limit: float | None = None) -> None:
@@ -143,7 +143,7 @@ class StepObservers(StepObserver):
         for observer in self._observers:
             observer.before_other_work(what, limit)
 
-    def after_step(self, step: int, row: Row) -> None:
+    def after_step(self, step: int, row: MetricsRow) -> None:
         """Tells all observers."""
         for observer in self._observers:
             observer.after_step(step, row)

@@ -17,7 +17,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.training.run.monitoring.metrics import Row
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 
 # Name of a writer -> the package that it needs.
 WRITERS = {"wandb": "wandb", "mlflow": "mlflow"}
@@ -38,7 +38,7 @@ class RowWriter(Protocol):
     run_id: str
     place: str
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step, soon."""
         ...
 
@@ -63,7 +63,7 @@ class RowWriters:
         """
         self._writers, self._say = dict(writers), say
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step."""
         self._call(lambda writer: writer.write(step, row))
 
@@ -194,7 +194,7 @@ class WandbWriter:
         is_offline = self._run.offline
         self.place: str = f"{files}, for `wandb sync`" if is_offline else self._run.url
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step. The service ignores steps that it has already."""
         self._run.log(row, step=step)
 
@@ -249,7 +249,7 @@ class MlflowWriter:
             self._client.log_batch(run_id, params=values[start : start + _MOST_PARAMS])
         return run_id
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: MetricsRow) -> None:
         """Keeps the row of a step until the next flush. Values that are not finite are left out."""
         now = int(time.time() * 1000)
         self._waiting += [

@@ -15,7 +15,7 @@ from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, Pictures, Row
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, Pictures
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 from lingvo_gshard.training.run.routers.counts import ReadSums, records_of, watched_layers
 from lingvo_gshard.training.run.routers.router_records import RecordsFile, RouterRecord, Verdicts
@@ -94,7 +94,7 @@ class Log(Protocol):
     def say(self, text: str) -> None:
         """Shows a line."""
 
-    def add_curves(self, step: int, row: Row) -> None:
+    def add_curves(self, step: int, row: MetricsRow) -> None:
         """Adds a point to each TensorBoard curve."""
 
     def add_pictures(self, step: int, found: Pictures) -> None:
@@ -148,7 +148,7 @@ class RouterWatch(StepObserver):
         kinds = self._input.token_kinds(batch)
         self._guarded(lambda: self._start(step, batch, kinds))
 
-    def after_step(self, step: int, row: Row) -> None:
+    def after_step(self, step: int, row: MetricsRow) -> None:
         """Writes and tells what the routing step of a watched step found."""
         del row
         if step in self._running:
@@ -238,9 +238,9 @@ class RouterWatch(StepObserver):
         self._next_picture = max(self._count + 1, math.ceil(_GROWTH * self._count))
 
 
-def _curves(records: Sequence[RouterRecord]) -> Row:
+def _curves(records: Sequence[RouterRecord]) -> MetricsRow:
     """Returns the points of the TensorBoard curves of one watched step."""
-    row: Row = {}
+    row: MetricsRow = {}
     for record in records:
         values = {
             "busiest_share": record.busiest[1],
