@@ -113,7 +113,7 @@ class Run(LoadedRun):
         if isinstance(beginnings, str):
             raise UserError("beginnings is one string; a list of strings was expected")
         options = self._options(DRAWING, options, fields)
-        texts = list(self.writer(options).write(beginnings))
+        texts = list(self.text_generator(options).write(beginnings))
         for index, text in enumerate(texts):
             if text.cut:
                 warnings.warn(

@@ -96,7 +96,7 @@ def evaluate(
         if decodes.has_source:
             options["translate"] = run.translator(decoding).translate
         else:
-            options["write"] = run.writer(decoding).write
+            options["write"] = run.text_generator(decoding).write
     found = model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
     if run.backend.is_main:
         _record(run, split, given, found)

@@ -24,7 +24,7 @@ from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.determinism import checked
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.run.monitoring import divergence, writers
+from lingvo_gshard.training.run.monitoring import divergence, trackers
 from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
@@ -102,7 +102,7 @@ def _prepared(params: Params, steps: int | None) -> Params:
     params = params.copy().locate()
     if steps is not None:
         params.run.steps = steps
-    writers.check(params.run.writers)
+    trackers.check(params.run.writers)
     params.run.instantiate()
     return params
 

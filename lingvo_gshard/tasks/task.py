@@ -39,8 +39,8 @@ class Decoding:
         continues its beginning, as gshard-generate does.
       beam_size: hypotheses of a search, unless the user says how many.
       is_evaluated: whether `evaluate` takes a function from texts to texts: `translate` of a
-        `Translator` with a source, else `write` of a `Writer`. gshard-evaluate then has the options
-        of decoding.
+        `Translator` with a source, else `write` of a `TextGenerator`. gshard-evaluate then has the
+        options of decoding.
     """
 
     has_source: bool

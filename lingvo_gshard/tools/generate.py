@@ -38,7 +38,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.inference.writer import Text, Writer
+from lingvo_gshard.inference.text_generator import Text, TextGenerator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import (
@@ -74,13 +74,15 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    open_writer = functools.partial(_open_writer, values)
-    return answer_with_run(values, "Writing", "a beginning", Writer, DRAWING, open_writer, _respond)
+    open_generator = functools.partial(_open_generator, values)
+    return answer_with_run(
+        values, "Writing", "a beginning", TextGenerator, DRAWING, open_generator, _respond
+    )
 
 
-def _open_writer(values: flags.FlagValues, run: Run, options: DecodingOptions) -> Writer:
+def _open_generator(values: flags.FlagValues, run: Run, options: DecodingOptions) -> TextGenerator:
     _check_stream(values)
-    return run.writer(options)
+    return run.text_generator(options)
 
 
 def _check_stream(values: flags.FlagValues) -> None:
@@ -97,7 +99,7 @@ def _can_stream(values: flags.FlagValues) -> bool:
 
 
 def _respond(
-    writer: Writer,
+    generator: TextGenerator,
     values: flags.FlagValues,
     records: TextIO | None,
     progress: LineProgress,
@@ -107,7 +109,7 @@ def _respond(
     """Writes the texts for a batch of lines, each as soon as it is complete.
 
     Args:
-      writer: the model.
+      generator: the model.
       values: the command's flags.
       records: the file for JSON, if there is one.
       progress: shows how many lines are done.
@@ -115,9 +117,9 @@ def _respond(
       before: number of lines before them.
     """
     beginnings = [line.rstrip("\r\n") for line in lines]
-    streams = values.stream or (len(lines) == 1 and _can_stream(values) and not writer.has_beam)
-    texts = map(functools.partial(_streamed, writer, progress), beginnings) if streams else None
-    pairs = zip(beginnings, texts or writer.write(beginnings), strict=True)
+    streams = values.stream or (len(lines) == 1 and _can_stream(values) and not generator.has_beam)
+    texts = map(functools.partial(_streamed, generator, progress), beginnings) if streams else None
+    pairs = zip(beginnings, texts or generator.write(beginnings), strict=True)
     for number, (beginning, text) in enumerate(pairs, start=before + 1):
         if text.cut:
             warn(
@@ -126,7 +128,7 @@ def _respond(
             )
         progress.update(number - before)
         progress.before_answers()
-        record = _record(writer, beginning, text)
+        record = _record(generator, beginning, text)
         if not streams:
             as_json = values.json == output.STANDARD_OUTPUT
             write_lines([record] if as_json else map(_on_one_line, text.texts))
@@ -135,26 +137,26 @@ def _respond(
             records.flush()
 
 
-def _streamed(writer: Writer, progress: LineProgress, beginning: str) -> Text:
+def _streamed(generator: TextGenerator, progress: LineProgress, beginning: str) -> Text:
     """Writes the text of a beginning while it is generated, and returns it."""
 
     def show(piece: str) -> None:
         progress.before_answers()
         write(_on_one_line(piece))
 
-    text = writer.write_streamed(beginning, show)
+    text = generator.write_streamed(beginning, show)
     write("\n")
     return text
 
 
-def _record(writer: Writer, beginning: str, text: Text) -> str:
+def _record(generator: TextGenerator, beginning: str, text: Text) -> str:
     """Returns the JSON object of a line; see the command's help."""
     best = [
         {
             "text": whole,
             "score": found.score,
             "reason": found.reason,
-            "tokens": writer.pieces(found),
+            "tokens": generator.pieces(found),
             "log_probabilities": found.log_probabilities,
         }
         for whole, found in zip(text.texts, text.hypotheses, strict=True)

@@ -4,7 +4,7 @@ import json
 
 import lingvo_gshard as gshard
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.writer import Writer
+from lingvo_gshard.inference.text_generator import TextGenerator
 
 # Texts of several lengths; among them an empty one, and one that is not in the normal form.
 SENTENCES = ["der Hund sieht das Haus", "", "le  chat\u200b mange\tdu pain", "Wasser", "rot grün"]
@@ -25,8 +25,10 @@ def translations(logdir, sentences, beam_size):
 def continuations(logdir, beginnings, beam_size):
     """Returns the texts with which the run continues beginnings."""
     run = gshard.load(logdir)
-    writer = Writer(run.decoder.engine, run.input.vocabulary, DecodingOptions(beam_size=beam_size))
-    return [text.texts[0] for text in writer.write(beginnings)]
+    generator = TextGenerator(
+        run.decoder.engine, run.input.vocabulary, DecodingOptions(beam_size=beam_size)
+    )
+    return [text.texts[0] for text in generator.write(beginnings)]
 
 
 # Answers each request in a list of [directory, texts]; needs `answer(directory, texts)`.

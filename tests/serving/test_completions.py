@@ -1,11 +1,11 @@
-"""Tests /v1/completions and /v1/generate against the writer and against each other."""
+"""Tests /v1/completions and /v1/generate against the text generator and against each other."""
 
 import json
 
 import pytest
 
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.writer import Writer
+from lingvo_gshard.inference.text_generator import TextGenerator
 
 pytestmark = pytest.mark.xdist_group("serving")
 
@@ -25,9 +25,9 @@ def parts_of(response):
 
 
 def written(writing, **options):
-    """Returns the texts that the writer adds to the prompt."""
+    """Returns the texts that the text generator adds to the prompt."""
     options = DecodingOptions(beam_size=1, most_tokens=6, **options)
-    (text,) = Writer(writing.engine, writing.vocabulary, options).write([PROMPT])
+    (text,) = TextGenerator(writing.engine, writing.vocabulary, options).write([PROMPT])
     start = len(writing.vocabulary.decode(writing.vocabulary.encode(PROMPT)))
     return [sample[start:] for sample in text.texts]
 

@@ -74,27 +74,29 @@ def test_each_prompt_is_continued(run_here, tmp_path):
 def test_temperature_0_generates_the_likeliest_tokens(trained):
     """At temperature 0 every generated token has the highest probability."""
     few = dataclasses.replace(LIKELIEST, most_tokens=5)
-    (text,) = trained.writer(few).write(["the"])
+    (text,) = trained.text_generator(few).write(["the"])
     vocabulary = trained.input.vocabulary
-    (generated,) = trained.writer(LIKELIEST).write(["the"])
+    (generated,) = trained.text_generator(LIKELIEST).write(["the"])
     assert generated.texts[0].startswith(text.texts[0]) and text.cut == 0
     written = vocabulary.encode(text.texts[0])[len(vocabulary.encode("the")) :]
     assert 0 < len(written) <= 5
 
 
 def test_a_text_ends_before_a_stop_string(trained):
-    (whole,) = trained.writer(LIKELIEST).write(["the"])
+    (whole,) = trained.text_generator(LIKELIEST).write(["the"])
     continued = whole.texts[0].removeprefix("the")
     stop = continued[len(continued) // 2 :][:2]
     options = dataclasses.replace(LIKELIEST, stop=(stop,))
-    (stopped,) = trained.writer(options).write(["the"])
+    (stopped,) = trained.text_generator(options).write(["the"])
     assert stop and stopped.texts == ["the" + continued[: continued.index(stop)]]
 
 
 def test_streamed_pieces_make_the_text(trained):
     for options in (dataclasses.replace(DRAWING, seed=3), LIKELIEST):
-        (text,) = trained.writer(options).write(["the dog"])
-        assert "the dog" + "".join(trained.writer(options).stream("the dog")) == text.texts[0]
+        (text,) = trained.text_generator(options).write(["the dog"])
+        assert (
+            "the dog" + "".join(trained.text_generator(options).stream("the dog")) == text.texts[0]
+        )
 
 
 def test_texts_appear_while_they_are_generated(run_here, tmp_path, monkeypatch):
@@ -144,9 +146,9 @@ def test_long_prompts_are_truncated_at_the_start(run_here, trained):
 
 def test_a_text_does_not_depend_on_the_others(trained):
     many = [f"the {i}" for i in range(12)]
-    writer = trained.writer()
-    found = [text.texts for text in writer.write(many)]
-    assert found == [text.texts for one in many for text in writer.write([one])]
+    generator = trained.text_generator()
+    found = [text.texts for text in generator.write(many)]
+    assert found == [text.texts for one in many for text in generator.write([one])]
 
 
 def test_multiline_text_is_written_as_one_line():

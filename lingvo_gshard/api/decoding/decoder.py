@@ -24,8 +24,8 @@ from lingvo_gshard.inference.programs.executables import Executables, ProgramKey
 from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
 from lingvo_gshard.inference.programs.startup_cache import CacheEntry, code_stamp, environment
 from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.inference.text_generator import TextGenerator
 from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.model_facts import ModelFacts
@@ -202,7 +202,7 @@ class LoadedRun(SavedRun):
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """The part that translators and writers of this run share.
+        """The part that translators and text generators of this run share.
 
         Raises:
           UserError: the run's task decodes nothing.
@@ -223,8 +223,8 @@ class LoadedRun(SavedRun):
         source, target = input_.source_vocabulary, input_.target_vocabulary
         return Translator(self.decoder.engine, source, target, options)
 
-    def writer(self, options: DecodingOptions | None = None) -> Writer:
-        """Returns a writer of this model. Programs are compiled when first needed.
+    def text_generator(self, options: DecodingOptions | None = None) -> TextGenerator:
+        """Returns a text generator of this model. Programs are compiled when first needed.
 
         Args:
           options: how to choose tokens; by default they are drawn, with temperature 1.
@@ -232,11 +232,11 @@ class LoadedRun(SavedRun):
         Raises:
           UserError: the run's task is not language modeling.
         """
-        self.check_decoder(Writer)
+        self.check_decoder(TextGenerator)
         input_: Any = self.decoder.input
-        return Writer(self.decoder.engine, input_.vocabulary, options)
+        return TextGenerator(self.decoder.engine, input_.vocabulary, options)
 
-    def check_decoder(self, decoder: type[Translator] | type[Writer]) -> None:
+    def check_decoder(self, decoder: type[Translator] | type[TextGenerator]) -> None:
         """Raises UserError naming the run's task if it does not decode with a `decoder`."""
         task: type[Task] = self.params.task.cls
         if task.DECODING is None or task.DECODING.has_source != decoder.HAS_SOURCE:

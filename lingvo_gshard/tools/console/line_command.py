@@ -16,8 +16,8 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.text_generator import TextGenerator
 from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.stages import LineProgress
@@ -192,7 +192,7 @@ def _decode(
     return texts, None
 
 
-Decoder = TypeVar("Decoder", Translator, Writer)
+Decoder = TypeVar("Decoder", Translator, TextGenerator)
 # Answers a batch of lines, given the decoder, the flags, the file for JSON if there is one, the
 # display, the lines, and the number of lines before them.
 Respond = Callable[[Decoder, flags.FlagValues, TextIO | None, LineProgress, list[str], int], None]

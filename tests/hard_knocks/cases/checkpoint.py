@@ -212,7 +212,8 @@ CASES = (
         "a generation by a model that cannot",
         "gshard-generate --logdir=run",
         given=_RUN,
-        error="--logdir=run: the run of test.tiny has the task TinyTask, which has no Writer",
+        error="--logdir=run: the run of test.tiny has the task TinyTask, "
+        "which has no TextGenerator",
     ),
     Case(
         "experts of a model that has none",
@@ -232,6 +233,6 @@ CASES = (
         "gshard-generate --logdir=run",
         given=(trained("run", "translation"),),
         error="--logdir=run: the run of translation.from_files has the task "
-        "TranslationTask, which has no Writer",
+        "TranslationTask, which has no TextGenerator",
     ),
 )

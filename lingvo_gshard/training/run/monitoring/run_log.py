@@ -27,7 +27,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     first_and_last,
 )
 from lingvo_gshard.training.run.monitoring.progress import Progress, Waiting
-from lingvo_gshard.training.run.monitoring.writers import open_writers
+from lingvo_gshard.training.run.monitoring.trackers import open_trackers
 
 _MOST_LINES = 20
 
@@ -118,7 +118,7 @@ class RunLog:
         self._go_on_after(self._step)
         chosen = self._options.writers if processes.is_main() else ()
         given = self._logdir.params_as_text()
-        self._row_writers = open_writers(chosen, self._logdir.path, given, self.say)
+        self._trackers = open_trackers(chosen, self._logdir.path, given, self.say)
         return self
 
     def __exit__(
@@ -128,7 +128,7 @@ class RunLog:
         traceback: TracebackType | None,
     ) -> None:
         self._writer.close()
-        self._row_writers.close(is_finished=kind is None)
+        self._trackers.close(is_finished=kind is None)
         self._progress.__exit__(kind, error, traceback)
 
     def _go_on_after(self, step: int) -> None:
@@ -220,7 +220,7 @@ class RunLog:
         if dev and row is not None:
             self._writer.amend_resumed_row(step, {**row, **dev})
             self._writer.curves(step, dev)
-            self._row_writers.write(step, dev)
+            self._trackers.write(step, dev)
 
     def flush(self) -> None:
         """Writes metrics that waited for space on the disk, if there is some now."""
@@ -235,10 +235,10 @@ class RunLog:
           is_point: whether to add a point to each TensorBoard curve as well.
         """
         self._writer.write(step, row)
-        self._row_writers.write(step, row)
+        self._trackers.write(step, row)
         if is_point:
             self._writer.curves(step, row)
-            self._row_writers.flush()
+            self._trackers.flush()
 
     def add_curves(self, step: int, row: MetricsRow) -> None:
         """Adds a point to TensorBoard curves that metrics.jsonl does not have."""

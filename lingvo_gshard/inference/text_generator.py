@@ -1,4 +1,4 @@
-"""Writer: continues beginnings of texts with an engine."""
+"""TextGenerator: continues beginnings of texts with an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Text:
     hypotheses: tuple[Hypothesis, ...]
 
 
-class Writer:
+class TextGenerator:
     """Continues beginnings of texts with one language model.
 
     A row of the model has `length` tokens. `most_tokens` of them are reserved for new tokens. If a

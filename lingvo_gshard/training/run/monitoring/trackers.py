@@ -19,15 +19,15 @@ from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 
-# Name of a writer -> the package that it needs.
-WRITERS = {"wandb": "wandb", "mlflow": "mlflow"}
+# Name of a tracker -> the package that it needs.
+TRACKERS = {"wandb": "wandb", "mlflow": "mlflow"}
 # The file in a log directory that has each service's id of the run.
-WRITERS_FILE = "writers.json"
+TRACKERS_FILE = "writers.json"
 # The project or experiment that runs are listed under, unless the service's settings name another.
 PROJECT = "lingvo_gshard"
 
 
-class RowWriter(Protocol):
+class Tracker(Protocol):
     """Sends rows to one service. Any method may raise an exception of the service.
 
     Attributes:
@@ -51,37 +51,37 @@ class RowWriter(Protocol):
         ...
 
 
-class RowWriters:
-    """Sends rows to several services. A service that fails is left out, and training goes on."""
+class Trackers:
+    """Sends rows to several services. One that fails is left out, and training goes on."""
 
-    def __init__(self, writers: dict[str, RowWriter], say: Callable[[str], None]):
-        """Joins the writers.
+    def __init__(self, trackers: dict[str, Tracker], say: Callable[[str], None]):
+        """Joins the trackers.
 
         Args:
-          writers: name -> writer.
+          trackers: name -> tracker.
           say: shows a line to the user.
         """
-        self._writers, self._say = dict(writers), say
+        self._trackers, self._say = dict(trackers), say
 
     def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step."""
-        self._call(lambda writer: writer.write(step, row))
+        self._call(lambda tracker: tracker.write(step, row))
 
     def flush(self) -> None:
         """Sends rows that wait."""
-        self._call(lambda writer: writer.flush())
+        self._call(lambda tracker: tracker.flush())
 
     def close(self, is_finished: bool) -> None:
-        """Ends all writers."""
-        self._call(lambda writer: writer.close(is_finished))
+        """Ends all trackers."""
+        self._call(lambda tracker: tracker.close(is_finished))
 
-    def _call(self, call: Callable[[RowWriter], None]) -> None:
-        for name, writer in list(self._writers.items()):
+    def _call(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
             try:
-                call(writer)
+                call(tracker)
             except Exception as error:
                 # Services fail in many ways, and none of them may end a training run.
-                del self._writers[name]
+                del self._trackers[name]
                 problem = " ".join(str(error).split())[:300]
                 self._say(f"Warning: {name} gets no more rows of this run ({problem})")
 
@@ -95,72 +95,72 @@ def check(chosen: Sequence[str]) -> None:
     if isinstance(chosen, str):
         raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
-        if name not in WRITERS:
-            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, WRITERS)}")
-        if importlib.util.find_spec(WRITERS[name]) is None:
+        if name not in TRACKERS:
+            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, TRACKERS)}")
+        if importlib.util.find_spec(TRACKERS[name]) is None:
             raise UserError(
-                f"`writer={name}` needs the package {WRITERS[name]}, which is not installed: pip "
+                f"`writer={name}` needs the package {TRACKERS[name]}, which is not installed: pip "
                 f"install 'lingvo_gshard[{name}]'"
             )
 
 
-def open_writers(
+def open_trackers(
     chosen: Sequence[str],
     logdir: pathlib.Path,
     params: dict[str, str],
     say: Callable[[str], None],
-) -> RowWriters:
-    """Returns the writers of a run, which go on with the service's record of a resumed one.
+) -> Trackers:
+    """Returns the trackers of a run, which go on with the service's record of a resumed one.
 
     Args:
-      chosen: names of writers.
+      chosen: names of trackers.
       logdir: the run's directory.
       params: path -> value of the hyperparameters, which the services show.
       say: shows a line to the user.
     """
-    opened: dict[str, RowWriter] = {}
+    opened: dict[str, Tracker] = {}
     ids = _read_ids(logdir)
     for name in chosen:
         try:
-            writer = _open(name, logdir, params, ids.get(name))
-            opened[name], ids[name] = writer, writer.run_id
-            say(f"{name} gets the metrics of this run: {writer.place}")
+            tracker = _open(name, logdir, params, ids.get(name))
+            opened[name], ids[name] = tracker, tracker.run_id
+            say(f"{name} gets the metrics of this run: {tracker.place}")
         except Exception as error:
             # As above: an unreachable service is no reason not to train.
             problem = " ".join(str(error).split())[:300]
             say(f"Warning: {name} gets no rows of this run ({problem})")
     if opened:
         _write_ids(logdir, ids, say)
-    return RowWriters(opened, say)
+    return Trackers(opened, say)
 
 
-def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> RowWriter:
-    """Returns a writer, which goes on with the run that has a known id."""
+def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> Tracker:
+    """Returns a tracker, which goes on with the run that has a known id."""
     if name == "wandb":
-        return WandbWriter(logdir, params, known)
+        return WandbTracker(logdir, params, known)
 
-    return MlflowWriter(logdir, params, known)
+    return MlflowTracker(logdir, params, known)
 
 
 def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
     try:
-        return atomic.decode((logdir / WRITERS_FILE).read_bytes(), dict[str, str])
+        return atomic.decode((logdir / TRACKERS_FILE).read_bytes(), dict[str, str])
     except (OSError, msgspec.DecodeError):
         return {}
 
 
 def _write_ids(logdir: pathlib.Path, ids: dict[str, str], say: Callable[[str], None]) -> None:
     try:
-        replace_file(logdir / WRITERS_FILE, msgspec.json.encode(ids))
+        replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
     except OSError as error:
-        say(f"Warning: {WRITERS_FILE} cannot be written ({error.strerror})")
+        say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
 
 
 # A run must not wait for a person to log in.
 _LOGIN_SECONDS = 30
 
 
-class WandbWriter:
+class WandbTracker:
     """Logs rows to one run of Weights & Biases, which sends them from a process of its own.
 
     The service's own settings hold, such as WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE=offline.
@@ -210,7 +210,7 @@ class WandbWriter:
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500
 
 
-class MlflowWriter:
+class MlflowTracker:
     """Logs rows to one run of MLflow, many in one request, from a thread of MLflow's.
 
     The service's own settings hold, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.

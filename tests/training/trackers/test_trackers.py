@@ -15,7 +15,7 @@ import pytest
 import rich.console
 
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring import writers
+from lingvo_gshard.training.run.monitoring import trackers
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
 from tests import tiny
 
@@ -68,7 +68,7 @@ def log_rows(tmp_path, names, steps=range(1, 7), step=0):
 def fakes(monkeypatch):
     """Puts stand-ins for the services."""
     made = {"wandb": FakeWriter(), "mlflow": FakeWriter()}
-    monkeypatch.setattr(writers, "_open", lambda name, logdir, params, known: made[name])
+    monkeypatch.setattr(trackers, "_open", lambda name, logdir, params, known: made[name])
     return made
 
 
@@ -97,7 +97,7 @@ def test_a_service_that_cannot_be_reached_at_the_start_is_left_out(tmp_path, mon
     def unreachable(name, logdir, params, known):
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(writers, "_open", unreachable)
+    monkeypatch.setattr(trackers, "_open", unreachable)
     assert log_rows(tmp_path, ("wandb",)) == ["Warning: wandb gets no rows of this run (timed out)"]
     assert not (tmp_path / "writers.json").exists()
 
@@ -108,14 +108,14 @@ def test_without_writers_nothing_is_written(tmp_path):
 
 
 def test_unknown_names_and_missing_packages_are_named(monkeypatch):
-    writers.check(())
+    trackers.check(())
     with pytest.raises(ValueError, match="`writer=wanbd` is unknown. Did you mean 'wandb'?"):
-        writers.check(("wanbd",))
+        trackers.check(("wanbd",))
     with pytest.raises(ValueError, match=r"run.writers is 'wandb'; .* such as \('wandb',\)"):
-        writers.check("wandb")
+        trackers.check("wandb")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package mlflow.*lingvo_gshard\[mlflow\]'"):
-        writers.check(("mlflow",))
+        trackers.check(("mlflow",))
 
 
 def test_mlflow_gets_names_that_it_accepts_in_requests_of_its_size(tmp_path, monkeypatch):
@@ -138,15 +138,15 @@ def test_mlflow_gets_names_that_it_accepts_in_requests_of_its_size(tmp_path, mon
     entities = types.SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
     mlflow = types.SimpleNamespace(MlflowClient=Client, get_tracking_uri=lambda: "a")
     modules = {"mlflow": mlflow, "mlflow.entities": entities}
-    monkeypatch.setattr(writers.importlib, "import_module", modules.get)
+    monkeypatch.setattr(trackers.importlib, "import_module", modules.get)
     params = {f"path{index}": "x" * 1000 for index in range(150)}
-    writer = writers.MlflowWriter(tmp_path, params, None)
+    tracker = trackers.MlflowTracker(tmp_path, params, None)
     assert [len(call[1]) for call in sent] == [100, 50]
     assert all(len(value) <= 500 for _, value in sent[0][1])
     del sent[:]
     for step in range(700):
-        writer.write(step, {LAYER: 0.5, "loss": math.inf, "a": 1.0})
-    writer.close(True)
+        tracker.write(step, {LAYER: 0.5, "loss": math.inf, "a": 1.0})
+    tracker.close(True)
     assert [len(call[0]) for call in sent[:-1]] == [1000, 400] and sent[-1] == "FINISHED"
     assert sent[0][0][0][:2] == ("encoder.layers.1.feed_forward/dropped_share", 0.5)
     assert not any(call[2] for call in sent[:-1])
