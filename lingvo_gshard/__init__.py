@@ -46,7 +46,7 @@ _API = {
     "plan_generation": "planning",
     "preparation_params": "preparation",
     "prepare": "preparation",
-    "report": "run_reports.report",
+    "report": "run_reports",
     "train": "training",
     "verify": "partitioning",
 }
