@@ -22,10 +22,10 @@ from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.transformer_layer import (
+    InferenceInputs,
     Memory,
-    SlotInputs,
     TransformerLayer,
-    VisibleSlots,
+    VisibleCacheSlots,
     inherit,
 )
 
@@ -324,7 +324,7 @@ class TransformerStack(Layer):
         in_cache = view.first_slot is not None
         learned_NLK = self._learned_bias(theta, view.distances_LK)
         visible = {w: _visible(view.bias(w), mask_BL, in_cache) for w in self._by_window()}
-        slots = SlotInputs(
+        shared = InferenceInputs(
             view,
             {w: v._replace(learned_bias_NLK=learned_NLK) for w, v in visible.items()},
             mask_BL,
@@ -335,7 +335,7 @@ class TransformerStack(Layer):
             x_BLM, cache, weights_BNLK = layer.extend(
                 weights,
                 x_BLM,
-                slots,
+                shared,
                 None if caches is None else caches[index],
                 None if memory is None else memory.layers[index],
             )
@@ -370,7 +370,7 @@ class TransformerStack(Layer):
         return [layer.cross_attention.memory_shapes(rows, positions) for layer in layers]
 
 
-def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) -> VisibleSlots:
+def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) -> VisibleCacheSlots:
     """Returns the slots that new tokens see.
 
     Args:
@@ -378,4 +378,4 @@ def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) ->
       mask_BL: int32, 0 for new tokens that are padding, whatever they see.
       in_blocks: whether the slots may be in blocks. Blocks without visible slots are then not read.
     """
-    return VisibleSlots(bias_BLK, used_slots(bias_BLK, mask_BL) if in_blocks else None)
+    return VisibleCacheSlots(bias_BLK, used_slots(bias_BLK, mask_BL) if in_blocks else None)

@@ -47,7 +47,7 @@ class Memory:
     segments_BK: tf.Tensor
 
 
-class VisibleSlots(NamedTuple):
+class VisibleCacheSlots(NamedTuple):
     """The slots that new tokens see, for all attentions with the same window.
 
     Attributes:
@@ -62,7 +62,7 @@ class VisibleSlots(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotInputs:
+class InferenceInputs:
     """Inputs that all layers of a stack share when they compute new tokens for inference.
 
     Attributes:
@@ -73,9 +73,9 @@ class SlotInputs:
     """
 
     view: CacheView
-    visible: Mapping[int, VisibleSlots]
+    visible: Mapping[int, VisibleCacheSlots]
     mask_BL: tf.Tensor
-    memory: VisibleSlots | None = None
+    memory: VisibleCacheSlots | None = None
 
 
 # Places of the norms of a sublayer f:
@@ -192,7 +192,7 @@ class TransformerLayer(Layer):
         self,
         theta: NestedMap,
         x_BLM: tf.Tensor,
-        slots: SlotInputs,
+        shared: InferenceInputs,
         cache: NestedMap | None = None,
         memory: NestedMap | None = None,
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor | None]:
@@ -201,7 +201,7 @@ class TransformerLayer(Layer):
         Args:
           theta: `decoding_weights` of this layer.
           x_BLM: the new tokens.
-          slots: what all layers share.
+          shared: what all layers share.
           cache: keys and values of the self-attention; None if the slots are the new tokens.
           memory: keys and values of the memory, if the layer has cross-attention.
 
@@ -210,21 +210,21 @@ class TransformerLayer(Layer):
           cross-attention, or None.
         """
         h_BLM = self._enter("self_attention", theta, x_BLM)
-        bias_BLK, used, learned_NLK = slots.visible[self.self_attention.p.window]
+        bias_BLK, used, learned_NLK = shared.visible[self.self_attention.p.window]
         learned = {} if learned_NLK is None else {"learned_bias_NLK": learned_NLK}
         h_BLM, extended = self.self_attention.extend(
-            theta.self_attention, h_BLM, slots.view, bias_BLK, cache, used, **learned
+            theta.self_attention, h_BLM, shared.view, bias_BLK, cache, used, **learned
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
-            assert slots.memory is not None
+            assert shared.memory is not None
             h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, slots.memory.bias_BLK, slots.memory.used
+                theta.cross_attention, h_BLM, memory, shared.memory.bias_BLK, shared.memory.used
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         h_BLM = self._enter("feed_forward", theta, x_BLM)
-        h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, slots.mask_BL)
+        h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, shared.mask_BL)
         x_BLM = self._add("feed_forward", theta, x_BLM, h_BLM)
         return self.observe(x_BLM), extended, weights_BNLK
 
