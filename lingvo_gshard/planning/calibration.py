@@ -23,7 +23,7 @@ from lingvo_gshard.planning.roofline import TimedOperation
 FORMAT = 1
 
 
-class KindRatio(Record, frozen=True, kw_only=True):
+class WorkKindRatio(Record, frozen=True, kw_only=True):
     """Measured and predicted time of one kind of work in a step.
 
     Attributes:
@@ -60,7 +60,7 @@ class Calibration(Record, frozen=True, kw_only=True):
     experiment: str
     mesh: str
     steps: str
-    kinds: list[KindRatio]
+    kinds: list[WorkKindRatio]
     seconds_outside: float
 
     def to_json(self) -> str:

@@ -23,8 +23,8 @@ from lingvo_gshard.planning.plan.plan import (
     ACROSS_SLICES,
     CollectiveRow,
     FlopCounts,
-    KindRow,
     LayerRow,
+    WorkKindRow,
 )
 from lingvo_gshard.planning.roofline import TimedOperation
 from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
@@ -174,7 +174,9 @@ def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
     ]
 
 
-def kind_rows(timed: Sequence[TimedOperation], layers: Mapping[str, str | None]) -> list[KindRow]:
+def kind_rows(
+    timed: Sequence[TimedOperation], layers: Mapping[str, str | None]
+) -> list[WorkKindRow]:
     """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
 
     Args:
@@ -185,7 +187,7 @@ def kind_rows(timed: Sequence[TimedOperation], layers: Mapping[str, str | None])
     for each in timed:
         groups[kind_of(each.operation, layers)].append(each)
     return [
-        KindRow(
+        WorkKindRow(
             kind=kind,
             flops=sum(e.operation.matmul_flops * e.operation.times for e in groups[kind]),
             seconds_bound=sum(each.seconds_bound for each in groups[kind]),

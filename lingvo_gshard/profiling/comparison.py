@@ -7,7 +7,7 @@ import collections
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.calibration import Calibration, KindRatio
+from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.operation_rows import KINDS
 from lingvo_gshard.planning.plan.plan import Plan, load
@@ -150,7 +150,7 @@ def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
         mesh=profile.mesh,
         steps=str(StepRange(profile.first_step, profile.last_step)),
         kinds=[
-            KindRatio(
+            WorkKindRatio(
                 kind=row.part,
                 measured=row.measured,
                 predicted=row.predicted,

@@ -4,7 +4,7 @@ import pytest
 
 from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.planning import calibration
-from lingvo_gshard.planning.calibration import Calibration, KindRatio
+from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.operation_rows import ATTENTION, OTHER, PRODUCTS, ROUTING, kind_of
 from lingvo_gshard.planning.roofline import TimedOperation
@@ -18,7 +18,7 @@ def operation(layer, flops=0, phase="forward", **options):
 
 def made(**ratios):
     kinds = [
-        KindRatio(kind=kind, measured=ratio, predicted=1.0, ratio=ratio)
+        WorkKindRatio(kind=kind, measured=ratio, predicted=1.0, ratio=ratio)
         for kind, ratio in ratios.items()
     ]
     return Calibration(

@@ -177,7 +177,7 @@ class LayerRow(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class KindRow(Record, frozen=True, kw_only=True):
+class WorkKindRow(Record, frozen=True, kw_only=True):
     """The time of all operations of one kind.
 
     Attributes:
@@ -271,7 +271,7 @@ class Plan(Record, frozen=True, kw_only=True):
     collectives: list[CollectiveRow]
     flops: FlopCounts
     layers: list[LayerRow]
-    kinds: list[KindRow] = []
+    kinds: list[WorkKindRow] = []
     is_calibrated: bool = False
     seconds_per_step: float
     seconds_per_step_bound: float
