@@ -125,6 +125,17 @@ def layer_method(method: Method) -> Method:
     return cast(Method, run)
 
 
+def check_layer_methods(cls: type) -> None:
+    """Raises TypeError if a new class overrides a @layer_method without the decorator."""
+    for name, value in vars(cls).items():
+        overridden = getattr(super(cls, cls), name, None)
+        if hasattr(overridden, _IS_LAYER_METHOD) and not hasattr(value, _IS_LAYER_METHOD):
+            raise TypeError(
+                f"{cls.__name__}.{name} overrides a @layer_method and lacks the decorator. "
+                "Its operations would not carry the layer's path."
+            )
+
+
 class Layer(Configurable):
     """A function of weights and inputs, with named child layers and weights.
 
@@ -144,13 +155,7 @@ class Layer(Configurable):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        for name, value in vars(cls).items():
-            overridden = getattr(super(cls, cls), name, None)
-            if hasattr(overridden, _IS_LAYER_METHOD) and not hasattr(value, _IS_LAYER_METHOD):
-                raise TypeError(
-                    f"{cls.__name__}.{name} overrides a @layer_method and lacks the decorator. "
-                    "Its operations would not carry the layer's path."
-                )
+        check_layer_methods(cls)
 
     @classmethod
     def params(cls) -> Params:

@@ -41,7 +41,7 @@ def test_the_router_sends_each_token_to_its_largest_logit():
     x = tf.constant(x, tf.float32)
     with context.scope(training=False):
         routing = moe.fprop(theta, x, tf.ones([2, 6]))
-    logits = np.einsum("GSM,ME->GSE", x, theta.w)
+    logits = np.einsum("GSM,ME->GSE", x, theta.w_gate)
     (choice,) = routing.assignments
     np.testing.assert_array_equal(choice.expert_GS, logits.argmax(-1))
     np.testing.assert_allclose(choice.gate_GS, 1 / (1 + np.exp(-logits.max(-1))), rtol=1e-5)

@@ -15,14 +15,17 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import E, H, M
 
 
-class NearestRouter(TokenChoiceRouter):
+class NearestRouter(Router):
     """Sends each token to the expert whose index is nearest to the token's mean activation."""
+
+    capacity = TokenCapacity()
 
     @classmethod
     def params(cls) -> Params:
@@ -49,8 +52,7 @@ class NearestRouter(TokenChoiceRouter):
         gates_GSE = tf.nn.softmax(-tf.square(mean_GS1 - targets_E))
         expert_GS, one_hot_GSE = selection.top_1(gates_GSE)
         gate_GS = selection.value_at(gates_GSE, one_hot_GSE)
-        choice = Choice(expert_GS, gate_GS, mask_GS, mask_GS)
-        return self.route([choice], self.capacity(x_GSM.shape[1]))
+        return self.capacity.route([Choice(expert_GS, gate_GS, mask_GS, mask_GS)])
 
 
 class NearestRouterTest(testing.RouterTest):

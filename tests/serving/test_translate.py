@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from lingvo_gshard.core import context
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe.layer import TOKEN_GATES
+from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora

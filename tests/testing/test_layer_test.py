@@ -13,6 +13,7 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.sharding import manual
 from lingvo_gshard.training.step.adam import Adam
 
@@ -121,12 +122,18 @@ def test_a_fault_is_found(layer):
     assert result.failures and not result.errors, (result.failures, result.errors)
 
 
-class SeesLaterTokens(TopKRouter):
+class ScoresOfGroups(LinearScores):
     """Adds the mean over a group, later tokens included, to every token."""
 
     @layer_method
     def logits(self, theta, x_GSM):
         return super().logits(theta, x_GSM + 9.0 * tf.reduce_mean(x_GSM, 1, keepdims=True))
+
+
+class SeesLaterTokens(TopKRouter):
+    """Scores experts for a token by later tokens, and does not say so."""
+
+    scores = ScoresOfGroups()
 
 
 def test_a_router_that_sees_later_tokens_is_found():

@@ -9,7 +9,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, row_view
-from lingvo_gshard.layers.moe.layer import TOKEN_GATES
+from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.tasks.model_facts import NO_TOKEN
 
 

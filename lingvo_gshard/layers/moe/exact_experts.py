@@ -7,6 +7,7 @@ and each expert computes its own rows block by block.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -14,12 +15,16 @@ from typing import TypeAlias
 from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from lingvo_gshard.layers.stacks import execution
+from lingvo_gshard.sharding import annotate_like
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 
 # With more experts, their weights stay stacked: a program would grow with their number.
-MOST_EXPERTS = 64
+_MOST_EXPERTS = 64
 
 # Up to this many rows branch to their experts one by one.
 _FEW_ROWS = 4
@@ -29,6 +34,61 @@ _BLOCKS = (8, 16, 32, 64)
 
 # Maps one expert's weights and rows [C,M] to outputs [C,M].
 Network: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
+
+
+def is_possible(num_experts: int, path: str) -> bool:
+    """Returns whether each expert can compute its tokens alone.
+
+    Experts cannot if they are many, or if a strategy splits experts or tokens over devices.
+
+    Args:
+      num_experts: the number of experts.
+      path: path of the mixture of experts.
+    """
+    current = current_partitioning()
+    is_split = current is not None and any(
+        current.parts(current.split(letter, path=path)[0]) > 1 for letter in "EG"
+    )
+    return num_experts <= _MOST_EXPERTS and not is_split
+
+
+def separate(experts: Experts, theta: NestedMap) -> list[NestedMap]:
+    """Returns the weights of each expert for inference.
+
+    Args:
+      experts: the experts.
+      theta: their weights, stacked.
+    """
+    specs = experts.variable_specs().flatten()
+    layouts = [dataclasses.replace(spec, layout=spec.layout[1:]) for spec in specs]
+    return [
+        experts.decoding_weights(
+            theta.pack(
+                annotate_like(w[i], spec) for w, spec in zip(theta.flatten(), layouts, strict=True)
+            ),
+            is_one=True,
+        )
+        for i in range(experts.p.num_experts)
+    ]
+
+
+def run_routing(
+    experts: Experts, weights: Sequence[NestedMap], routing: TokenChoiceRouting, x_TM: tf.Tensor
+) -> tf.Tensor:
+    """Returns [T,M]: the output of the experts that a routing gives each token.
+
+    Args:
+      experts: the experts.
+      weights: the weights of each expert, from `separate`.
+      routing: the routing of one group, which has all tokens.
+      x_TM: the tokens.
+    """
+    choices = [
+        (tf.where(a.kept_GS, a.expert_GS, routing.num_experts)[0], a.gate_GS[0])
+        for a in routing.assignments
+    ]
+    expert_kT, gate_kT = map(tf.stack, zip(*choices, strict=True))
+    return run_experts(experts.compute_one, weights, x_TM, expert_kT, gate_kT)
 
 
 def run_experts(

@@ -1,20 +1,57 @@
-"""Metrics of a routing: the balance of expert loads and the share of dropped tokens."""
+"""Reports on a routing: losses, metrics of expert loads, and sums of watched routers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.context import Metric
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.token_kinds import WatchedKinds
+from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
 
 # Names of the metric and of the loss of a routing that watched routers report.
 ENTROPY = "router_entropy"
 BALANCE_LOSS = "auxiliary_loss"
+# Names the gate of each expert for each token, [B,L,E], to observers.
+TOKEN_GATES = "token_gates"
 # At most so many choices by part of the groups and by expert are counted.
 _MOST_COUNTS = 4096
+
+
+def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -> None:
+    """Reports losses, metrics and observations of a routing under the path of its layer.
+
+    Args:
+      layer: the mixture of experts.
+      routing: the routing of one batch.
+      mask_GS: float32, 0 at padding.
+      groups: the groups that were routed.
+    """
+    tokens = tf.reduce_sum(mask_GS)
+    for name, loss in routing.losses.items():
+        layer.add_loss(name, loss.value * loss.weight)
+        layer.add_metric(name, loss.value, tokens)
+    for name, value in routing.metrics.items():
+        layer.add_metric(name, value, tokens)
+    for name, (value, weight) in load_metrics(routing, mask_GS).items():
+        layer.add_metric(name, value, weight)
+    for name, compute in expert_observations(routing, mask_GS).items():
+        layer.observe_named(name, compute)
+    now = token_context.current()
+    if now.watched is not None:
+        kinds_GS = None if now.kinds is None else groups.split(now.kinds)
+        for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched, groups).items():
+            context.current().add_sum(f"{layer.path}/{name}", value)
+    observe_gates(layer, routing, groups)
+
+
+def observe_gates(layer: Layer, routing: Routing, groups: Groups) -> None:
+    """Reports the gates of all tokens to observers; see `TOKEN_GATES`."""
+    layer.observe_named(TOKEN_GATES, lambda: groups.merge(routing.token_gates()))
 
 
 def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Metric]:
@@ -137,3 +174,13 @@ def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:
     """Returns the mean over real tokens of the entropy of their gates, in nats, float32."""
     entropy_GS = -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1)
     return tf.reduce_sum(entropy_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
+
+
+def gate_metrics(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the metrics of a routing that has gates over all experts.
+
+    Args:
+      gates_GSE: float32, gates that sum to 1 for each token.
+      mask_GS: float32, 0 at padding.
+    """
+    return {ENTROPY: gate_entropy(gates_GSE, mask_GS)}

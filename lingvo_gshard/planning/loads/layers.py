@@ -12,7 +12,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.planning.loads.devices import ExpertDevices
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
@@ -159,7 +158,7 @@ def _expert_layer(
         dispatch=p.dispatch.cls.__name__,
         num_experts=p.num_experts,
         experts_per_token=float(router.experts_per_token(router.p)),
-        limits=isinstance(router, TokenChoiceRouter) and not is_dropless,
+        limits=router.capacity.tokens_choose and not is_dropless,
         is_dropless=is_dropless,
         bound=float(p.dispatch.bound) if is_dropless else 0.0,
         micro_batches=trainer.p.micro_batches,

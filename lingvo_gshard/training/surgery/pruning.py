@@ -54,7 +54,7 @@ def pruned_task(task: Params, keep: float) -> Params:
             )
         used = router.experts_per_token(moe.router.copy().set(num_experts=moe.num_experts))
         moe.num_experts = max(round(keep * moe.num_experts), math.ceil(used))
-        if router.has_capacity_factor:
+        if "capacity_factor" in moe.router:
             for name in ("capacity_factor", "evaluation_capacity_factor"):
                 moe.router.set(**{name: min(moe.router.get(name), float(moe.num_experts))})
     return result

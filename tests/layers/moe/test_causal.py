@@ -73,7 +73,7 @@ def test_the_papers_order_depends_on_later_tokens_and_is_refused(name):
     layer = make(router.set(allow_causal=True))
     assert sum(changed_outputs(layer, seed) for seed in range(CASES)) > 0
     make(router.set(allow_causal=False, capacity_factor=0.0), dispatch=DroplessDispatch.params())
-    assert make(router, is_causal=False).router.order == "choice"
+    assert make(router, is_causal=False).router.capacity.order == "choice"
 
 
 @pytest.mark.parametrize("router", [ExpertChoiceRouter, SinkhornRouter])
@@ -83,7 +83,7 @@ def test_routers_that_always_see_later_tokens_are_refused(router):
 
 
 def test_the_order_of_layers_that_are_not_causal_is_the_papers():
-    assert make(ROUTERS["top2"], is_causal=False).router.order == "choice"
-    assert make(ROUTERS["top2"]).router.order == "token"
+    assert make(ROUTERS["top2"], is_causal=False).router.capacity.order == "choice"
+    assert make(ROUTERS["top2"]).router.capacity.order == "token"
     with pytest.raises(ValueError, match="order: 'tokens'. Did you mean 'token'"):
         make(ROUTERS["top2"].copy().set(order="tokens"))

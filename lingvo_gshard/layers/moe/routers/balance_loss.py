@@ -1,4 +1,4 @@
-"""The load-balancing loss, over the tokens of a group, of a batch, or of recent batches."""
+"""BalanceLoss: keeps loads even over the tokens of a group, of a batch, or of recent batches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,55 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers.moe.routing import WeightedLoss
 
 GROUP, BATCH, GLOBAL = "group", "batch", "global"
 LEVELS = (GROUP, BATCH, GLOBAL)
+
+
+class BalanceLoss(Part):
+    """Adds a loss that is smallest if every expert has equally many tokens."""
+
+    def define(self, p: Params) -> None:
+        """Defines the weight and the level of the loss; see `Part.define`."""
+        p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.", minimum=0)
+        p.define(
+            "auxiliary_loss_level",
+            GROUP,
+            "Tokens over which the loss balances loads: of a 'group', of a 'batch', or of a moving "
+            "average over batches, 'global'.",
+        )
+
+    def create(self) -> None:
+        """Creates the average over batches, if the loss needs it; see `Part.create`."""
+        self.router.check_choice("auxiliary_loss_level", LEVELS)
+        if self.p.auxiliary_loss_level == GLOBAL:
+            recent = RecentLoad.params().set(num_experts=self.p.num_experts)
+            self.router.create_child("recent_load", recent)
+
+    @property
+    def balance_floor(self) -> float | None:
+        """1: each expert has 1/E of the tokens, and the mean gates sum to 1."""
+        return 1.0
+
+    @layer_method
+    def auxiliary_loss(
+        self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor
+    ) -> WeightedLoss:
+        """Returns the loss, by the function `auxiliary_loss`.
+
+        Args:
+          theta: the router's weights.
+          gates_GSE: float32, the gates of all experts.
+          counted_GSE: float32, 1 at the experts that a token counts for.
+          mask_GS: float32, 0 at padding.
+        """
+        level = self.p.auxiliary_loss_level
+        recent = (self.router.recent_load, theta.recent_load) if level == GLOBAL else ()
+        counted_GSE *= mask_GS[..., None]
+        loss = auxiliary_loss(gates_GSE, counted_GSE, mask_GS, level, *recent)
+        return WeightedLoss(loss, self.p.auxiliary_loss_weight)
 
 
 def auxiliary_loss(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.load_metrics import gate_entropy
-from lingvo_gshard.layers.moe.routers.router import LinearRouter
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, expert_capacity
+from lingvo_gshard.layers.moe.load_metrics import gate_metrics
+from lingvo_gshard.layers.moe.routers.capacity import ExpertCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.sharding import annotate
 
 # Score of padding, smaller than any gate.
 _PADDING = -1.0
 
 
-class ExpertChoiceRouter(LinearRouter):
+class ExpertChoiceRouter(Router):
     """Gives each expert its C = S * capacity_factor / E best tokens of a group.
 
     Zhou et al. 2022 (arXiv 2202.09368, section 3.2). Gates are each token's softmax over experts.
@@ -26,32 +25,11 @@ class ExpertChoiceRouter(LinearRouter):
     without an auxiliary loss. Whether an expert chooses a token also depends on later tokens.
     """
 
+    scores = LinearScores()
+    capacity = ExpertCapacity()
     experts_per_token_option = "capacity_factor"
+    is_learned = True
     sees_later_tokens = True
-    has_capacity_factor = True
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("capacity_factor", 2.0, "Mean number of experts per token.", above=0)
-        p.define(
-            "evaluation_capacity_factor",
-            0.0,
-            "The factor outside of training. With E every expert takes every token; 0 uses the "
-            "factor of training.",
-            minimum=0,
-        )
-        p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.", minimum=1)
-        return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        for name in ("capacity_factor", "evaluation_capacity_factor"):
-            if self.p.get(name) > self.p.num_experts:
-                raise UserError(
-                    f"{path}.{name}: {self.p.get(name)}; 0 to {self.p.num_experts} was expected, "
-                    "the number of experts"
-                )
 
     @layer_method
     def fprop(
@@ -62,12 +40,12 @@ class ExpertChoiceRouter(LinearRouter):
         ids_GS: tf.Tensor | None = None,
     ) -> ExpertChoiceRouting:
         """Returns the routing of x. Experts do not choose tokens whose float32 mask is 0."""
-        logits_GSE = self.logits(theta, x_GSM)
+        logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = annotate(tf.nn.softmax(logits_GSE), "GSE")
         scores_GSE = tf.where(mask_GS[..., None] > 0, gates_GSE, _PADDING)
         order_GES = tokens_by_score(tf.transpose(scores_GSE, (0, 2, 1)))
         tokens = x_GSM.shape[1]
-        capacity = self.capacity(tokens)
+        capacity = self.capacity.size(tokens)
         token_GEC = annotate(order_GES[..., :capacity], "GEC")
         rank_GES = tf.argsort(order_GES)
         is_real_GEC = tf.gather(mask_GS, token_GEC, batch_dims=1) > 0
@@ -78,17 +56,9 @@ class ExpertChoiceRouter(LinearRouter):
             is_taken_GS=tf.reduce_any(rank_GES < capacity, 1) & (mask_GS > 0),
             num_experts=self.p.num_experts,
             capacity=capacity,
-            losses=self.z_loss(logits_GSE, mask_GS),
-            metrics={"router_entropy": gate_entropy(gates_GSE, mask_GS)},
+            losses=self.scores.losses(logits_GSE, mask_GS),
+            metrics=gate_metrics(gates_GSE, mask_GS),
         )
-
-    def capacity(self, tokens: int) -> int:
-        """Returns C, how many of a group's `tokens` an expert chooses in the current pass."""
-        p = self.p
-        factor = p.capacity_factor
-        if not context.current().training and p.evaluation_capacity_factor:
-            factor = p.evaluation_capacity_factor
-        return expert_capacity(tokens, p.num_experts, factor, at_least=p.minimum_capacity)
 
 
 def tokens_by_score(scores_GES: tf.Tensor) -> tf.Tensor:

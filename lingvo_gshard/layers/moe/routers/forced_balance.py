@@ -6,14 +6,16 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.load_metrics import gate_entropy
+from lingvo_gshard.layers.moe.load_metrics import gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate
 
 
-class ForcedBalanceRouter(LinearTokenChoiceRouter):
+class ForcedBalanceRouter(Router):
     """Sends the real tokens of a group to the experts round-robin.
 
     Token s goes to experts (s k + i) mod E for i < k. Gates are the learned softmax at these
@@ -21,7 +23,10 @@ class ForcedBalanceRouter(LinearTokenChoiceRouter):
     is the fraction of tokens, evenly spaced, sent to expert 0 and to k - 1 other experts in turn.
     """
 
+    scores = LinearScores()
+    capacity = TokenCapacity()
     experts_per_token_option = "k"
+    is_learned = True
 
     @classmethod
     def params(cls) -> Params:
@@ -41,14 +46,13 @@ class ForcedBalanceRouter(LinearTokenChoiceRouter):
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
-        gates_GSE = tf.nn.softmax(self.logits(theta, x_GSM))
+        gates_GSE = tf.nn.softmax(self.scores.logits(theta, x_GSM))
         choices = []
         for expert_GS in self._experts(mask_GS):
             chosen_GSE = annotate(tf.one_hot(expert_GS, self.p.num_experts), "GSE")
             gate_GS = selection.value_at(gates_GSE, chosen_GSE)
             choices.append(Choice(expert_GS, gate_GS, mask_GS, mask_GS))
-        metrics = {"router_entropy": gate_entropy(gates_GSE, mask_GS)}
-        return self.route(choices, self.capacity(x_GSM.shape[1]), metrics=metrics)
+        return self.capacity.route(choices, metrics=gate_metrics(gates_GSE, mask_GS))
 
     def _experts(self, mask_GS: tf.Tensor) -> list[tf.Tensor]:
         """Returns k tensors int32 [G,S]: the experts of each token."""

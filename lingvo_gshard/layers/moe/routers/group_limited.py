@@ -13,76 +13,107 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.router import Part
 
 _EXCLUDED = -float("inf")
 
 LOCAL_LETTERS = {"d": "groups of experts (devices)", "e": "experts of one group"}
 
 
-def define(p: Params, scores_per_group: int = 1) -> None:
-    """Adds the options of group-limited selection to a router's Params.
+class LimitedTopK(Part):
+    """Selects the k experts with the largest scores, from all experts or from a few groups.
 
-    Args:
-      p: the router's Params.
+    Attributes:
       scores_per_group: default of the option with that name.
+      epsilon: added to the sum that `normalize` divides gates by.
     """
-    p.define("expert_groups", 0, "Number of groups of experts; 0 disables the limit.", minimum=0)
-    p.define(
-        "groups_per_token", 0, "Number of groups that a token's experts may come from.", minimum=0
-    )
-    p.define(
-        "scores_per_group",
-        scores_per_group,
-        "The score of a group is the sum of this many of its largest expert scores.",
-        minimum=1,
-    )
 
+    def __init__(self, scores_per_group: int = 1, epsilon: float = 0.0):
+        self.scores_per_group = scores_per_group
+        self.epsilon = epsilon
 
-def check(router: Router, k: int, k_name: str = "k") -> None:
-    """Raises ValueError, naming both options, if the options of a router contradict each other.
+    def define(self, p: Params) -> None:
+        """Defines k, the scaling of gates, and the groups; see `Part.define`."""
+        p.define("k", 2, "Number of experts per token.", minimum=1)
+        p.define("normalize", True, "Whether to divide a token's gates by their sum.")
+        p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
+        p.define(
+            "expert_groups", 0, "Number of groups of experts; 0 disables the limit.", minimum=0
+        )
+        p.define(
+            "groups_per_token",
+            0,
+            "Number of groups that a token's experts may come from.",
+            minimum=0,
+        )
+        p.define(
+            "scores_per_group",
+            self.scores_per_group,
+            "The score of a group is the sum of this many of its largest expert scores.",
+            minimum=1,
+        )
 
-    Args:
-      router: the router.
-      k: number of experts per token.
-      k_name: the hyperparameter that sets k.
-    """
-    p, path = router.p, router.path
-    if not p.expert_groups:
-        if p.groups_per_token:
+    def create(self) -> None:
+        """Checks that the options do not contradict each other; see `Part.create`."""
+        p, path = self.p, self.path
+        if p.k == 1 and p.normalize:
             raise UserError(
-                f"{path}.groups_per_token={p.groups_per_token} with {path}.expert_groups=0; "
-                "set the number of groups"
+                f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "
+                f"router could not learn; set {path}.normalize=False"
             )
-        return
-    if p.num_experts % p.expert_groups:
-        raise UserError(
-            f"{path}.expert_groups={p.expert_groups} does not divide "
-            f"{path}.num_experts={p.num_experts}"
-        )
-    group_size = p.num_experts // p.expert_groups
-    if not 1 <= p.groups_per_token <= p.expert_groups:
-        raise UserError(
-            f"{path}.groups_per_token={p.groups_per_token} of "
-            f"{path}.expert_groups={p.expert_groups}; 1 to {p.expert_groups} was expected"
-        )
-    if not 1 <= p.scores_per_group <= group_size:
-        raise UserError(
-            f"{path}.scores_per_group={p.scores_per_group} with {path}.expert_groups="
-            f"{p.expert_groups} of {group_size} experts; 1 to {group_size} was expected"
-        )
-    if k > p.groups_per_token * group_size:
-        raise UserError(
-            f"{path}.{k_name}={k} experts of {path}.groups_per_token={p.groups_per_token} groups "
-            f"of {group_size} experts; {p.groups_per_token * group_size} at most was expected"
-        )
+        if not p.expert_groups:
+            if p.groups_per_token:
+                raise UserError(
+                    f"{path}.groups_per_token={p.groups_per_token} with {path}.expert_groups=0; "
+                    "set the number of groups"
+                )
+            return
+        if p.num_experts % p.expert_groups:
+            raise UserError(
+                f"{path}.expert_groups={p.expert_groups} does not divide "
+                f"{path}.num_experts={p.num_experts}"
+            )
+        group_size = p.num_experts // p.expert_groups
+        if not 1 <= p.groups_per_token <= p.expert_groups:
+            raise UserError(
+                f"{path}.groups_per_token={p.groups_per_token} of "
+                f"{path}.expert_groups={p.expert_groups}; 1 to {p.expert_groups} was expected"
+            )
+        if not 1 <= p.scores_per_group <= group_size:
+            raise UserError(
+                f"{path}.scores_per_group={p.scores_per_group} with {path}.expert_groups="
+                f"{p.expert_groups} of {group_size} experts; 1 to {group_size} was expected"
+            )
+        if p.k > p.groups_per_token * group_size:
+            raise UserError(
+                f"{path}.k={p.k} experts of {path}.groups_per_token={p.groups_per_token} groups "
+                f"of {group_size} experts; {p.groups_per_token * group_size} at most was expected"
+            )
 
+    def select(self, scores_GSE: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns (index, one-hot) of each token's k experts, best first; see `selection.top_1`."""
+        p = self.p
+        if p.expert_groups:
+            scores_GSE = limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
+        return selection.top_k(scores_GSE, p.k)
 
-def limit_by_params(p: Params, scores_GSE: tf.Tensor) -> tf.Tensor:
-    """Applies `limit` with the options of a router; returns the scores if there is no limit."""
-    if not p.expert_groups:
-        return scores_GSE
-    return limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
+    def gates(
+        self, values_GSE: tf.Tensor, selected: list[tuple[tf.Tensor, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Returns the gate [G,S] of each choice, normalized and scaled by the options.
+
+        Args:
+          values_GSE: the gates before that.
+          selected: the choices, of `select`.
+        """
+        p = self.p
+        gates = [selection.value_at(values_GSE, one_hot_GSE) for _, one_hot_GSE in selected]
+        if p.normalize:
+            sum_GS = tf.add_n(gates)
+            if self.epsilon:
+                sum_GS += self.epsilon
+            gates = [gate_GS / sum_GS for gate_GS in gates]
+        return gates if p.scale == 1.0 else [gate_GS * p.scale for gate_GS in gates]
 
 
 def limit(

@@ -9,11 +9,12 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 
-class HashRouter(TokenChoiceRouter):
+class HashRouter(Router):
     """Sends a token to the k experts given by a hash of its id, each with gate 1/k.
 
     The paper's random hash (section 3). Nothing is learned and no auxiliary loss is needed. Ids are
@@ -23,8 +24,8 @@ class HashRouter(TokenChoiceRouter):
     score and the k largest win, so that the k experts are different.
     """
 
+    capacity = TokenCapacity()
     experts_per_token_option = "k"
-
     needs_token_ids = True
 
     @classmethod
@@ -54,7 +55,7 @@ class HashRouter(TokenChoiceRouter):
             Choice(expert_GS, gate_GS, mask_GS, mask_GS)
             for expert_GS, _ in selection.top_k(self._scores(ids_GS), self.p.k)
         ]
-        return self.route(choices, self.capacity(x_GSM.shape[1]))
+        return self.capacity.route(choices)
 
     def _scores(self, ids_GS: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,E]: a 24-bit score for each token and expert, exact in float32."""

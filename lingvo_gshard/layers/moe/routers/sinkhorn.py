@@ -15,9 +15,11 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.load_metrics import gate_entropy
+from lingvo_gshard.layers.moe.load_metrics import gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 _GATES = ("softmax", "sigmoid")
@@ -29,7 +31,7 @@ _PADDING = -1e9
 _TIE_BREAK = 2.0**-12
 
 
-class SinkhornRouter(LinearTokenChoiceRouter):
+class SinkhornRouter(Router):
     """Sends each token to the expert with the largest logit minus the expert's price.
 
     In training the prices are the dual variables of the entropic assignment of the group's real
@@ -43,6 +45,9 @@ class SinkhornRouter(LinearTokenChoiceRouter):
     accepts that.
     """
 
+    scores = LinearScores()
+    capacity = TokenCapacity()
+    is_learned = True
     sees_later_tokens = True
 
     @classmethod
@@ -78,7 +83,7 @@ class SinkhornRouter(LinearTokenChoiceRouter):
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
         p = self.p
-        logits_GSE = self.logits(theta, x_GSM)
+        logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = tf.stop_gradient(logits_GSE)
         if context.current().training:
             scores_GSE /= p.temperature
@@ -88,12 +93,8 @@ class SinkhornRouter(LinearTokenChoiceRouter):
         softmax_GSE = tf.nn.softmax(logits_GSE)
         gates_GSE = softmax_GSE if p.gate == "softmax" else tf.sigmoid(logits_GSE)
         choice = Choice(expert_GS, selection.value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)
-        return self.route(
-            [choice],
-            self.capacity(x_GSM.shape[1]),
-            self.z_loss(logits_GSE, mask_GS),
-            {"router_entropy": gate_entropy(softmax_GSE, mask_GS)},
-        )
+        losses = self.scores.losses(logits_GSE, mask_GS)
+        return self.capacity.route([choice], losses, gate_metrics(softmax_GSE, mask_GS))
 
 
 def prices(scores_GSE: tf.Tensor, mask_GS: tf.Tensor, iterations: int) -> tf.Tensor:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import groups
+from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import SoftmaxRouter
-from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting, WeightedLoss
+from lingvo_gshard.layers.moe.routers.balance_loss import BalanceLoss
+from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
+from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 _MODES = ("paper", "lingvo")
 _SECOND_EXPERT_POLICIES = ("random", "threshold", "all")
 
 
-class Top2Router(SoftmaxRouter):
+class Top2Router(Router):
     """Sends each token to its two best experts. Experts drop tokens when their slots are full.
 
     All first choices get slots before any second choice. In training the second expert is used with
@@ -29,6 +35,11 @@ class Top2Router(SoftmaxRouter):
     auxiliary loss          mean over E of c_e / S * m_e   E^2 times that: 1 if balanced
     capacity                int(S * 2 factor / E)          rounded up to a multiple of 4
     """
+
+    scores = LinearScores()
+    balance = BalanceLoss()
+    capacity = TokenCapacity()
+    is_learned = True
 
     @classmethod
     def params(cls) -> Params:
@@ -74,7 +85,7 @@ class Top2Router(SoftmaxRouter):
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
         is_lingvo = self.p.mode == "lingvo"
-        logits_GSE = self.logits(theta, x_GSM)
+        logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
         (first_GS, first_GSE), (second_GS, second_GSE) = selection.top_k(gates_GSE, 2)
         first_gate_GS = selection.value_at(gates_GSE, first_GSE)
@@ -88,13 +99,12 @@ class Top2Router(SoftmaxRouter):
             Choice(first_GS, first_gate_GS, mask_GS, mask_GS),
             Choice(second_GS, second_gate_GS, wants_second_GS, counted_GS),
         ]
-        loss = self.auxiliary_loss(theta, gates_GSE, first_GSE * mask_GS[..., None], mask_GS)
+        loss = self.balance.auxiliary_loss(theta, gates_GSE, first_GSE, mask_GS)
         if not is_lingvo:
-            loss /= self.p.num_experts**2
-        losses = {"auxiliary_loss": WeightedLoss(loss, self.p.auxiliary_loss_weight)}
-        losses.update(self.z_loss(logits_GSE, mask_GS))
-        capacity = self.capacity(x_GSM.shape[1], multiple=4 if is_lingvo else 1)
-        return self.route(choices, capacity, losses, self.metrics(gates_GSE, mask_GS))
+            loss = dataclasses.replace(loss, value=loss.value / self.p.num_experts**2)
+        losses = {BALANCE_LOSS: loss, **self.scores.losses(logits_GSE, mask_GS)}
+        metrics = gate_metrics(gates_GSE, mask_GS)
+        return self.capacity.route(choices, losses, metrics, multiple=4 if is_lingvo else 1)
 
     def _wants_second(self, second_gate_GS: tf.Tensor) -> tf.Tensor:
         """Returns float32 [G,S]: 1 where the second expert is to be used, 0 elsewhere."""

@@ -15,7 +15,7 @@ X = np.random.default_rng(1).normal(size=(1, 1000, 4)).astype(np.float32)
 def logits(jitter: float, training: bool, seed: int = 1) -> np.ndarray:
     layer, theta = loops.make(TopKRouter, 4, jitter=jitter)
     with context.scope(training=training, seed=tf.constant([seed, 0])):
-        return layer.logits(theta, tf.constant(X)).numpy()
+        return layer.scores.logits(theta, tf.constant(X)).numpy()
 
 
 def test_jitter_multiplies_inputs_by_factors_around_1():
@@ -38,7 +38,7 @@ def test_logits_of_bfloat16_inputs_are_float32():
     layer, theta = loops.make(TopKRouter, 4)
     theta.w_gate = tf.constant(np.random.default_rng(2).normal(size=(4, 4)), tf.float32)
     expected = x.numpy().astype(np.float64) @ theta.w_gate.numpy().astype(np.float64)
-    found = layer.logits(theta, x)
+    found = layer.scores.logits(theta, x)
     assert found.dtype == tf.float32
     assert_close(found, expected, "float32")
 

@@ -1,0 +1,77 @@
+"""The shared expert of a mixture of experts, which computes every token.
+
+Its output is added to the output of the routed experts (Dai et al. 2024, arXiv 2401.06066, section
+3.2). With residual MoE (Rajbhandari et al. 2022, arXiv 2201.05596, section 4.1) both outputs are
+weighted by a learned softmax.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import MATRIX, Layer
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.sharding import einsum
+
+_SUM, _LEARNED = _COMBINATIONS = ("sum", "learned")
+
+
+def define(p: Params) -> None:
+    """Defines the hyperparameters of the shared expert.
+
+    Args:
+      p: Params of the mixture of experts.
+    """
+    p.define(
+        "shared_hidden_dim",
+        0,
+        "Hidden size of the shared expert; 0: no shared expert.",
+        minimum=0,
+    )
+    p.define("shared_combination", _SUM, "How its output is combined: 'sum' or 'learned'.")
+
+
+def create(layer: Layer) -> None:
+    """Creates the shared expert as the child `shared` of a mixture of experts."""
+    p = layer.p
+    if p.shared_combination not in _COMBINATIONS:
+        raise UserError(
+            f"{layer.path}.shared_combination: {p.shared_combination!r}. "
+            f"{names.nearest(p.shared_combination, _COMBINATIONS)}"
+        )
+    shared = FeedForward.params().set(
+        model_dim=p.model_dim,
+        hidden_dim=p.shared_hidden_dim,
+        use_bias=p.experts.use_bias,
+        **feed_forward.options(p.experts),
+    )
+    layer.create_child("shared", shared)
+    if p.shared_combination == _LEARNED:
+        init = initializers.fan_in(p.model_dim)
+        layer.create_variable("w_mix", "M", {"M": p.model_dim}, init, role=MATRIX)
+
+
+def combine(
+    layer: Layer, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
+) -> tf.Tensor:
+    """Returns the combined output of the routed experts and the shared expert.
+
+    Args:
+      layer: the mixture of experts.
+      theta: its weights.
+      x_BLM: the tokens.
+      mask_BL: 0 at padding.
+      y_BLM: the output of the routed experts.
+    """
+    shared_BLM = layer.shared.fprop(theta.shared, x_BLM, mask_BL)
+    if layer.p.shared_combination == _SUM:
+        return y_BLM + shared_BLM
+    x_float, w_mix = tf.cast(x_BLM, tf.float32), tf.cast(theta.w_mix, tf.float32)
+    mix_BL = tf.nn.sigmoid(einsum("BLM,M->BL", x_float, w_mix))
+    mix_BL1 = tf.cast(mix_BL, x_BLM.dtype)[..., None]
+    return y_BLM * mix_BL1 + shared_BLM * (1.0 - mix_BL1)
