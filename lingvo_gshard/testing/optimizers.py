@@ -128,7 +128,7 @@ class OptimizerTest(TestCase):
         self.assertEqual(self.train(resumed, 4, first=4), expected)
 
     def test_a_step_that_must_not_change_the_state_changes_nothing(self) -> None:
-        """With is_frozen, weights and moments stay as they are."""
+        """In a skipped step, weights and moments stay as they are."""
         trainer = self.make_trainer()
         state, specs = trainer.init_state(), trainer.theta_specs
         ones = state.theta.transform(tf.ones_like)

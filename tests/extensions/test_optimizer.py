@@ -28,11 +28,11 @@ class RootMeanSquare(Optimizer):
     def moment_layouts(self, spec):
         return {"square": spec.layout}
 
-    def update_weight(self, spec, weight, gradient, moments, step, learning_rate, commit):
-        mean = self.p.decay * moments["square"] + (1.0 - self.p.decay) * gradient**2
-        square = commit(moments["square"], mean)
-        change = learning_rate * gradient * tf.math.rsqrt(square + 1e-6)
-        return commit(weight, weight - change), {"square": square}
+    def update_weight(self, step):
+        old = step.moments["square"]
+        square = step.commit(old, self.p.decay * old + (1.0 - self.p.decay) * step.gradient**2)
+        change = step.learning_rate * step.gradient * tf.math.rsqrt(square + 1e-6)
+        return step.commit(step.weight, step.weight - change), {"square": square}
 
 
 class RootMeanSquareTest(testing.OptimizerTest):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training.step.optimizer import Commit, Moments, Optimizer
+from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 
 
 class Adafactor(Optimizer):
@@ -63,70 +65,48 @@ class Adafactor(Optimizer):
         row, column = sorted(index for _, index in largest)
         return spec.layout[row], spec.layout[column]
 
-    def update_weight(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
+    def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        t = tf.cast(step, tf.float32) + 1.0
+        t = tf.cast(step.number, tf.float32) + 1.0
         # The share of the new value is 1 - beta, which float32 rounds less than beta.
         share = tf.maximum(1.0 - p.beta2, tf.pow(t, -p.decay_exponent))
-        moments = self._second_moment(spec, gradient, moments, share, commit)
-        change = self.change(spec, weight, gradient, moments, step, learning_rate)
-        return commit(weight, weight - change), moments
+        moments = self._second_moment(step, share)
+        change = self.change(dataclasses.replace(step, moments=moments))
+        return step.commit(step.weight, step.weight - change), moments
 
-    def change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def change(self, step: WeightStep) -> tf.Tensor:
         p = self.p
-        unclipped = gradient * self._inverse_root(spec, moments)
-        per_weight = [i for i, letter in enumerate(spec.layout) if letter not in letters.STACKS]
-        scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
+        unclipped = step.gradient * self._inverse_root(step)
+        layout = step.spec.layout
+        per_weight = [i for i, letter in enumerate(layout) if letter not in letters.STACKS]
+        scale = step.learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
         if p.relative_update:
-            scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))
+            scale *= tf.maximum(p.min_weight_rms, _rms(step.weight, per_weight))
         return scale * unclipped
 
-    def _second_moment(
-        self,
-        spec: VariableSpec,
-        gradient: tf.Tensor,
-        moments: Moments,
-        share: tf.Tensor,
-        commit: Commit,
-    ) -> Moments:
+    def _second_moment(self, step: WeightStep, share: tf.Tensor) -> Moments:
         """Returns the new moments."""
-        square = gradient * gradient + self.p.epsilon
-        letters = self.factored_letters(spec)
+        square = step.gradient * step.gradient + self.p.epsilon
+        letters = self.factored_letters(step.spec)
 
         def decay(name: str, new: tf.Tensor) -> tf.Tensor:
-            return commit(moments[name], moments[name] + share * (new - moments[name]))
+            old = step.moments[name]
+            return step.commit(old, old + share * (new - old))
 
         if letters is None:
             return {"second_moment": decay("second_moment", square)}
-        row, column = (spec.layout.index(letter) for letter in letters)
+        row, column = (step.spec.layout.index(letter) for letter in letters)
         row_moment = decay("row_moment", tf.reduce_mean(square, column))
         column_moment = decay("column_moment", tf.reduce_mean(square, row))
         return {"row_moment": row_moment, "column_moment": column_moment}
 
-    def _inverse_root(self, spec: VariableSpec, moments: Moments) -> tf.Tensor:
+    def _inverse_root(self, step: WeightStep) -> tf.Tensor:
         """Returns 1 / sqrt(V) from the new moments; it broadcasts to the weight."""
-        letters = self.factored_letters(spec)
+        letters, moments = self.factored_letters(step.spec), step.moments
         if letters is None:
             return tf.math.rsqrt(moments["second_moment"])
         row_moment, column_moment = moments["row_moment"], moments["column_moment"]
-        row, column = (spec.layout.index(letter) for letter in letters)
+        row, column = (step.spec.layout.index(letter) for letter in letters)
         # `row` is less than `column`, so it is still the row's index in row_moment.
         mean = tf.reduce_mean(row_moment, row, keepdims=True)
         row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)

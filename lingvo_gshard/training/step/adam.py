@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.step.moments import (
     FIRST,
@@ -12,7 +11,7 @@ from lingvo_gshard.training.step.moments import (
     bias_correction,
     decayed_mean,
 )
-from lingvo_gshard.training.step.optimizer import Commit, Moments
+from lingvo_gshard.training.step.optimizer import Moments, WeightStep
 
 
 class Adam(MomentOptimizer):
@@ -35,50 +34,25 @@ class Adam(MomentOptimizer):
         p.define("epsilon", 1e-9, "Added to the root of the second moment.", above=0)
         return p
 
-    def update_weight(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
+    def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        old_first, old_second = (self.load(spec, moments, name) for name in self.moment_names)
-        first = decayed_mean(old_first, gradient, p.beta1)
-        first, first_moments = self.store(spec, moments, FIRST, first, step, commit)
-        second = decayed_mean(old_second, gradient * gradient, p.beta2)
-        second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
-        change = self._change(spec, first, second, weight, step, learning_rate)
-        return commit(weight, weight - change), first_moments | second_moments
+        old_first, old_second = (self.load(step, name) for name in self.moment_names)
+        first = decayed_mean(old_first, step.gradient, p.beta1)
+        first, first_moments = self.store(step, FIRST, first)
+        second = decayed_mean(old_second, step.gradient * step.gradient, p.beta2)
+        second, second_moments = self.store(step, SECOND, second)
+        change = self._change(step, first, second)
+        return step.commit(step.weight, step.weight - change), first_moments | second_moments
 
-    def change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
-        first, second = (self.load(spec, moments, name) for name in self.moment_names)
-        return self._change(spec, first, second, weight, step, learning_rate)
+    def change(self, step: WeightStep) -> tf.Tensor:
+        first, second = (self.load(step, name) for name in self.moment_names)
+        return self._change(step, first, second)
 
-    def _change(
-        self,
-        spec: VariableSpec,
-        first: tf.Tensor,
-        second: tf.Tensor,
-        weight: tf.Tensor,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def _change(self, step: WeightStep, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
         """Returns what to subtract from a weight, from its new moments."""
         p = self.p
         # Scalars are combined first, so that an element costs one root and one division.
-        scale = learning_rate / bias_correction(p.beta1, step)
-        root_scale = tf.math.rsqrt(bias_correction(p.beta2, step))
+        scale = step.learning_rate / bias_correction(p.beta1, step.number)
+        root_scale = tf.math.rsqrt(bias_correction(p.beta2, step.number))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
-        return self.with_decay(spec, change, weight, learning_rate)
+        return self.with_decay(step, change)

@@ -21,7 +21,7 @@ import numpy as np
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.optimizer import SCOPE, Commit
+from lingvo_gshard.training.step.optimizer import SCOPE
 
 if TYPE_CHECKING:
     import jax
@@ -56,7 +56,7 @@ def update(
     theta: NestedMap,
     updates: tf.Tensor,
     decay: float,
-    commit: Commit,
+    is_skipped: tf.Tensor | bool,
 ) -> NestedMap:
     """Returns the averages after a step.
 
@@ -66,17 +66,18 @@ def update(
       theta: the weights after the step.
       updates: an int32 scalar, the number of earlier updates of the weights.
       decay: the decay after many updates.
-      commit: returns the new value, or the old one in a step that must not change the state.
+      is_skipped: a bool scalar; if true, the step must not change the averages.
     """
     t = tf.cast(updates, tf.float32)
     share = tf.maximum(1.0 - decay, 9.0 / (10.0 + t))
 
-    def moved(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def move(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
-            return commit(average, average + share * (tf.cast(weight, tf.float32) - average))
+            moved = average + share * (tf.cast(weight, tf.float32) - average)
+            return tf.where(is_skipped, average, moved)
 
     rows = zip(specs.flatten(), averages.flatten(), theta.flatten(), strict=True)
-    return specs.pack(moved(*row) for row in rows)
+    return specs.pack(move(*row) for row in rows)
 
 
 def to_weights(specs: NestedMap, averages: NestedMap) -> NestedMap:

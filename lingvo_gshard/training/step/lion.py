@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
-from lingvo_gshard.training.step.optimizer import Commit, Moments
+from lingvo_gshard.training.step.optimizer import Moments, WeightStep
 
 
 class Lion(MomentOptimizer):
@@ -30,45 +29,21 @@ class Lion(MomentOptimizer):
         p.define("beta2", 0.99, "Decay of the moment.", minimum=0, below=1)
         return p
 
-    def update_weight(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
+    def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        old = self.load(spec, moments, FIRST)
-        change = self._change(spec, old, weight, gradient, learning_rate)
-        new = decayed_mean(old, gradient, p.beta2)
-        _, moments = self.store(spec, moments, FIRST, new, step, commit)
-        return commit(weight, weight - change), moments
+        old = self.load(step, FIRST)
+        change = self._change(step, old)
+        new = decayed_mean(old, step.gradient, p.beta2)
+        _, moments = self.store(step, FIRST, new)
+        return step.commit(step.weight, step.weight - change), moments
 
-    def change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def change(self, step: WeightStep) -> tf.Tensor:
         p = self.p
-        new = self.load(spec, moments, FIRST)
-        old = (new - (1.0 - p.beta2) * gradient) / p.beta2
-        return self._change(spec, old, weight, gradient, learning_rate)
+        new = self.load(step, FIRST)
+        old = (new - (1.0 - p.beta2) * step.gradient) / p.beta2
+        return self._change(step, old)
 
-    def _change(
-        self,
-        spec: VariableSpec,
-        old: tf.Tensor,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def _change(self, step: WeightStep, old: tf.Tensor) -> tf.Tensor:
         """Returns what to subtract from a weight, from its moment before the step."""
-        direction = tf.sign(self.p.beta1 * old + (1.0 - self.p.beta1) * gradient)
-        return self.with_decay(spec, learning_rate * direction, weight, learning_rate)
+        direction = tf.sign(self.p.beta1 * old + (1.0 - self.p.beta1) * step.gradient)
+        return self.with_decay(step, step.learning_rate * direction)

@@ -26,7 +26,7 @@ from lingvo_gshard.training.step.narrow_moments import (
     rounding_key,
     to_bfloat16,
 )
-from lingvo_gshard.training.step.optimizer import Commit, Moments, Optimizer
+from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 
 # Names of moments: a running mean of gradients, and one of their squares.
 FIRST, SECOND = "first_moment", "second_moment"
@@ -108,54 +108,45 @@ class MomentOptimizer(Optimizer):
             return {name: "uint8" if name == SECOND else "int8" for name in self.moment_names}
         return dict.fromkeys(self.moment_names, dtype)
 
-    def load(self, spec: VariableSpec, moments: Moments, name: str) -> tf.Tensor:
+    def load(self, step: WeightStep, name: str) -> tf.Tensor:
         """Returns a moment in float32."""
-        if self._dtype(spec) != INT8:
+        moments = step.moments
+        if self._dtype(step.spec) != INT8:
             return tf.cast(moments[name], tf.float32)
         read = dequantize_square if name == SECOND else dequantize
         return read(moments[name], moments[_scale(name)])
 
-    def store(
-        self,
-        spec: VariableSpec,
-        moments: Moments,
-        name: str,
-        value: tf.Tensor,
-        step: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
+    def store(self, step: WeightStep, name: str, value: tf.Tensor) -> tuple[tf.Tensor, Moments]:
         """Stores a new float32 value of a moment.
 
         Returns:
           The value to compute the update from, and the arrays to keep. The value is the committed
           one for float32 moments, and not yet rounded for narrow ones.
         """
-        dtype = self._dtype(spec)
+        dtype, moments = self._dtype(step.spec), step.moments
         if dtype == FLOAT32:
-            value = commit(moments[name], value)
+            value = step.commit(moments[name], value)
             return value, {name: value}
-        key = rounding_key(f"{spec.path}/{name}", step)
+        key = rounding_key(f"{step.spec.path}/{name}", step.number)
         if dtype == BFLOAT16:
-            return value, {name: commit(moments[name], to_bfloat16(value, key))}
+            return value, {name: step.commit(moments[name], to_bfloat16(value, key))}
         write = quantize_square if name == SECOND else quantize
         parts = zip((name, _scale(name)), write(value, key), strict=True)
-        return value, {part: commit(moments[part], new) for part, new in parts}
+        return value, {part: step.commit(moments[part], new) for part, new in parts}
 
-    def with_decay(
-        self, spec: VariableSpec, change: tf.Tensor, weight: tf.Tensor, learning_rate: tf.Tensor
-    ) -> tf.Tensor:
+    def with_decay(self, step: WeightStep, change: tf.Tensor) -> tf.Tensor:
         """Returns `change` plus weight decay, the amount to subtract from a weight.
 
         The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
         section 2). Weights with the role of a bias or a scale do not decay, nor do weights that
         `weight_decay_exclude` matches.
         """
-        decay = self.p.weight_decay
+        decay, spec = self.p.weight_decay, step.spec
         if not decay or spec.role not in _DECAYING:
             return change
         if any(lora.matches(p, spec) for p in self.p.weight_decay_exclude):
             return change
-        return change + learning_rate * decay * weight
+        return change + step.learning_rate * decay * step.weight
 
     def _dtype(self, spec: VariableSpec) -> str:
         if self.p.moment_dtype == INT8 and is_vector(spec.layout):

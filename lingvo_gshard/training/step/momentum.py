@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.step.optimizer import Commit, Moments
+from lingvo_gshard.training.step.optimizer import Moments, WeightStep
 
 
 class Momentum(MomentOptimizer):
@@ -32,44 +31,19 @@ class Momentum(MomentOptimizer):
         super().__init__(params)
         self.moment_names = (FIRST,) if params.beta else ()
 
-    def update_weight(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
-        beta, moment = self.p.beta, gradient
+    def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
+        beta, moment, moments = self.p.beta, step.gradient, step.moments
         if beta:
-            moment = beta * self.load(spec, moments, FIRST) + gradient
-            moment, moments = self.store(spec, moments, FIRST, moment, step, commit)
-        change = self._change(spec, weight, gradient, moment, learning_rate)
-        return commit(weight, weight - change), moments
+            moment = beta * self.load(step, FIRST) + step.gradient
+            moment, moments = self.store(step, FIRST, moment)
+        change = self._change(step, moment)
+        return step.commit(step.weight, step.weight - change), moments
 
-    def change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
-        moment = self.load(spec, moments, FIRST) if self.p.beta else gradient
-        return self._change(spec, weight, gradient, moment, learning_rate)
+    def change(self, step: WeightStep) -> tf.Tensor:
+        return self._change(step, self.load(step, FIRST) if self.p.beta else step.gradient)
 
-    def _change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moment: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def _change(self, step: WeightStep, moment: tf.Tensor) -> tf.Tensor:
         """Returns what to subtract from a weight, from its new moment."""
         if self.p.beta and self.p.nesterov:
-            moment = gradient + self.p.beta * moment
-        return self.with_decay(spec, learning_rate * moment, weight, learning_rate)
+            moment = step.gradient + self.p.beta * moment
+        return self.with_decay(step, step.learning_rate * moment)

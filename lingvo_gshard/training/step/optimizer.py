@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from lingvo_gshard.core import initializers
@@ -28,8 +28,33 @@ _FACTORS = "step.optimizer.learning_rate_factors"
 
 # The moments of one weight, by name.
 Moments: TypeAlias = "dict[str, tf.Tensor]"
-# commit(old, new) returns `new`, or `old` in a step that must not change the state.
-Commit: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightStep:
+    """One step of one weight: everything that the weight's update depends on.
+
+    Attributes:
+      spec: the weight's spec.
+      weight: float32.
+      gradient: float32, of the weight's shape.
+      moments: in their own dtypes.
+      number: an int32 scalar, the number of the step, which counts from 0.
+      learning_rate: a float32 scalar.
+      is_skipped: a bool scalar; if true, the step must not change weight and moments.
+    """
+
+    spec: VariableSpec
+    weight: tf.Tensor
+    gradient: tf.Tensor
+    moments: Moments
+    number: tf.Tensor
+    learning_rate: tf.Tensor
+    is_skipped: tf.Tensor | bool = False
+
+    def commit(self, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        """Returns the new value of a weight or a moment, the old one if the step is skipped."""
+        return tf.where(self.is_skipped, old, new)
 
 
 class Optimizer(Configurable):
@@ -112,45 +137,25 @@ class Optimizer(Configurable):
         del spec
         return {}
 
-    def update_weight(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
+    def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         """Returns a weight and its moments after one step.
 
-        Everything returned must go through `commit`. Compute the weight from the committed moments
-        where these are float32: XLA then updates both in place, and copies the moments otherwise.
+        Everything returned must go through `step.commit`. Compute the weight from the committed
+        moments where these are float32: XLA then updates both in place, and copies the moments
+        otherwise.
 
         Args:
-          spec: the weight's spec.
-          weight: float32.
-          gradient: float32, of the weight's shape.
-          moments: in their own dtypes.
-          step: an int32 scalar that counts from 0.
-          learning_rate: a float32 scalar.
-          commit: see `Commit`.
+          step: the weight, its gradient and its moments.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
-    def change(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def change(self, step: WeightStep) -> tf.Tensor:
         """Returns what a step has subtracted from a weight, for update-to-weight ratios.
 
-        The arguments have the meaning that they have in `update_weight`, except that `moments` are
-        the moments after the step. An optimizer without this method has no update-to-weight ratios.
+        An optimizer that does not define it has no ratios.
+
+        Args:
+          step: the step, with the moments after it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no change")
 
@@ -182,10 +187,11 @@ class Optimizer(Configurable):
         for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
             if self.moves(spec):
                 weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-                rest = gradient, own, step, self.learning_rate_factor(spec) * learning_rate
+                rate = self.learning_rate_factor(spec) * learning_rate
+                after = WeightStep(spec, weight, gradient, own, step, rate)
                 # Weight decay depends on the weight before the step, which the first gives.
-                before = weight + self.change(spec, weight, *rest)
-                found.append(self.change(spec, before, *rest))
+                before = dataclasses.replace(after, weight=weight + self.change(after))
+                found.append(self.change(before))
         return found
 
     def moment_specs(self, specs: NestedMap) -> NestedMap:
@@ -207,7 +213,7 @@ class Optimizer(Configurable):
         moments: NestedMap,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        is_frozen: tf.Tensor | bool = False,
+        is_skipped: tf.Tensor | bool = False,
     ) -> tuple[NestedMap, NestedMap]:
         """Returns (theta, moments) after one step, computed in float32.
 
@@ -222,17 +228,13 @@ class Optimizer(Configurable):
           moments: a tree like `moment_specs(specs)`.
           step: an int32 scalar that counts from 0.
           learning_rate: a float32 scalar.
-          is_frozen: a bool scalar; if true, theta and moments are returned unchanged.
+          is_skipped: a bool scalar; if true, theta and moments are returned unchanged.
         """
-
-        def commit(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-            return tf.where(is_frozen, old, new)
-
         new_weights, new_moments = [], []
         for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
             with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
                 new_weight, own = self._update_one(
-                    spec, weight, gradient, own, step, learning_rate, commit
+                    WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped)
                 )
                 new_weights.append(_stored(spec, new_weight, weight.dtype, step))
             new_moments.append(NestedMap(own))
@@ -248,25 +250,24 @@ class Optimizer(Configurable):
             own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
             yield spec, weight, gradient, own
 
-    def _update_one(
-        self,
-        spec: VariableSpec,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        moments: Moments,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-        commit: Commit,
-    ) -> tuple[tf.Tensor, Moments]:
-        """Updates one weight by its own rule, by `update_weight`, or not at all."""
-        weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+    def _update_one(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
+        """Updates one weight by its own rule, by `update_weight`, or not at all.
+
+        Args:
+          step: the weight and its gradient in their own dtypes.
+        """
+        spec, rate = step.spec, step.learning_rate
+        weight, gradient = tf.cast(step.weight, tf.float32), tf.cast(step.gradient, tf.float32)
         if spec.update_rule and not spec.is_frozen:
-            return commit(weight_32, spec.update_rule(weight_32, gradient_32)), moments
+            return step.commit(weight, spec.update_rule(weight, gradient)), step.moments
         factor = self.learning_rate_factor(spec)
         if not factor or spec.update_rule:
-            return weight, moments
-        rate = learning_rate if factor == 1.0 else factor * learning_rate
-        return self.update_weight(spec, weight_32, gradient_32, moments, step, rate, commit)
+            return step.weight, step.moments
+        if factor != 1.0:
+            rate = factor * rate
+        return self.update_weight(
+            dataclasses.replace(step, weight=weight, gradient=gradient, learning_rate=rate)
+        )
 
     def _layouts_of_moved(self, spec: VariableSpec) -> dict[str, str]:
         return self.moment_layouts(spec) if self.moves(spec) else {}

@@ -271,9 +271,9 @@ class Trainer(Configurable):
             goes_on |= tf.logical_not(self.loss_scale.is_minimal(state.loss_scale.scale))
             updates -= state.loss_scale.skipped_steps
         stopped = state.stopped | tf.logical_not(goes_on)
-        is_frozen = stopped | tf.logical_not(finite) if self.loss_scale else stopped
+        is_skipped = stopped | tf.logical_not(finite) if self.loss_scale else stopped
         if verdict:
-            is_frozen |= verdict.is_skipped
+            is_skipped |= verdict.is_skipped
             updates -= state.spikes.skipped
         theta, moments = self.optimizer.update(
             self.theta_specs,
@@ -282,22 +282,22 @@ class Trainer(Configurable):
             state.moments,
             updates,
             learning_rate,
-            is_frozen,
+            is_skipped,
         )
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
         if self.p.average_decay:
-            new_state[averages.PART] = self._next_averages(state, theta, updates, is_frozen)
+            new_state[averages.PART] = self._next_averages(state, theta, updates, is_skipped)
         if self.loss_scale:
             new = self.loss_scale.update(state.loss_scale, finite)
             new_state[precision.PART] = _unless(stopped, state.loss_scale, new)
         if verdict:
             new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
-        ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_frozen)
+        ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_skipped)
         return new_state, ratios
 
     def _next_averages(
-        self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_frozen: tf.Tensor
+        self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_skipped: tf.Tensor
     ) -> NestedMap:
         return averages.update(
             self.theta_specs,
@@ -305,7 +305,7 @@ class Trainer(Configurable):
             theta,
             updates,
             self.p.average_decay,
-            lambda old, new: tf.where(is_frozen, old, new),
+            is_skipped,
         )
 
     def gradients(

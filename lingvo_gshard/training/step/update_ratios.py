@@ -82,7 +82,7 @@ class UpdateRatios:
         clipped: Callable[[], NestedMap],
         updates: tf.Tensor,
         learning_rate: tf.Tensor,
-        is_frozen: tf.Tensor,
+        is_skipped: tf.Tensor,
     ) -> dict[str, tf.Tensor]:
         """Returns the metrics `<layer>/update_ratio`, which are 0 in steps that are not logged.
 
@@ -91,7 +91,7 @@ class UpdateRatios:
           clipped: returns the gradients that the optimizer got; called within the branch.
           updates: the number of the update, an int32 scalar, from 0.
           learning_rate: the step's learning rate.
-          is_frozen: a bool scalar, whether the step left the weights as they were.
+          is_skipped: a bool scalar, whether the step left the weights as they were.
         """
         if not self._every:
             return {}
@@ -104,7 +104,7 @@ class UpdateRatios:
                 self._specs, state.theta, clipped(), state.moments, updates, learning_rate
             )
             ratios = _ratios(layers, [(*pair, c) for pair, c in zip(moved, changes, strict=True)])
-            return tf.where(is_frozen, 0.0, ratios)
+            return tf.where(is_skipped, 0.0, ratios)
 
         is_due = tf.equal(state.step % self._every, 0)
         with tf.name_scope(f"{SCOPE}/"):
