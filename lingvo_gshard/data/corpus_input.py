@@ -1,69 +1,37 @@
-"""CorpusInput: the base class of inputs that read, clean, tokenize and pack a corpus."""
+"""CorpusInput: the base class of inputs that read, clean and tokenize a corpus into memory."""
 
 from __future__ import annotations
 
 import abc
-import collections
 import contextlib
-import functools
+import dataclasses
 import gc
 import hashlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching import batches, packing
-from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.input import Input, Observer, SilentObserver, TrainBatches
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, Shares
+from lingvo_gshard.data.batching.table import Group, MemoryTable
+from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabularies import vocabulary_trainer
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-
-EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
-
-_ENCODED_AT_A_TIME = 10_000
 
 
-class Examples:
-    """The tokenized examples of a split.
+@dataclasses.dataclass(frozen=True)
+class TokenizedRows:
+    """The tokenized rows of a split.
 
     Attributes:
-      packer: packs examples into batches.
-      kept: numbers of the examples that fit a row.
-      report: rows that cleaning kept and dropped.
-      members: language -> numbers of its examples.
+      table: the rows that fit a batch's row.
+      report: rows that cleaning and tokenizing kept and dropped.
     """
 
-    def __init__(
-        self,
-        packer: packing.Packer,
-        kept: np.ndarray,
-        languages: Sequence[str],
-        report: CleaningReport,
-    ):
-        """Groups examples by language.
-
-        Args:
-          packer: packs examples into batches.
-          kept: numbers of the examples that fit a row.
-          languages: the language of each example in `kept`.
-          report: rows that cleaning kept and dropped.
-        """
-        self.packer, self.kept, self.report = packer, kept, report
-        members = collections.defaultdict(list)
-        for index, language in zip(kept, languages, strict=True):
-            members[language].append(index)
-        self.members = {language: np.asarray(m) for language, m in members.items()}
-
-    @functools.cached_property
-    def languages(self) -> Languages:
-        """The language of each example."""
-        return Languages.of(self.members)
+    table: MemoryTable
+    report: CleaningReport
 
 
 @contextlib.contextmanager
@@ -78,10 +46,10 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-class CorpusInput(Input):
+class CorpusInput(PackedInput):
     """Reads, cleans, tokenizes, mixes and packs a corpus. Each stage runs on first use."""
 
-    # Temperature of the sampling of languages; see batching/batches.py.
+    # Temperature of the sampling of languages; see `mixture_plan.Shares`.
     temperature = 1.0
 
     @classmethod
@@ -94,15 +62,6 @@ class CorpusInput(Input):
             vocabulary_trainer.VocabularyTrainer.params(),
             "Params of the vocabularies.",
         )
-        p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
-        p.define("packing_window", 8192, "Examples drawn and packed at a time.", minimum=1)
-        p.define(
-            "prefetch_batches",
-            4,
-            "Batches made in advance by a background thread.",
-            minimum=0,
-            changes_results=False,
-        )
         return p
 
     def __init__(self, params: Params):
@@ -111,8 +70,8 @@ class CorpusInput(Input):
         self._cleaner = self.p.cleaning.instantiate()
         self._trainer = self.p.vocabulary.instantiate()
         self._trainer.unicode_form = self.p.cleaning.unicode_form
-        self._held_out: dict[str, Examples] = {}
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
+        self._tokenized: dict[str, TokenizedRows] = {}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -130,7 +89,7 @@ class CorpusInput(Input):
     @property
     def report(self) -> CleaningReport:
         """Rows that cleaning and packing of the training split kept and dropped."""
-        return self._examples.report
+        return self._tokenized_rows("train").report
 
     @property
     def notes(self) -> list[str]:
@@ -147,29 +106,17 @@ class CorpusInput(Input):
         self._check_held_out(split)
         _check_any_left(report, split)
 
-    def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
-        examples = self._examples
-        mixture = batches.Mixture(examples.members, self.temperature, self.p.packing_window, seed)
-        stream = batches.PackedBatches(examples.packer, mixture, self._identity(seed))
-        return batches.Prefetcher(stream, self.p.prefetch_batches)
+    def table(self, split: str) -> MemoryTable:
+        """Returns the rows of a split that fit a batch's row.
 
-    def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        """Yields each row of a split once, packed as in training; the last batch is padded."""
-        examples = self._held_out_examples(split)
-        yield from packing.in_order(examples.packer, examples.kept)
-
-    def token_kinds(self, batch: Batch) -> TokenKinds:
-        """Returns the languages of the tokens of a training batch and their classes."""
-        return kinds_of(batch, self._sides(), self._examples.languages)
+        Raises:
+          UserError: the corpus lacks the split or a language, or rows cannot be read.
+        """
+        return self._tokenized_rows(split).table
 
     @abc.abstractmethod
-    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        """Returns the sides of a batch -> the ids that layers get, and their vocabulary."""
-
-    @abc.abstractmethod
-    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
-        """Returns the examples of a split.
+    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
+        """Returns the tokenized rows of a split.
 
         Args:
           split: "train", "dev" or "test".
@@ -177,9 +124,21 @@ class CorpusInput(Input):
           report: what cleaning kept and dropped.
         """
 
-    @abc.abstractmethod
-    def _settings(self) -> tuple[object, ...]:
-        """Returns the settings that determine the training batches, besides examples and seed."""
+    def _plan(self, seed: int) -> Planner:
+        # Pieces are drawn, not rows: one text may be as long as a book.
+        table = self.table("train")
+        rows = np.arange(len(table))
+        pieces = self.cut(rows, table.lengths_of(rows))
+        shares = Shares.params().set(temperature=self.temperature).instantiate()
+        window = self.p.packing_window
+        # The shares stay as they are, so steps are of no account.
+        mixture = Mixture(_groups_of(pieces, table), shares, window, seed, lambda _: 1.0)
+        return Planner(mixture, pieces.__getitem__, self.buckets, window, seed)
+
+    def _identity(self, seed: int) -> str:
+        settings = self.buckets, float(self.temperature), self.p.packing_window, self.before
+        content = repr((self.table("train").digest(), *settings, seed))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def _choose(self, rows: list[Row], split: str) -> list[Row]:
         """Returns the rows to use among those read."""
@@ -188,8 +147,8 @@ class CorpusInput(Input):
 
     def _forget_tokens(self) -> None:
         """Drops tokenized text, after a change of vocabularies."""
-        vars(self).pop("_examples", None)
-        self._held_out.clear()
+        self._tokenized.clear()
+        vars(self).pop("_row_languages", None)
 
     def _check_held_out(self, split: str) -> None:
         """Raises ValueError if rows of train should have been held out for a split and none is."""
@@ -217,60 +176,25 @@ class CorpusInput(Input):
             self._cleaned[split] = kept, report
         return self._cleaned[split]
 
-    @functools.cached_property
-    def _examples(self) -> Examples:
-        rows, report = self._load("train")
-        with _without_collection():
-            examples = self._tokenize("train", rows, report)
-        _check_any_left(examples.report, "train")
-        return examples
-
-    def _held_out_examples(self, split: str) -> Examples:
-        if split not in self._held_out:
-            self._held_out[split] = self._tokenize(split, *self._load(split))
-        return self._held_out[split]
-
-    def _identity(self, seed: int) -> str:
-        digest = hashlib.sha256()
-        for part in self._examples.packer.tables():
-            digest.update(part.tobytes())
-        for language, members in sorted(self._examples.members.items()):
-            digest.update(language.encode() + members.tobytes())
-        digest.update(repr((*self._settings(), seed)).encode())
-        return digest.hexdigest()[:16]
+    def _tokenized_rows(self, split: str) -> TokenizedRows:
+        if split not in self._tokenized:
+            rows, report = self._load(split)
+            with _without_collection():
+                tokenized = self._tokenize(split, rows, report)
+            if split == "train":
+                _check_any_left(tokenized.report, split)
+            self._tokenized[split] = tokenized
+        return self._tokenized[split]
 
 
-def encode(
-    texts: Sequence[str],
-    vocabulary: Vocabulary,
-    observer: Observer | None = None,
-    first: Sequence[int] = (),
-    encode_batch: EncodeBatch | None = None,
-) -> Tokens:
-    """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
-
-    Args:
-      texts: lines or documents.
-      vocabulary: encodes them.
-      observer: is told how far encoding is.
-      first: ids that each text begins with.
-      encode_batch: encodes in place of `vocabulary.encode_batch`.
-    """
-    encode_batch = encode_batch or vocabulary.encode_batch
-    observer = observer or SilentObserver()
-    numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
-    unique = list(numbers)
-    parts = []
-    # In parts, since lists of Python integers of millions of lines would take gigabytes.
-    for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
-        observer.update(begin, begin / len(unique))
-        encoded = encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
-        if first:
-            encoded = [[*first, *ids] for ids in encoded]
-        parts.append(Tokens.concatenate(encoded).with_end(vocabulary.eos_id))
-    table = Tokens.join(parts)
-    chosen = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
-    return Tokens.of(table.gather(chosen), table.lengths[chosen])
+def _groups_of(pieces: Pieces, table: MemoryTable) -> list[Group]:
+    """Returns the groups of a table with numbers of pieces in place of numbers of rows."""
+    ends = [group.begin + group.rows for group in table.groups]
+    begins = [0, *np.searchsorted(pieces.rows, ends).tolist()]
+    return [
+        dataclasses.replace(group, begin=begin, rows=end - begin)
+        for group, begin, end in zip(table.groups, begins, begins[1:], strict=False)
+    ]
 
 
 def _check_any_left(report: CleaningReport, split: str) -> None:

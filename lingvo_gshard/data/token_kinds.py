@@ -9,13 +9,14 @@ import dataclasses
 import functools
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
+from lingvo_gshard.data.batching.table import Group
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
@@ -55,29 +56,30 @@ class TokenKinds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Languages:
-    """The languages of numbered examples.
+    """The languages of the rows of a table.
 
     Attributes:
-      names: the languages; empty if none has a name.
-      of_example: the number of each example's language.
+      names: the languages; empty if none is known.
+      begins: number of the first row of each group of rows, ascending.
+      numbers: the number of each group's language among `names`, int32.
     """
 
     names: tuple[str, ...]
-    of_example: np.ndarray
+    begins: np.ndarray
+    numbers: np.ndarray
 
     @classmethod
-    def of(cls, members: Mapping[str, np.ndarray]) -> Languages:
-        """Returns the languages of examples.
+    def of(cls, groups: Sequence[Group], unknown: str = "") -> Languages:
+        """Returns the languages of groups of rows.
 
         Args:
-          members: language -> numbers of its examples.
+          groups: the groups in the order of their rows.
+          unknown: the language of rows whose language is not known.
         """
-        names = tuple(sorted(members)) if any(members) else ()
-        count = 1 + max((int(m.max(initial=-1)) for m in members.values()), default=-1)
-        of_example = np.zeros(count, np.int32)
-        for index, name in enumerate(names):
-            of_example[members[name]] = index
-        return cls(names, of_example)
+        names = sorted({group.language for group in groups})
+        begins = np.array([group.begin for group in groups], np.int64)
+        numbers = np.array([names.index(group.language) for group in groups], np.int32)
+        return cls(() if names in ([], [unknown]) else tuple(names), begins, numbers)
 
     def of_tokens(self, batch: Batch, segments_BL: np.ndarray) -> np.ndarray:
         """Returns int32 [B,L], the number of the language of each token; 0 in padding.
@@ -88,8 +90,9 @@ class Languages:
         """
         if not self.names or not isinstance(batch, PackedBatch):
             return np.zeros(segments_BL.shape, np.int32)
-        numbers = np.take_along_axis(batch.examples, segments_BL.astype(np.int64), axis=1)
-        return self.of_example[np.maximum(numbers, 0)]
+        rows = np.take_along_axis(batch.examples, segments_BL.astype(np.int64), axis=1)
+        groups = np.searchsorted(self.begins, rows, side="right") - 1
+        return self.numbers[np.maximum(groups, 0)]
 
 
 def kinds_of(
@@ -100,7 +103,7 @@ def kinds_of(
     Args:
       batch: the batch.
       sides: "source" or "target" -> the array of ids that layers get, and their vocabulary.
-      languages: the languages of the examples.
+      languages: the languages of the rows that the batch was made of.
     """
     arrays = {}
     names = languages.names if isinstance(batch, PackedBatch) else ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,17 +14,16 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.batching.packing import Tokens
+from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.corpus_input import CorpusInput, EncodeBatch, Examples, encode
-from lingvo_gshard.data.input import Observer, SilentObserver, TextIds
+from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
+from lingvo_gshard.data.input import TextIds
+from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies import vocabulary_trainer
-from lingvo_gshard.data.vocabularies.files import load_pair, save_pair
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, of_rows, to_note
 
@@ -32,11 +32,8 @@ _log = logging.getLogger(__name__)
 TOO_MANY_TOKENS = "more tokens than a batch's row"
 
 
-class TranslationInput(CorpusInput):
-    """Reads, cleans, tokenizes, mixes and packs sentence pairs. Each stage runs on first use.
-
-    Batches are dicts of int32 arrays, described in `packing.pack`.
-    """
+class TranslationInput(PairInput, CorpusInput):
+    """Reads, cleans, tokenizes, mixes and packs sentence pairs. Each stage runs on first use."""
 
     @classmethod
     def params(cls) -> Params:
@@ -45,14 +42,6 @@ class TranslationInput(CorpusInput):
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define(
             "temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).", minimum=1
-        )
-        p.define("source_length", 256, "K: source positions of a row.", minimum=1)
-        p.define(
-            "target_length",
-            256,
-            "L: target positions of a row. Rows fill best if L / K is the corpus's ratio of target "
-            "to source tokens.",
-            minimum=2,
         )
         p.define(
             "segmentations",
@@ -85,16 +74,6 @@ class TranslationInput(CorpusInput):
         return self._languages or tuple(sorted({row.language for row in self.rows("train")}))
 
     @property
-    def source_vocabulary(self) -> Vocabulary:
-        """The vocabulary of the source; the same object as the target's if they are joint."""
-        return self._vocabularies[0]
-
-    @property
-    def target_vocabulary(self) -> Vocabulary:
-        """The vocabulary of the target."""
-        return self._vocabularies[1]
-
-    @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
         covered = of_rows(self.rows("train"), *self._vocabularies)
@@ -104,28 +83,12 @@ class TranslationInput(CorpusInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a translation."""
-        if not self.p.vocabulary.files:
-            return super().text_ids
-        target = self.target_vocabulary
-        return TextIds(target.target_start, target.end_ids, target.pad_id)
+        return super().text_ids if self.p.vocabulary.files else TextIds()
 
-    def save_vocabularies(self, directory: str) -> None:
-        """Writes the vocabularies into a directory, such as a checkpoint's."""
-        save_pair(directory, *self._vocabularies)
-
-    def load_vocabularies(self, directory: str) -> None:
+    def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabularies by saved ones."""
-        self._vocabularies = load_pair(directory)
+        super().load_vocabularies(directory)
         self._forget_tokens()
-
-    @classmethod
-    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch, without reading the corpus."""
-        source = tf.TensorSpec((params.batch_rows, params.source_length), tf.int32)
-        target = tf.TensorSpec((params.batch_rows, params.target_length), tf.int32)
-        sources = {f"source_{part}": source for part in ("ids", "positions", "segments")}
-        target_parts = ("inputs", "labels", "positions", "segments")
-        return sources | {f"target_{part}": target for part in target_parts}
 
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
@@ -133,46 +96,19 @@ class TranslationInput(CorpusInput):
         source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
         return {"source": source, "target": target}
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Returns the sizes of the vocabularies of source and target."""
-        return {"source": self.source_vocabulary.size, "target": self.target_vocabulary.size}
-
-    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        return {
-            "source": ("source_ids", self.source_vocabulary),
-            "target": ("target_inputs", self.target_vocabulary),
-        }
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self.p.batch_rows, self.p.source_length, self.p.target_length
-
     @functools.cached_property
-    def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+    def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._trainer.train(self.rows("train"), self.p.temperature)
 
-    def pack_rows(self, rows: Sequence[Row]) -> tuple[Iterator[Batch], int]:
-        """Packs given rows as in training, in their order.
-
-        Returns:
-          The batches, and the number of rows left out because they are longer than a batch's row.
-        """
-        sources, targets = self._encode(rows, SilentObserver())
-        kept = np.flatnonzero(self._fits(sources, targets))
-        return packing.in_order(self._pairs(sources, targets), kept), len(rows) - len(kept)
-
-    def _encode(
-        self, rows: Sequence[Row], observer: Observer, segmentation: int = 0
-    ) -> tuple[Tokens, Tokens]:
+    def _encode(self, rows: Sequence[Row], segmentation: int) -> tuple[Tokens, Tokens]:
         """Returns the tokens of all sources and of all targets, with the ids around each text.
 
         Args:
           rows: the sentence pairs.
-          observer: is told how far encoding is.
           segmentation: its number. 0 is the likeliest one; every other number is the seed of a
             random one.
         """
-        source, target = self.source_vocabulary, self.target_vocabulary
+        (source, target), observer = self._vocabularies, self.observer
         number = (
             f", segmentation {segmentation + 1} of {self.p.segmentations}" if segmentation else ""
         )
@@ -199,10 +135,6 @@ class TranslationInput(CorpusInput):
         alpha = self.p.segmentation_alpha
         return functools.partial(vocabulary.sample_batch, alpha=alpha, seed=segmentation)
 
-    def _pairs(self, sources: Tokens, targets: Tokens) -> packing.SentencePairs:
-        before = self.target_vocabulary.target_start[0]
-        return packing.SentencePairs(sources, targets, self._shape, before)
-
     def _fits(self, sources: Tokens, targets: Tokens) -> np.ndarray:
         """Returns, for each sentence pair, whether both sides fit into a batch's row, as bool."""
         fits = sources.lengths <= self.p.source_length
@@ -224,30 +156,21 @@ class TranslationInput(CorpusInput):
                 )
         return [row for row in rows if row.language in self._languages]
 
-    def _held_out_examples(self, split: str) -> Examples:
-        is_new = split not in self._held_out
-        examples = super()._held_out_examples(split)
-        dropped = len(self.rows(split)) - len(examples.kept)
-        if is_new and dropped:
-            _log.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
-        return examples
-
-    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> Examples:
+    def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
         # Example i is row i % len(rows) in segmentation i // len(rows).
         count = self.p.segmentations if split == "train" else 1
-        encoded = [self._encode(rows, self.observer, number) for number in range(count)]
+        encoded = [self._encode(rows, number) for number in range(count)]
         sources, targets = map(Tokens.join, zip(*encoded, strict=True))
         fits = self._fits(sources, targets)
         kept = np.flatnonzero(fits)
         dropped = np.flatnonzero(~fits[: len(rows)])
-        return Examples(
-            self._pairs(sources, targets),
-            kept,
-            [rows[index % len(rows)].language for index in kept],
-            report.without(
-                [rows[index] for index in dropped], TOO_MANY_TOKENS, self._limits(*encoded[0])
-            ),
-        )
+        if split != "train" and len(dropped):
+            _log.warning("%d rows of %s are left out: %s", len(dropped), split, TOO_MANY_TOKENS)
+        languages = [rows[index % len(rows)].language for index in kept]
+        table = MemoryTable(sources.take(kept), targets.take(kept), languages)
+        limits = self._limits(*encoded[0])
+        without = report.without([rows[index] for index in dropped], TOO_MANY_TOKENS, limits)
+        return TokenizedRows(table, without)
 
     def _limits(self, sources: Tokens, targets: Tokens) -> list[Limit]:
         sides = (
@@ -263,9 +186,6 @@ class TranslationInput(CorpusInput):
             )
             for side, tokens, length in sides
         ]
-
-    def _settings(self) -> tuple[object, ...]:
-        return self._shape, float(self.p.temperature), self.p.packing_window
 
 
 def _to_json(covered: dict[str, Coverage]) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from lingvo_gshard.core import lazy
 SLOW = ("jax", "jaxlib", "orbax", "sacrebleu", "scipy", "tensorflow")
 # Modules that run on their own with jax alone, or subclass classes of Orbax, grain or TensorFlow.
 NEED_LIBRARIES = (
-    "lingvo_gshard.data.prepared.stream",
+    "lingvo_gshard.data.batching.stream",
     "lingvo_gshard.testing",
     "lingvo_gshard.tools.benchmarks.",
     "lingvo_gshard.training.run.checkpoint.run_handler",

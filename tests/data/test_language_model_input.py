@@ -86,7 +86,7 @@ def test_an_epoch_contains_every_document_once(made):
     for _ in range(120):
         ends += np.count_nonzero(next(batches)["target_labels"] == EOS_ID)
     batches.close()
-    tokens = made._examples.packer.labels.ids
+    tokens = made.table("train").targets.ids
     share = np.count_nonzero(tokens == EOS_ID) / len(tokens)
     assert ends / (120 * 4 * 16) == pytest.approx(share, rel=0.15)
 

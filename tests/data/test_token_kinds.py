@@ -5,6 +5,7 @@ import pytest
 
 from lingvo_gshard.data import token_kinds
 from lingvo_gshard.data.batching.packing import PackedBatch
+from lingvo_gshard.data.batching.table import Group
 from lingvo_gshard.data.token_kinds import CLASSES, Languages, classes_of, kinds_of
 
 
@@ -53,16 +54,28 @@ def test_class_of_a_piece(piece, expected):
     assert names == ["unknown", "start of text", "end of sentence", "unknown"]
 
 
+def _groups(*languages):
+    """Returns groups of two rows each."""
+    return [Group(name, "", 2 * index, 2, (9, 9)) for index, name in enumerate(languages)]
+
+
+def test_rows_of_an_unknown_language_are_not_counted_as_another():
+    assert Languages.of(_groups("und"), "und").names == ()
+    assert Languages.of([], "und").names == ()
+    mixed = Languages.of(_groups("de", "und"), "und")
+    assert [mixed.names[number] for number in mixed.numbers] == ["de", "und"]
+
+
 def test_languages_follow_the_segments_of_a_batch():
-    # Examples 0 and 3 are Spanish, 1 and 2 Dutch.
-    languages = Languages.of({"nl": np.array([1, 2]), "es": np.array([0, 3])})
+    # Rows 0 and 1 are Spanish, 2 and 3 Dutch.
+    languages = Languages.of(_groups("es", "nl"))
     assert languages.names == ("es", "nl")
     segments = np.array([[1, 1, 2, 0], [1, 2, 3, 3], [0, 0, 0, 0]], np.int32)
     ids = np.array([[4, 5, 4, 0], [5, 5, 5, 2], [0, 0, 0, 0]], np.int32)
     arrays = {"source_ids": ids, "source_segments": segments}
-    rows, examples = np.array([1, 0, 1, 0, 1]), np.array([2, 3, 0, 1, 2])
+    rows, examples = np.array([1, 0, 1, 0, 1]), np.array([2, 1, 0, 3, 2])
     batch = PackedBatch.of(arrays, rows, examples)
-    assert batch.examples.tolist() == [[-1, 3, 1, -1], [-1, 2, 0, 2], [-1, -1, -1, -1]]
+    assert batch.examples.tolist() == [[-1, 1, 3, -1], [-1, 2, 0, 2], [-1, -1, -1, -1]]
     found = kinds_of(batch, {"source": ("source_ids", Pieces(["▁a", "7"]))}, languages)
     assert found.languages == ("es", "nl") and found.classes == CLASSES
     kinds = found.arrays["source_kinds"]
@@ -78,10 +91,10 @@ def test_languages_follow_the_segments_of_a_batch():
 def test_examples_without_a_language_and_other_batches_have_classes_only():
     side = {"source": ("source_ids", Pieces(["▁a"]))}
     ids = {"source_ids": np.array([[4]]), "source_segments": np.array([[1]])}
-    unnamed = Languages.of({"": np.array([0])})
+    unnamed = Languages.of(_groups(""))
     batch = PackedBatch.of(ids, np.array([0]), np.array([0]))
     assert kinds_of(batch, side, unnamed).languages == ()
-    assert kinds_of(ids, side, Languages.of({"es": np.array([0])})).languages == ()
+    assert kinds_of(ids, side, Languages.of(_groups("es"))).languages == ()
     assert kinds_of(ids, side, unnamed).arrays["source_kinds"].tolist() == [[0]]
 
 

@@ -1,9 +1,5 @@
 """Packing: lays several sentences into each row of a batch of fixed shape.
 
-Rows are filled first-fit: a sentence pair goes to the first row with room for both its source and
-its target. In random order, one pass over some thousand sentences fills about 97% of the positions
-of rows of 256.
-
 First-fit fills rows of 128 source positions to 94% on sentence pairs of 244 languages, since one
 side of a row is often full while the other is not. Choosing each piece from thousands by how it
 balances the sides fills 98%.
@@ -13,12 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
-
-from lingvo_gshard.core.errors import UserError
 
 # Weight of balance between the sides, against 1 for a piece's size. Of 0, 1, 2 and 4, this weight
 # filled the most positions in rows of 128 and of 512.
@@ -79,8 +72,8 @@ class RowFiller:
         return [[numbers[place] for place in row] for row in rows]
 
 
-# Kinds ranked at a time for a remainder. Of 16 to 1024, 16 and 64 took the least time.
-_RANKED = 16
+# Kinds are looked for first among those that leave at most this part of a row's source empty.
+_PART = 8
 
 
 class _Pool:
@@ -95,23 +88,26 @@ class _Pool:
 
     def __init__(self, lengths: np.ndarray, limits: tuple[int, int]):
         self._limits = limits
-        self._pieces = lengths.tolist()
+        # Flat lists, which the garbage collector does not look into.
+        self._sources, self._targets = lengths.T.tolist()
         # Sorted by the source's length: what fits is a prefix.
         codes, kinds, counts = np.unique(
             lengths[:, 0] * (limits[1] + 1) + lengths[:, 1], return_inverse=True, return_counts=True
         )
         self._source, self._target = np.divmod(codes, limits[1] + 1)
+        self._ends_by_source = np.searchsorted(self._source, np.arange(limits[0] + 2)).tolist()
+        self._shortest = max(1, limits[0] // _PART)
         source, target = self._source / limits[0], self._target / limits[1]
         self._size, self._tilt = source + target, source - target
         self._kind_of = kinds.tolist()
         # The places of each kind follow one another; of each, the last `left` are not taken.
         self._places = np.argsort(kinds, kind="stable").tolist()
         self._ends, self._left = np.cumsum(counts).tolist(), counts.tolist()
-        self._taken = [False] * len(self._pieces)
+        self._taken = [False] * len(lengths)
         self._oldest = 0
-        # Source and target positions left in a row -> kinds that fit, the best last.
-        self._ranked: dict[tuple[int, int], list[int]] = {}
-        self.count = len(self._pieces)
+        # A number for the positions left in a row -> kinds that fit, the best last.
+        self._ranked: dict[int, list[int]] = {}
+        self.count = len(lengths)
 
     def take_row(self) -> list[int]:
         """Takes the pieces of one row and returns their places."""
@@ -122,8 +118,8 @@ class _Pool:
         while kind is not None:
             place = self._take(kind)
             row.append(place)
-            source, target = self._pieces[place]
-            source_left, target_left = source_left - source, target_left - target
+            source_left -= self._sources[place]
+            target_left -= self._targets[place]
             kind = self._best(source_left, target_left)
         self.count -= len(row)
         return row
@@ -143,7 +139,7 @@ class _Pool:
 
     def _best(self, source_left: int, target_left: int) -> int | None:
         """Returns the kind of piece to take next; None if none fits."""
-        left = source_left, target_left
+        left = source_left * (self._limits[1] + 1) + target_left
         ranked = self._ranked.get(left)
         if ranked is None:
             ranked = self._ranked[left] = self._rank(source_left, target_left)
@@ -157,15 +153,26 @@ class _Pool:
 
     def _rank(self, source_left: int, target_left: int) -> list[int]:
         """Returns the best kinds that fit, the best last; none if none fits."""
-        end = self._source.searchsorted(source_left, side="right")
-        (fits,) = (self._target[:end] <= target_left).nonzero()
-        tilt = source_left / self._limits[0] - target_left / self._limits[1]
-        cost = _BALANCE * np.abs(self._tilt[fits] - tilt) - self._size[fits]
-        if len(fits) > _RANKED:
-            # All kinds as good as the last ranked one, since the first of equals is taken first.
-            (chosen,) = (cost <= np.partition(cost, _RANKED - 1)[_RANKED - 1]).nonzero()
-            fits, cost = fits[chosen], cost[chosen]
-        return fits[cost.argsort(kind="stable")[::-1]].tolist()
+        source, target = source_left / self._limits[0], target_left / self._limits[1]
+        end, shorter = self._end(source_left), self._shortest
+        while True:
+            begin = self._end(source_left - shorter - 1)
+            tilt, size = self._tilt[begin:end], self._size[begin:end]
+            cost = _BALANCE * np.abs(tilt - (source - target)) - size
+            is_good = self._target[begin:end] <= target_left
+            if begin:
+                # Kinds that leave more of the source empty cost at least twice that share more than
+                # one that fills both sides. Rounding changes costs by much less than 1e-9.
+                is_good &= cost < 2 * (shorter + 1) / self._limits[0] - source - target - 1e-9
+            (good,) = is_good.nonzero()
+            if len(good) or not begin:
+                order = cost[good].argsort(kind="stable")[::-1]
+                return (good[order] + begin).tolist()
+            shorter *= 2
+
+    def _end(self, source: int) -> int:
+        """Returns the number of kinds with at most so many source tokens."""
+        return self._ends_by_source[max(0, source + 1)]
 
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -251,106 +258,19 @@ class Tokens:
         """The number of tokens of each sentence."""
         return np.diff(self.offsets)
 
+    def lengths_of(self, sentences: np.ndarray) -> np.ndarray:
+        """Returns the number of tokens of the sentences with these numbers."""
+        return self.offsets[sentences + 1] - self.offsets[sentences]
+
     def gather(self, sentences: np.ndarray) -> np.ndarray:
         """Returns the concatenated tokens of the sentences with these numbers."""
-        lengths = self.offsets[sentences + 1] - self.offsets[sentences]
+        lengths = self.lengths_of(sentences)
         shift = self.offsets[sentences] - (np.cumsum(lengths) - lengths)
         return self.ids[np.repeat(shift, lengths) + np.arange(lengths.sum())]
 
-
-class Packer(Protocol):
-    """Examples, known by their numbers, that can be packed into rows of batches.
-
-    Attributes:
-      batch_rows: rows of a batch.
-    """
-
-    @property
-    def batch_rows(self) -> int: ...
-
-    def first_fit(self, examples: np.ndarray, /) -> np.ndarray:
-        """Returns the row of each example; rows are numbered in the order they were opened."""
-        ...
-
-    def pack(self, rows: np.ndarray, examples: np.ndarray, /) -> Batch:
-        """Returns one batch with each example in its row, 0 to `batch_rows` - 1."""
-        ...
-
-    def tables(self) -> Iterator[np.ndarray]:
-        """Yields arrays that determine all examples, for a digest of the data."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class SentencePairs:
-    """Sentences with their translations.
-
-    Attributes:
-      sources: the sentences.
-      targets: their translations.
-      shape: rows, source length and target length of a batch; see `pack`.
-      before: the id before the first token of each translation.
-    """
-
-    sources: Tokens
-    targets: Tokens
-    shape: tuple[int, int, int]
-    before: int = BOS_ID
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of a batch."""
-        return self.shape[0]
-
-    def first_fit(self, sentences: np.ndarray) -> np.ndarray:
-        """Returns the row of each pair; ValueError if a sentence is longer than a row."""
-        lengths = self.sources.lengths[sentences], self.targets.lengths[sentences]
-        return first_fit(*lengths, *self.shape[1:])
-
-    def pack(self, rows: np.ndarray, sentences: np.ndarray) -> Batch:
-        """Returns one batch of sentence pairs; see `pack`."""
-        return pack(rows, sentences, self.sources, self.targets, self.shape, self.before)
-
-    def tables(self) -> Iterator[np.ndarray]:
-        """Yields the id and offset arrays of both sides."""
-        for tokens in (self.sources, self.targets):
-            yield from (tokens.ids, tokens.offsets)
-
-
-def first_fit(
-    source_lengths: np.ndarray,
-    target_lengths: np.ndarray,
-    source_length: int,
-    target_length: int,
-) -> np.ndarray:
-    """Returns the row of each sentence pair; rows are numbered in the order they were opened.
-
-    Args:
-      source_lengths: source tokens of each pair.
-      target_lengths: target tokens of each pair.
-      source_length: source positions of a row.
-      target_length: target positions of a row.
-
-    Raises:
-      UserError: a sentence is longer than a row.
-    """
-    count = len(source_lengths)
-    if count and (max(source_lengths) > source_length or max(target_lengths) > target_length):
-        raise UserError(f"A sentence is longer than a row of {source_length}, {target_length}")
-    source_room = np.full(count, source_length, np.int64)
-    target_room = np.full(count, target_length, np.int64)
-    rows = np.zeros(count, np.int64)
-    opened = 0
-    for index in range(count):
-        source, target = source_lengths[index], target_lengths[index]
-        # The row after the opened ones is empty and always fits.
-        fits = (source_room[: opened + 1] >= source) & (target_room[: opened + 1] >= target)
-        row = int(fits.argmax())
-        opened = max(opened, row + 1)
-        source_room[row] -= source
-        target_room[row] -= target
-        rows[index] = row
-    return rows
+    def take(self, sentences: np.ndarray) -> Tokens:
+        """Returns the table of the sentences with these numbers."""
+        return Tokens.of(self.gather(sentences), self.lengths_of(sentences))
 
 
 def pack(
@@ -452,14 +372,6 @@ class Side:
         result = np.zeros(shape, np.int32)
         result[self._rows, self._columns] = values
         return result
-
-
-def in_order(packer: Packer, examples: np.ndarray) -> Iterator[Batch]:
-    """Yields batches with each example once; rows of the last batch may be empty."""
-    rows = packer.first_fit(examples)
-    for begin in range(0, int(rows.max(initial=-1)) + 1, packer.batch_rows):
-        chosen = (rows >= begin) & (rows < begin + packer.batch_rows)
-        yield packer.pack(rows[chosen] - begin, examples[chosen])
 
 
 def efficiency(batch: Batch) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.batching.batches import splitmix64
+from lingvo_gshard.data.batching.permutations import splitmix64
 from lingvo_gshard.data.sources.row import Row
 
 _WORD = re.compile(r"[^\W\d_]+")

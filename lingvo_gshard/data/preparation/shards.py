@@ -122,7 +122,7 @@ def _encode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lengths of rows, with columns for source and target, and all of their records.
 
-    A record is as `data.prepared.record` describes it.
+    A record is as `data.prepared.manifest` describes it.
     """
     targets = target.encode_batch([row.target for row in rows], num_threads=1)
     has_source = any(row.source for row in rows)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching import batches
+from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.preparation.job import Job, Progress
 from lingvo_gshard.data.preparation.row_files import Group, read_group
 from lingvo_gshard.data.prepared import manifest as record_format
@@ -85,7 +85,7 @@ class TrainVocabulary:
             characters[group.language] += group.characters
         languages = sorted(characters)
         counts = [characters[language] for language in languages]
-        shares = batches.temperature_probabilities(counts, temperature)
+        shares = temperature_probabilities(counts, temperature)
         is_all = sum(counts) <= most
         left = {
             language: characters[language] if is_all else float(share * most)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import abc
 import collections
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,26 +14,15 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, Shares, Use, bucket_of
 from lingvo_gshard.data.batching.packing import Batch
-from lingvo_gshard.data.input import Input, TrainBatches
+from lingvo_gshard.data.input import TrainBatches
+from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import NO_LANGUAGE, Manifest, read_vocabularies
-from lingvo_gshard.data.prepared.mixture_plan import (
-    Bucket,
-    Mixture,
-    Pieces,
-    Planner,
-    Shares,
-    Use,
-    bucket_of,
-    in_order,
-)
-from lingvo_gshard.data.prepared.stream import Assembly
-from lingvo_gshard.data.prepared.table import ERROR, SKIP, GroupNumbers, Table
+from lingvo_gshard.data.prepared.table import ERROR, SKIP, PreparedTable
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _ROWS_AT_A_TIME = 8192
@@ -42,11 +30,12 @@ _ROWS_AT_A_TIME = 8192
 _USUAL_FILL = 0.98
 
 
-class PreparedInput(Input):
+class PreparedInput(PackedInput):
     """Mixes and packs the rows of a directory of prepared data, and holds no text in memory."""
 
     # The content that a manifest must have. Batches have a source if it is pairs.
     content = manifests.PAIRS
+    unknown_language = manifests.NO_LANGUAGE
 
     @classmethod
     def params(cls) -> Params:
@@ -54,20 +43,6 @@ class PreparedInput(Input):
         p.define("directory", "", "Directory that gshard-prepare has written.")
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define("mixing", Shares.params(), "Params of the shares of languages and sources.")
-        p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
-        p.define(
-            "packing_window",
-            8192,
-            "Rows drawn at a time, and pieces of rows that are chosen from to fill a batch's rows.",
-            minimum=1,
-        )
-        p.define(
-            "prefetch_batches",
-            4,
-            "Batches made in advance by threads.",
-            minimum=0,
-            changes_results=False,
-        )
         p.define(
             "on_damage",
             ERROR,
@@ -84,39 +59,6 @@ class PreparedInput(Input):
                 f"{names.nearest(self.p.on_damage, choices)}"
             )
         self._shares: Shares = self.p.mixing.instantiate()
-        self._planner: Planner | None = None
-        self._batches: TrainBatches | None = None
-        # Checked here, so that a mistake is told before anything is read.
-        self.buckets = self.buckets_of(self.p)
-
-    @classmethod
-    @abc.abstractmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
-        """Returns rows, source length and target length of each bucket, the shortest first."""
-
-    @classmethod
-    @abc.abstractmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch of a bucket."""
-
-    @property
-    @abc.abstractmethod
-    def sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        """The sides of a batch -> the ids that layers get, and their vocabulary."""
-
-    @abc.abstractmethod
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
-        """Returns the pieces of rows."""
-
-    @classmethod
-    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch of the longest bucket."""
-        return cls.specs_of(cls.buckets_of(params)[-1])
-
-    @classmethod
-    def declared_batches(cls, params: Params) -> list[dict[str, tf.TensorSpec]]:
-        """Returns the specs of each bucket."""
-        return [cls.specs_of(bucket) for bucket in cls.buckets_of(params)]
 
     @functools.cached_property
     def manifest(self) -> Manifest:
@@ -175,20 +117,20 @@ class PreparedInput(Input):
         """Returns lines about epochs and repeats of languages, for the end of training."""
         return usage_notes(self.usage())
 
-    def table(self, split: str) -> Table:
+    def table(self, split: str) -> PreparedTable:
         """Returns the rows of a split.
 
         Raises:
           UserError: there is no such split, or a file is missing or damaged.
         """
         if split not in self._tables:
-            self._tables[split] = Table(
+            self._tables[split] = PreparedTable(
                 self.p.directory, self.manifest, split, self.p.on_damage, listed(self.p.languages)
             )
         return self._tables[split]
 
     @functools.cached_property
-    def _tables(self) -> dict[str, Table]:
+    def _tables(self) -> dict[str, PreparedTable]:
         return {}
 
     def check_split(self, split: str) -> None:
@@ -224,10 +166,11 @@ class PreparedInput(Input):
                 ]
         return found
 
-    def _texts(self, table: Table, rows: np.ndarray) -> Iterator[tuple[str, str]]:
+    def _texts(self, table: PreparedTable, rows: np.ndarray) -> Iterator[tuple[str, str]]:
         """Yields the source and the target of rows; "" for a side that batches do not have."""
         sides = []
-        for name, tokens in zip(("source", "target"), table.read(rows), strict=True):
+        records = table.read(rows)
+        for name, tokens in (("source", records.sources), ("target", records.targets)):
             if name in self.sides:
                 vocabulary = self.sides[name][1]
                 parts = np.split(tokens.ids, tokens.offsets[1:-1])
@@ -238,52 +181,24 @@ class PreparedInput(Input):
 
     def train_batches(self, seed: int) -> TrainBatches:
         """Returns the endless iterator of training batches for a seed."""
-        # grain takes a second to import.
-        from lingvo_gshard.data.prepared import stream
+        self._check_vocabularies()
+        return super().train_batches(seed)
 
-        table, identity = self.table("train"), self._identity(seed)
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        """Yields each row of a split once, in rows of the longest bucket."""
+        self._check_vocabularies()
+        return super().evaluation_batches(split)
+
+    def _plan(self, seed: int) -> Planner:
+        table = self.table("train")
         mixture = Mixture(table.groups, self._shares, self.p.packing_window, seed, self._steps_of)
-        self._planner = Planner(
+        return Planner(
             mixture,
-            lambda rows: self.cut(rows, table.lengths.of(rows)),
+            lambda rows: self.cut(rows, table.lengths_of(rows)),
             self.buckets,
             self.p.packing_window,
             seed,
         )
-        assembly = self._assembly("train", identity)
-        batches = stream.dataset(self._planner, assembly, self._own_rows, self.p.prefetch_batches)
-        self._batches = stream.PreparedBatches(batches, identity)
-        return self._batches
-
-    def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        """Yields each row of a split once, in rows of the longest bucket."""
-        assembly, table = self._assembly(split), self.table(split)
-        parts = (
-            np.arange(begin, min(begin + _ROWS_AT_A_TIME, len(table)))
-            for begin in range(0, len(table), _ROWS_AT_A_TIME)
-        )
-        pieces = (self.cut(rows, table.lengths.of(rows)) for rows in parts)
-        last = len(self.buckets) - 1
-        for planned in in_order(pieces, self.buckets[-1], last, self.p.packing_window):
-            yield assembly.batch(planned, assembly.read([planned]))
-
-    def token_kinds(self, batch: Batch) -> TokenKinds:
-        """Returns the languages of the tokens of a training batch and their classes."""
-        return kinds_of(batch, self.sides, self._languages)
-
-    @functools.cached_property
-    def _languages(self) -> Languages:
-        groups = self.table("train").groups
-        found = sorted({group.language for group in groups} - {manifests.NO_LANGUAGE})
-        number = {name: index for index, name in enumerate(found)}
-        # Indexed by numbers of rows, like the array of a corpus in memory.
-        numbers = GroupNumbers(groups, lambda group: number.get(group.language, 0))
-        return Languages(tuple(found), numbers)  # pyright: ignore[reportArgumentType]
-
-    @property
-    @abc.abstractmethod
-    def _before(self) -> int:
-        """The id before the first token of a target."""
 
     @functools.cached_property
     def _prepared_vocabularies(self) -> dict[str, Vocabulary]:
@@ -302,18 +217,6 @@ class PreparedInput(Input):
                     f"{self.p.directory}: the data was prepared with another {side} vocabulary "
                     "than that of the checkpoint. Prepare it with the checkpoint's vocabulary"
                 )
-
-    def _assembly(self, split: str, identity: str = "") -> Assembly:
-        self._check_vocabularies()
-        has_sources = self.content == manifests.PAIRS
-        return Assembly(self.table(split), self.buckets, self._before, has_sources, identity)
-
-    @functools.cached_property
-    def _own_rows(self) -> Callable[[int], np.ndarray | None] | None:
-        if self.own_rows is None:
-            return None
-        found = [self.own_rows(self.specs_of(bucket)) for bucket in self.buckets]
-        return found.__getitem__
 
     def _steps_of(self, shares: np.ndarray) -> float:
         """Estimates the steps that train on a block, from the mean lengths of rows."""
@@ -334,7 +237,7 @@ class PreparedInput(Input):
             (s.language, s.source, s.file, s.sha256, s.lengths_sha256)
             for s in self.table("train").shards
         ]
-        settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self._before
+        settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self.before
         content = repr((sorted(shards), *settings, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

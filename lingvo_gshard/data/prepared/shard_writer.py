@@ -105,7 +105,7 @@ class ShardWriter:
         )
 
     def write(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Appends a row; see `record.encode`.
+        """Appends a row; see `manifest.encode`.
 
         Raises:
           UserError: an id does not fit.
@@ -117,7 +117,7 @@ class ShardWriter:
         """Appends a row that is encoded already.
 
         Args:
-          encoded: what `record.encode` returns for the row.
+          encoded: what `manifest.encode` returns for the row.
           source_tokens: number of source ids.
           target_tokens: number of target ids.
 

@@ -1,4 +1,4 @@
-"""Table: the rows of a split of prepared data, read by their numbers."""
+"""PreparedTable: the rows of a split of prepared data, read from disk by their numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mmap
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import local_copies, objects, stores
-from lingvo_gshard.data.batching.packing import Tokens
+from lingvo_gshard.core.files import mirror, objects, stores
+from lingvo_gshard.data.batching.table import Group, Records
 from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode, encode
 
 
@@ -132,26 +132,7 @@ _BUFFER_BYTES = 4096
 _MOST_OPEN = 512
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The rows of a language from one source; their numbers are consecutive.
-
-    Attributes:
-      language: the language.
-      source: name of the source.
-      begin: number of the first row.
-      rows: number of rows.
-      tokens: source and target tokens of all rows.
-    """
-
-    language: str
-    source: str
-    begin: int
-    rows: int
-    tokens: tuple[int, int]
-
-
-class Table:
+class PreparedTable:
     """The rows of a split, numbered by language, source and shard.
 
     Attributes:
@@ -208,11 +189,15 @@ class Table:
         """The number of rows."""
         return int(self._starts[-1])
 
-    def read(self, rows: np.ndarray) -> tuple[Tokens, Tokens]:
-        """Returns the sources and the targets of rows. Rows that were skipped have no tokens.
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [N,2], source and target tokens of rows; see `Lengths.of`."""
+        return self.lengths.of(rows)
+
+    def read(self, rows: np.ndarray) -> Records:
+        """Returns the records of rows. Rows that were skipped have no tokens.
 
         Args:
-          rows: int64, numbers of rows in any order.
+          rows: int64, numbers of rows, ascending and without repeats.
 
         Raises:
           UserError: a shard cannot be read. Names the file.
@@ -220,7 +205,7 @@ class Table:
         records: list[bytes] = [b""] * len(rows)
         with self._lock:
             self._fill(records, rows)
-        return decode(records, self._width)
+        return Records(rows, *decode(records, self._width))
 
     def _fill(self, records: list[bytes], rows: np.ndarray) -> None:
         for shard, places in by_shard(rows, self._starts):
@@ -279,24 +264,6 @@ class Table:
         if not self.damaged[shard.file]:
             _log.warning("%s: %s. Rows that cannot be read are left out", path, problem)
         self.damaged[shard.file] += rows
-
-
-class GroupNumbers:
-    """Maps numbers of rows to a number for each group, like an array indexed by rows."""
-
-    def __init__(self, groups: Sequence[Group], number_of: Callable[[Group], int]):
-        """Remembers where groups begin.
-
-        Args:
-          groups: the groups in the order of their rows.
-          number_of: returns the number of a group.
-        """
-        self._begins = np.array([group.begin for group in groups], np.int64)
-        self._numbers = np.array([number_of(group) for group in groups], np.int32)
-
-    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of each row's group, int32."""
-        return self._numbers[np.searchsorted(self._begins, rows, side="right") - 1]
 
 
 def _check_languages(languages: Sequence[str], split: str, shards: Sequence[Shard]) -> None:

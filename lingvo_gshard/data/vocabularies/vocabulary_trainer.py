@@ -19,9 +19,9 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
-from lingvo_gshard.data.batching import batches
-from lingvo_gshard.data.batching.batches import permutation
+from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.data.input import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
@@ -300,7 +300,7 @@ def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: floa
     lengths = [np.fromiter(map(len, lines), np.int64, len(lines)) for lines in texts]
     if sum(int(length.sum()) for length in lengths) <= most:
         return [line for lines in texts for line in lines]
-    shares = batches.temperature_probabilities([len(lines) for lines in texts], temperature)
+    shares = temperature_probabilities([len(lines) for lines in texts], temperature)
     chosen = []
     for index, lines in enumerate(texts):
         order = permutation(len(lines), index)

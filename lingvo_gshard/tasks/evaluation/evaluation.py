@@ -13,8 +13,8 @@ import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.sources.row import Row, rows_by_language
-from lingvo_gshard.data.translation_input import TranslationInput
 
 
 class EvaluationRuntime(WeightsHolder, Protocol):
@@ -211,7 +211,7 @@ def combined(parts: Iterable[Likelihood]) -> Likelihood:
 
 def measure_likelihood(
     runtime: EvaluationRuntime,
-    input_: TranslationInput,
+    input_: PairInput,
     rows: Sequence[Row],
     on_progress: Callable[[int], None] | None = None,
 ) -> Likelihood:
@@ -236,7 +236,7 @@ def measure_likelihood(
 
 def measure_by_language(
     runtime: EvaluationRuntime,
-    input_: TranslationInput,
+    input_: PairInput,
     rows: Sequence[Row],
     on_progress: Callable[[int], None],
 ) -> dict[str, Likelihood]:

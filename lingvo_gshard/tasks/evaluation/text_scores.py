@@ -19,8 +19,8 @@ import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import bleu, chrf
-from lingvo_gshard.data.batching.batches import permutation
-from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
+from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.data.packed_input import TextInput, TextSize
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
@@ -265,7 +265,7 @@ class TextScores(Evaluation):
 
 def measure(
     runtime: EvaluationRuntime,
-    input_: LanguageModelInput,
+    input_: TextInput,
     split: str,
     show_progress: ShowProgress = no_progress,
 ) -> TextScores:

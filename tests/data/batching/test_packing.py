@@ -2,11 +2,12 @@
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching import packing
+from lingvo_gshard.data.batching import mixture_plan, packing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, Tokens
+from lingvo_gshard.data.batching.stream import Assembly
+from lingvo_gshard.data.batching.table import MemoryTable
 
 L, K, B = 12, 9, 3
 
@@ -22,8 +23,13 @@ def tables(pairs):
     return tuple(Tokens.concatenate([pair[side] + [EOS_ID] for pair in pairs]) for side in (0, 1))
 
 
-def in_order(sources, targets, pairs, shape):
-    return packing.in_order(packing.SentencePairs(sources, targets, shape), pairs)
+def in_order(sources, targets, shape):
+    """Yields batches with each pair once, as evaluation does."""
+    table, rows = MemoryTable(sources, targets, [""] * len(sources)), np.arange(len(sources))
+    assembly = Assembly(table, [shape], BOS_ID, True)
+    pieces = mixture_plan.whole_rows(rows, table.lengths_of(rows))
+    for planned in mixture_plan.in_order(iter([pieces]), shape, 0, window=10):
+        yield assembly.batch(planned, assembly.read([planned]))
 
 
 def unpack(batch):
@@ -56,7 +62,7 @@ def unpack(batch):
 @hypothesis.given(_PAIRS)
 def test_every_token_is_packed_once(pairs):
     sources, targets = tables(pairs)
-    batches = list(in_order(sources, targets, np.arange(len(pairs)), (B, L, K)))
+    batches = list(in_order(sources, targets, (B, L, K)))
     found = [pair for batch in batches for pair in unpack(batch)]
     expected = [(s + [EOS_ID], t + [EOS_ID]) for s, t in pairs]
     assert sorted(found) == sorted(expected)
@@ -68,7 +74,7 @@ def test_every_token_is_packed_once(pairs):
 @hypothesis.given(_PAIRS)
 def test_decoder_inputs_are_labels_shifted_by_bos(pairs):
     sources, targets = tables(pairs)
-    for batch in in_order(sources, targets, np.arange(len(pairs)), (B, L, K)):
+    for batch in in_order(sources, targets, (B, L, K)):
         for row in range(B):
             for column in range(K):
                 token = batch["target_inputs"][row, column]
@@ -80,31 +86,12 @@ def test_decoder_inputs_are_labels_shifted_by_bos(pairs):
                     assert token == batch["target_labels"][row, column - 1]
 
 
-@hypothesis.given(_PAIRS)
-def test_first_fit_uses_the_first_row_with_room(pairs):
-    source_lengths = np.array([len(s) + 1 for s, _ in pairs], np.int64)
-    target_lengths = np.array([len(t) + 1 for _, t in pairs], np.int64)
-    rows = packing.first_fit(source_lengths, target_lengths, L, K)
-    room = []
-    for index, row in enumerate(rows):
-        need = np.array([source_lengths[index], target_lengths[index]])
-        fits = [i for i, left in enumerate(room) if (left >= need).all()]
-        if not fits:
-            fits = [len(room)]
-            room.append(np.array([L, K]))
-        assert row == fits[0]
-        room[row] = room[row] - need
-
-
-def test_rejects_sentences_longer_than_a_row():
-    with pytest.raises(ValueError, match="longer than a row of 12, 9"):
-        packing.first_fit(np.array([3]), np.array([10]), L, K)
-
-
-def test_sentence_indices_and_packing_efficiency():
-    sources, targets = tables([([5] * 5, [6] * 4), ([7] * 5, [8] * 3), ([9] * 11, [10] * 8)])
-    (batch,) = in_order(sources, targets, np.array([2, 0]), (2, L, K))
-    assert unpack(batch) == [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
+def test_packing_efficiency_is_the_share_of_positions_with_tokens():
+    sources, targets = tables([([5] * 5, [6] * 4), ([9] * 11, [10] * 8)])
+    (batch,) = in_order(sources, targets, (2, L, K))
+    assert sorted(unpack(batch)) == sorted(
+        [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
+    )
     assert packing.efficiency(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
 
 
@@ -116,3 +103,6 @@ def test_counts_tokens():
     assert table.lengths.tolist() == [2, 0, 1]
     assert table.gather(np.array([2, 1, 0, 2])).tolist() == [3, 1, 2, 3]
     assert table.gather(np.zeros(0, np.int64)).tolist() == []
+    taken = table.take(np.array([2, 1, 0]))
+    assert taken.ids.tolist() == [3, 1, 2] and taken.lengths.tolist() == [1, 0, 2]
+    assert table.lengths_of(np.array([2, 0])).tolist() == [1, 2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching.batches import permutation, permuted
+from lingvo_gshard.data.batching.permutations import permutation, permuted
 
 
 @hypothesis.given(st.integers(0, 300), st.lists(st.integers(0, 2**64), max_size=4))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.prepared.table import Table
+from lingvo_gshard.data.prepared.table import PreparedTable
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from tests.data.prepared import corpora
 
@@ -50,7 +50,7 @@ def change(path, place):
 
 def sources(table):
     """Returns the sources of all rows of a table, in their order; () for rows without tokens."""
-    tokens, _ = table.read(np.arange(len(table)))
+    tokens = table.read(np.arange(len(table))).sources
     return [tuple(part.tolist()) for part in np.split(tokens.ids, tokens.offsets[1:-1])]
 
 
@@ -63,11 +63,11 @@ def read_all(input_, count=250):
 
 
 def test_rows_are_read_in_any_order(directory):
-    table = Table(directory, manifest.read(directory), "train")
+    table = PreparedTable(directory, manifest.read(directory), "train")
     everything = sources(table)
     assert len(set(everything)) == 4_040 and all(everything)
     rows = np.random.default_rng(0).permutation(4_040)[:500]
-    tokens, _ = table.read(rows)
+    tokens = table.read(rows).sources
     np.testing.assert_array_equal(tokens.lengths, table.lengths.of(rows)[:, 0])
     parts = np.split(tokens.ids, tokens.offsets[1:-1])
     assert [tuple(part.tolist()) for part in parts] == [everything[row] for row in rows]
@@ -85,9 +85,9 @@ def test_a_changed_byte_is_an_error_that_names_the_shard(directory):
 
 def test_rows_around_a_changed_byte_are_skipped(directory, caplog):
     path, entry = shard(directory)
-    intact = sources(Table(directory, manifest.read(directory), "train"))
+    intact = sources(PreparedTable(directory, manifest.read(directory), "train"))
     change(path, 30_000)
-    table = Table(directory, manifest.read(directory), "train", "skip")
+    table = PreparedTable(directory, manifest.read(directory), "train", "skip")
     found = sources(table)
     lost = [row for row, source in enumerate(found) if not source]
     # The rows of one block of 64 KiB, all in the second shard.

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.prepared import base_input, manifest, mixture_plan
+from lingvo_gshard.data.batching import mixture_plan, packing
+from lingvo_gshard.data.prepared import base_input, manifest
 from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from tests.data.prepared import corpora

@@ -7,7 +7,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
+from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.data.packed_input import TextSize
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.tasks.evaluation import text_scores
 from tests.data import corpora

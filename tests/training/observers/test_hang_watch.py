@@ -74,12 +74,16 @@ def test_the_line_is_that_of_the_thread_that_makes_batches(watched):
     def blocks():
         is_over.wait()
 
-    threading.Thread(target=blocks, name="prefetch_0", daemon=True).start()
+    waiting = queue.Queue()
+    for name, target in (("1", waiting.get), ("2", blocks)):
+        name = f"grain-thread-prefetch-{name}"
+        threading.Thread(target=target, name=name, daemon=True).start()
     watch.before_input(1)
     assert lifeline.snapshot().line.endswith("(blocks)")
     watch.before_step(1, {})
     assert lifeline.snapshot().line.endswith("(snapshot)")
     is_over.set()
+    waiting.put(None)
 
 
 def test_other_work_compilations_and_first_steps_are_no_hangs(watched):

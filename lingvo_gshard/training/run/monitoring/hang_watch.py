@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import faulthandler
+import queue
 import statistics
 import sys
 import sysconfig
@@ -30,8 +31,9 @@ from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 
 # Libraries wait for other threads and devices; the line that asked them to is more telling.
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-# The threads that make batches in advance (data/batching/batches.py), and their line when idle.
-_PREFETCH, _IDLE = "prefetch", "concurrent/futures/thread.py"
+# grain's threads, which make batches in advance (data/batching/stream.py). They wait in a queue
+# while there is nothing to do.
+_PREFETCH, _IDLE = "grain-thread-prefetch", queue.__file__
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
@@ -68,7 +70,7 @@ def line_of(thread: threading.Thread, makes_batches: bool = False) -> str:
         for other in threading.enumerate():
             if other.name.startswith(_PREFETCH) and other.ident in frames:
                 stack = traceback.extract_stack(frames[other.ident])
-                if not stack[-1].filename.endswith(_IDLE):
+                if all(frame.filename != _IDLE for frame in stack):
                     return _line(stack)
     if thread.ident not in frames:
         return "an ended thread"

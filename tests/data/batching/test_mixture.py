@@ -1,12 +1,15 @@
 """Tests shares and the order of rows against formulas and plain loops."""
 
 import collections
+import math
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from lingvo_gshard.data.prepared.mixture_plan import Mixture, Shares
-from lingvo_gshard.data.prepared.table import Group
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Shares, temperature_probabilities
+from lingvo_gshard.data.batching.table import Group
 
 
 def _groups(**rows):
@@ -128,3 +131,28 @@ def test_hundreds_of_millions_of_rows_take_no_memory():
     counts = np.bincount(rows // 50_000_000, minlength=10)
     # Chi-squared with 9 degrees of freedom exceeds 30 with probability 0.0005.
     assert ((counts - 819.2) ** 2 / 819.2).sum() < 30
+
+
+@hypothesis.given(
+    st.lists(st.integers(1, 10**7), min_size=1, max_size=20),
+    st.sampled_from([1.0, 1.5, 5.0, 100.0, math.inf]),
+)
+def test_probabilities_follow_the_formula(counts, temperature):
+    expected = [n ** (1 / temperature) for n in counts]
+    expected = np.array(expected) / sum(expected)
+    actual = temperature_probabilities(counts, temperature)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    if temperature < math.inf:
+        groups = _groups(**{f"l{index:02d}": count for index, count in enumerate(counts)})
+        shares = _shares(temperature=temperature).at(0, groups)
+        np.testing.assert_allclose(shares, expected, rtol=1e-9)
+
+
+def test_probability_errors():
+    with pytest.raises(ValueError, match="temperature must be at least 1, not 0.5"):
+        temperature_probabilities([1, 2], 0.5)
+    with pytest.raises(ValueError, match="temperature"):
+        temperature_probabilities([1, 2], math.nan)
+    for counts in ([], [1, 0]):
+        with pytest.raises(ValueError, match="at least one sentence"):
+            temperature_probabilities(counts, 1.0)

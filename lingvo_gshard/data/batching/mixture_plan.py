@@ -21,9 +21,31 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.batches import permutation, permuted
 from lingvo_gshard.data.batching.packing import RowFiller
-from lingvo_gshard.data.prepared.table import Group
+from lingvo_gshard.data.batching.permutations import permutation, permuted
+from lingvo_gshard.data.batching.table import Group
+
+
+def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.ndarray:
+    """Returns the sampling probability of each language: p_l ~ n_l ** (1 / temperature).
+
+    Source: Arivazhagan et al. 2019, section 4.2, https://arxiv.org/abs/1907.05019.
+
+    Args:
+      counts: number of sentences n_l of each language.
+      temperature: 1 keeps the proportions of the data; infinity makes all languages equal.
+
+    Raises:
+      UserError: the temperature or a count is below 1.
+    """
+    if not temperature >= 1:
+        raise UserError(f"temperature must be at least 1, not {temperature}")
+    amounts = np.asarray(counts, np.float64)
+    if amounts.size == 0 or amounts.min() < 1:
+        raise UserError("Every language needs at least one sentence to be sampled from")
+    # Computed through logarithms so that small exponents cannot overflow.
+    weights = np.exp(np.log(amounts / amounts.max()) / temperature)
+    return weights / weights.sum()
 
 
 class Shares(Configurable):
@@ -79,7 +101,7 @@ class Shares(Configurable):
 
     @property
     def last_change(self) -> float:
-        """The step of the last change of shares."""
+        """The last step that changes the shares."""
         return self._temperature.steps[-1]
 
     def used(self, groups: Sequence[Group]) -> list[Group]:
@@ -106,7 +128,7 @@ class Shares(Configurable):
 
         Args:
           step: number of the step.
-          groups: the groups that `used` returned.
+          groups: the groups that `used` returns.
         """
         rows = np.array([group.rows for group in groups], np.float64)
         weights = np.array([self._weight(group) for group in groups])
@@ -295,8 +317,8 @@ class Mixture:
           shares: the part of each group in the rows of a step.
           block_rows: rows of a block.
           seed: seed of all orders.
-          steps_of: estimates the training steps of a block, given the shares of the groups that
-            `shares.used` returned.
+          steps_of: estimates the steps that train on a block, from the shares of the groups that
+            `shares.used` returns.
         """
         self.groups = shares.used(groups)
         self._shares, self._block_rows, self._seed = shares, block_rows, seed
@@ -365,7 +387,7 @@ class Mixture:
         )
 
     def _plan_changes(self) -> None:
-        """Computes the blocks that begin with new shares, and these shares."""
+        """Computes the shares of each block until they stay as they are."""
         step = 0.0
         while True:
             shares = self._shares.at(step, self.groups)
@@ -390,7 +412,7 @@ class PlannedBatch:
 
     Attributes:
       bucket: number of its bucket.
-      pieces: the pieces of the batch. Pieces of one row follow one another.
+      pieces: its pieces, in the order of the batch's rows.
       rows: the batch's row of each piece, ascending.
     """
 

@@ -1,4 +1,4 @@
-"""The training batches of prepared data as a grain dataset.
+"""The training batches of a table as a grain dataset.
 
 grain runs the two stages in threads of their own and keeps their states: planning blocks and
 reading their records, and making batches of a block. Three things are not left to grain:
@@ -23,32 +23,12 @@ from grain.experimental import ThreadPrefetchIterDataset
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching import packing
+from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces, PlannedBatch, Planner
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch, Tokens
-from lingvo_gshard.data.prepared.mixture_plan import (
-    Bucket,
-    Pieces,
-    PlannedBatch,
-    Planner,
-)
-from lingvo_gshard.data.prepared.table import Table
+from lingvo_gshard.data.batching.table import Records, Table
 
 # This many blocks are planned and read while batches of the block before them are used.
 _BLOCKS_AHEAD = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """The records of some rows.
-
-    Attributes:
-      rows: numbers of the rows, ascending.
-      sources: the sources.
-      targets: the targets.
-    """
-
-    rows: np.ndarray
-    sources: Tokens
-    targets: Tokens
 
 
 ReadBlock = tuple[list[PlannedBatch], Records]
@@ -106,7 +86,7 @@ class _BatchIterator(grain.DatasetIterator):
         self._block: ReadBlock | None = None
         self._number, self._made = blocks.get_state()["block"], 0
 
-    def __next__(self) -> PreparedBatch:
+    def __next__(self) -> PartialBatch:
         while self._block is None or self._made == len(self._block[0]):
             if self._block is not None:
                 self._number, self._made = self._number + 1, 0
@@ -142,12 +122,12 @@ def dataset(
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetched)
 
 
-class PreparedBatches:
+class PlannedBatches:
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state consists of a few JSON values: the number of a block, the number of a batch in the
-    block, and an identity of data, settings and seed. A state with another identity is refused. The
-    state does not depend on the number of processes.
+    The state is a few JSON values: the numbers of a block and of a batch in it, and an identity of
+    data, settings and seed. A state with another identity is refused. The number of processes does
+    not matter.
     """
 
     def __init__(self, batches: grain.IterDataset, identity: str):
@@ -160,10 +140,10 @@ class PreparedBatches:
         self._iterator = batches.__iter__()
         self._identity = identity
 
-    def __iter__(self) -> PreparedBatches:
+    def __iter__(self) -> PlannedBatches:
         return self
 
-    def __next__(self) -> PreparedBatch:
+    def __next__(self) -> PartialBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -171,8 +151,20 @@ class PreparedBatches:
         return {"stream": self._identity, **self._iterator.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a position; ValueError if it is of a stream with other data, seed or shapes."""
-        if state.get("stream") != self._identity or "batch" not in state:
+        """Moves to a position.
+
+        Raises:
+          UserError: the position is of a stream with other data, seed or shapes, or in the format
+            of an earlier version.
+        """
+        if "carried" in state:
+            raise UserError(
+                'The saved data position has the format {"block", "batch", "carried"} of versions '
+                "whose corpora in memory had a plan of batches of their own. This version has the "
+                'format {"block", "batch"} and another plan, so it cannot go on there. Resume with '
+                "the version that began the run, or begin a new run with its weights (init_from)"
+            )
+        if state.get("stream") != self._identity:
             raise UserError(
                 "The saved data position belongs to another stream: the training data, its "
                 "settings (input.*) or the seed have changed since it was saved "
@@ -189,11 +181,11 @@ class PreparedBatches:
 OwnRows = Callable[[int], "np.ndarray | None"]
 
 
-class PreparedBatch(PackedBatch):
-    """A batch with tokens only in the rows of this process. All rows have segments and positions.
+class PartialBatch(PackedBatch):
+    """A batch that may lack the tokens of other processes' rows, but not their segments.
 
     Attributes:
-      digest: a CRC-32 of the pieces and their places in the rows; equal in all processes.
+      digest: a CRC-32 of the pieces and their places, the same in all processes.
     """
 
     def __init__(self, arrays: PackedBatch, read_all: Callable[[], Batch], digest: int):
@@ -245,21 +237,21 @@ class Assembly:
             own = own_rows(batch.bucket) if own_rows else None
             rows = batch.pieces.rows
             needed.append(rows if own is None else rows[own[batch.rows]])
-        rows = np.unique(np.concatenate(needed))
-        return Records(rows, *self.table.read(rows))
+        return self.table.read(np.unique(np.concatenate(needed)))
 
-    def batch(self, planned: PlannedBatch, records: Records) -> PreparedBatch:
+    def batch(self, planned: PlannedBatch, records: Records) -> PartialBatch:
         """Returns a batch. Rows without records have no tokens, and damaged ones are left out."""
         place = _places(records.rows, planned.pieces.rows)
-        sizes = records.sources.lengths + records.targets.lengths
-        kept = (place < 0) | (sizes[place] > 0) if len(sizes) else place < 0
+        kept = place < 0
+        known = place[~kept]
+        kept[~kept] = records.sources.lengths_of(known) + records.targets.lengths_of(known) > 0
         pieces, rows, place = planned.pieces[kept], planned.rows[kept], place[kept]
         shape = self.buckets[planned.bucket]
         if self.has_sources:
             arrays = self._pairs(pieces, rows, place, records, shape)
         else:
             arrays = self._texts(pieces, rows, place, records, shape)
-        return PreparedBatch(
+        return PartialBatch(
             PackedBatch.of(arrays, rows, pieces.rows),
             lambda: self.batch(planned, self.read([planned])),
             self._digest(planned),

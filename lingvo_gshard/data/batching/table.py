@@ -1,0 +1,128 @@
+"""Table: the tokenized rows of a split, known by their numbers, in memory or on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lingvo_gshard.data.batching.packing import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The rows of a language from one source; their numbers are consecutive.
+
+    Attributes:
+      language: the language.
+      source: name of the source.
+      begin: number of the first row.
+      rows: number of rows.
+      tokens: source and target tokens of all rows.
+    """
+
+    language: str
+    source: str
+    begin: int
+    rows: int
+    tokens: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """The tokens of some rows.
+
+    Attributes:
+      rows: numbers of the rows, ascending.
+      sources: the sources.
+      targets: the targets.
+    """
+
+    rows: np.ndarray
+    sources: Tokens
+    targets: Tokens
+
+
+class Table(Protocol):
+    """The tokenized rows of a split, numbered from 0.
+
+    Attributes:
+      groups: the rows of each language and source, in the order of their numbers.
+    """
+
+    groups: list[Group]
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        ...
+
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [N,2], source and target tokens of rows.
+
+        Args:
+          rows: int64 [N], numbers of rows in any order.
+        """
+        ...
+
+    def read(self, rows: np.ndarray) -> Records:
+        """Returns the records of rows, and of others where they are at hand.
+
+        Args:
+          rows: int64, numbers of rows, ascending and without repeats.
+        """
+        ...
+
+
+class MemoryTable:
+    """Rows in memory.
+
+    Attributes:
+      sources: the source of each row; without tokens if rows have none.
+      targets: the target of each row.
+      groups: the rows of each language, languages sorted.
+    """
+
+    def __init__(self, sources: Tokens, targets: Tokens, languages: Sequence[str]):
+        """Numbers the rows by language. Rows of a language keep their order.
+
+        Args:
+          sources: the source of each row.
+          targets: the target of each row.
+          languages: the language of each row.
+        """
+        names, numbers = np.unique(np.asarray(languages, np.str_), return_inverse=True)
+        order = np.argsort(numbers, kind="stable")
+        self.sources, self.targets = sources.take(order), targets.take(order)
+        lengths = self.lengths_of(np.arange(len(order)))
+        ends = np.cumsum(np.bincount(numbers, minlength=len(names))).tolist()
+        self.groups = [
+            Group(name, "", begin, end - begin, tuple(lengths[begin:end].sum(axis=0).tolist()))
+            for name, begin, end in zip(names.tolist(), [0, *ends], ends, strict=False)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [N,2], source and target tokens of rows."""
+        return np.stack([side.lengths_of(rows) for side in (self.sources, self.targets)], axis=1)
+
+    def read(self, rows: np.ndarray) -> Records:
+        """Returns the records of all rows, without copying any."""
+        del rows
+        return self._records
+
+    @functools.cached_property
+    def _records(self) -> Records:
+        return Records(np.arange(len(self)), self.sources, self.targets)
+
+    def digest(self) -> str:
+        """Returns a digest of all tokens and languages."""
+        digest = hashlib.sha256(repr(self.groups).encode())
+        for side in (self.sources, self.targets):
+            digest.update(side.ids.tobytes() + side.offsets.tobytes())
+        return digest.hexdigest()
