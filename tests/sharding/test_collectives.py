@@ -1,13 +1,14 @@
 """Compares collectives of manual regions, and their gradients, with NumPy."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
+from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from tests.sharding.compiled import run
 
 DATA, MODEL = 4, 2
 MESH = f"data={DATA},model={MODEL}"
@@ -87,66 +88,65 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_values_gradients_and_communication(case):
-    """Checks gradients by <call(v), c> = <v, gradient>, since all collectives are linear."""
-    call, wanted, moved = CASES[case]
-    rng = np.random.default_rng(0)
-    x, v = rng.standard_normal((2, DATA * MODEL * ROWS, COLUMNS)).astype(np.float32)
-    expected = _everywhere(lambda d, m: wanted(_parts(x), d, m))
-    weights = rng.standard_normal(expected.shape).astype(np.float32)
+class CollectivesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*CASES)
+    def test_values_gradients_and_communication(self, case):
+        """Checks gradients by <call(v), c> = <v, gradient>, since all collectives are linear."""
+        call, wanted, moved = CASES[case]
+        rng = np.random.default_rng(0)
+        x, v = rng.standard_normal((2, DATA * MODEL * ROWS, COLUMNS)).astype(np.float32)
+        expected = _everywhere(lambda d, m: wanted(_parts(x), d, m))
+        weights = rng.standard_normal(expected.shape).astype(np.float32)
 
-    def forward(x):
-        return manual(call, [EACH], EACH)(x)
+        def forward(x):
+            return manual(call, [EACH], EACH)(x)
 
-    def gradient(x, weights):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(forward(x) * weights)
-        return tape.gradient(loss, x)
+        def gradient(x, weights):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(forward(x) * weights)
+            return tape.gradient(loss, x)
 
-    ran = run(forward, x, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-5, atol=1e-5)
-    assert ran.collectives == moved
-    found = run(gradient, x, weights, mesh=MESH).results[0]
-    along_v = np.vdot(_everywhere(lambda d, m: wanted(_parts(v), d, m)), weights)
-    np.testing.assert_allclose(np.vdot(v, found), along_v, rtol=1e-4)
+        split = partition(forward, MESH)
+        self.assertAllClose(split(x), expected, rtol=1e-5, atol=1e-5)
+        self.assertCollectives(split, x, expected=moved)
+        found = partition(gradient, MESH)(x, weights)
+        along_v = np.vdot(_everywhere(lambda d, m: wanted(_parts(v), d, m)), weights)
+        self.assertAllClose(np.vdot(v, found), along_v, rtol=1e-4, atol=0)
 
+    def test_integers_are_exchanged_as_integers(self):
+        """Values cast to int8 before the exchange take a fourth of the bytes."""
+        x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
 
-def test_integers_are_exchanged_as_integers():
-    """Values cast to int8 before the exchange take a fourth of the bytes."""
-    x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
+        def exchange(x):
+            return manual(lambda x: collectives.all_to_all(x, "data", 1, 0), [EACH], EACH)(x)
 
-    def exchange(x):
-        return manual(lambda x: collectives.all_to_all(x, "data", 1, 0), [EACH], EACH)(x)
+        found = partition(exchange, MESH)(x)
+        expected = _everywhere(lambda d, m: CASES["all_to_all over data"][1](_parts(x), d, m))
+        self.assertAllEqual(found, expected)
+        self.assertEqual(found.dtype, np.int8)
 
-    ran = run(exchange, x, mesh=MESH)
-    expected = _everywhere(lambda d, m: CASES["all_to_all over data"][1](_parts(x), d, m))
-    np.testing.assert_array_equal(ran.results[0], expected)
-    assert ran.results[0].dtype == np.int8
+    def test_collectives_are_the_identity_on_one_device(self):
+        x = tf.ones([2, 4])
+        self.assertIs(collectives.psum(x, "data"), x)
+        self.assertIs(collectives.reduce_scatter(x, "data", 0), x)
+        self.assertIs(collectives.all_gather(x, "data", 0), x)
+        self.assertIs(collectives.all_to_all(x, "data", 0, 1), x)
+        self.assertIs(collectives.rotate(x, "data"), x)
+        self.assertEqual(collectives.axis_index("data"), 0)
 
-
-def test_collectives_are_the_identity_on_one_device():
-    x = tf.ones([2, 4])
-    assert collectives.psum(x, "data") is x
-    assert collectives.reduce_scatter(x, "data", 0) is x
-    assert collectives.all_gather(x, "data", 0) is x
-    assert collectives.all_to_all(x, "data", 0, 1) is x
-    assert collectives.rotate(x, "data") is x
-    assert collectives.axis_index("data") == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+    @parameterized.parameters(
         (lambda x: collectives.psum(x, "dta"), "no axis 'dta'. Did you mean 'data'?"),
         (lambda x: collectives.reduce_scatter(x, "data", 1), "Dimension 1 .* by the 4 devices"),
         (lambda x: collectives.all_to_all(x, "data", 1, 0), "Dimension 1 .* by the 4 devices"),
         (lambda x: collectives.all_to_all(x, "data", 0, -2), "both dimensions are 0"),
-    ],
-)
-def test_rejects_invalid_arguments(call, message):
-    traced = tf.function(lambda x: manual(call, [EACH], EACH)(x), autograph=False)
-    with use_partitioning(Partitioning.make(MESH, "replicated")):
-        with pytest.raises(ValueError, match=message):
-            traced.get_concrete_function(tf.TensorSpec([32, 6]))
+    )
+    def test_rejects_invalid_arguments(self, call, message):
+        traced = tf.function(lambda x: manual(call, [EACH], EACH)(x), autograph=False)
+        with use_partitioning(Partitioning.make(MESH, "replicated")):
+            with self.assertRaisesRegex(ValueError, message):
+                traced.get_concrete_function(tf.TensorSpec([32, 6]))
+
+
+if __name__ == "__main__":
+    testing.main()

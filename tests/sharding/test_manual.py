@@ -1,12 +1,14 @@
 """Compares manual regions with the same computation on unsplit arrays."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, collectives, einsum
 from lingvo_gshard.sharding.manual import (
     annotate_stack,
@@ -18,7 +20,6 @@ from lingvo_gshard.sharding.manual import (
     stack_of_shards,
 )
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from tests.sharding.compiled import run
 
 MESH = "data=4,model=2"
 BY_DATA = (("data",), ())
@@ -51,71 +52,6 @@ def _feed_forward(x, w_in, w_out):
     return manual(on_shard, splits, BY_DATA)(x, w_in, w_out)
 
 
-def test_every_device_computes_on_its_shard():
-    def on_shard(x):
-        assert x.shape == [2, 6]
-        return x * 3.0 + tf.reduce_max(x) + tf.range(6, dtype=tf.float32)
-
-    x = _array(8, 6)
-    expected = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
-    ran = run(lambda x: manual(on_shard, [BY_DATA], BY_DATA)(x), x, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-6)
-    assert ran.collectives == {}
-
-
-def test_a_feed_forward_layer_and_its_gradient():
-    x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
-    h = np.maximum(x @ w_in, 0)
-    y = h @ w_out
-    ran = run(_feed_forward, x, w_in, w_out, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], y, rtol=1e-5, atol=1e-5)
-    assert ran.collectives == {"all-reduce": 1}
-
-    dy = 2 * y
-    dh = (dy @ w_out.T) * (h > 0)
-    ran = run(_gradients(_feed_forward), x, w_in, w_out, mesh=MESH)
-    for found, expected in zip(ran.results, [dh @ w_in.T, x.T @ dh, h.T @ dy], strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("split", [BY_DATA, ((), ("model",)), (("data", "model"), ()), WHOLE])
-def test_the_gradient_counts_every_copy_once(split):
-    """Replication does not change the gradient: d(sum of (x * x) squared) = 4 x^3."""
-    x = _array(8, 6)
-
-    def region(x):
-        return shard_to_full(tf.square(full_to_shard(x, split)), split)
-
-    ran = run(_gradients(region), x, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], 4 * x**3, rtol=1e-5, atol=1e-6)
-
-
-def test_regions_and_loops_can_be_nested():
-    def step(x):
-        return x + 0.1 * collectives.psum(tf.tanh(x), "data")
-
-    def repeated(function, x):
-        return tf.while_loop(
-            lambda i, _: i < 3, lambda i, x: (i + 1, function(x)), (0, x), maximum_iterations=3
-        )[1]
-
-    def loop_in_region(x):
-        return manual(lambda x: repeated(step, x), [BY_DATA], BY_DATA)(x)
-
-    def region_in_loop(x):
-        return repeated(manual(step, [BY_DATA], BY_DATA), x)
-
-    x = _array(8, 6)
-    expected = x
-    for _ in range(3):
-        expected = expected + 0.1 * np.tile(sum(np.split(np.tanh(expected), 4)), (4, 1))
-    ran = [run(function, x, mesh=MESH) for function in (loop_in_region, region_in_loop)]
-    for found in ran:
-        np.testing.assert_allclose(found.results[0], expected, rtol=1e-5, atol=1e-6)
-    slopes = [run(_gradients(f), x, mesh=MESH).results[0] for f in (loop_in_region, region_in_loop)]
-    np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
-
-
 class Experts(Layer):
     """A custom layer in which each device applies its own experts in a manual region."""
 
@@ -138,86 +74,147 @@ class Experts(Layer):
         return manual(on_shard, ["ECM", "EMH"], "ECH")(annotate(x_ECM, "ECM"), theta.w_in)
 
 
-@pytest.mark.parametrize("strategy", ["expert", "tensor", "expert_tensor", "replicated"])
-def test_a_custom_layer_splits_by_letters(strategy):
-    layer = Experts(Experts.params())
-    theta = layer.init(0)
-    x = _array(8, 2, 3)
-    expected = np.maximum(np.einsum("ecm,emh->ech", x, theta.w_in), 0)
-    np.testing.assert_allclose(layer.fprop(theta, tf.constant(x)), expected, rtol=1e-5)
+class ManualTest(testing.TestCase, parameterized.TestCase):
+    def test_every_device_computes_on_its_shard(self):
+        def on_shard(x):
+            self.assertEqual(x.shape, [2, 6])
+            return x * 3.0 + tf.reduce_max(x) + tf.range(6, dtype=tf.float32)
 
-    def function(x, w_in):
-        return layer.fprop(type(theta)(w_in=w_in), x)
+        x = _array(8, 6)
+        expected = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
+        split = partition(lambda x: manual(on_shard, [BY_DATA], BY_DATA)(x), MESH)
+        self.assertAllClose(split(x), expected, rtol=1e-6, atol=0)
+        self.assertCollectives(split, x, expected={})
 
-    ran = run(function, x, theta.w_in.numpy(), mesh=MESH, strategy=strategy)
-    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-5, atol=1e-6)
-    assert ran.collectives == {}
+    def test_a_feed_forward_layer_and_its_gradient(self):
+        x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
+        h = np.maximum(x @ w_in, 0)
+        y = h @ w_out
+        split = partition(_feed_forward, MESH)
+        self.assertAllClose(split(x, w_in, w_out), y, rtol=1e-5, atol=1e-5)
+        self.assertCollectives(split, x, w_in, w_out, expected={"all-reduce": 1})
 
+        dy = 2 * y
+        dh = (dy @ w_out.T) * (h > 0)
+        found = partition(_gradients(_feed_forward), MESH)(x, w_in, w_out)
+        self.assertAllClose(found, [dh @ w_in.T, x.T @ dh, h.T @ dy], rtol=1e-4, atol=1e-4)
 
-def test_a_loop_can_carry_shards_between_regions():
-    """Copies of the rows differ by device. All of them come back, without communication."""
+    @parameterized.parameters(
+        (BY_DATA,),
+        (((), ("model",)),),
+        ((("data", "model"), ()),),
+        (WHOLE,),
+    )
+    def test_the_gradient_counts_every_copy_once(self, split):
+        """Replication does not change the gradient: d(sum of (x * x) squared) = 4 x^3."""
+        x = _array(8, 6)
 
-    def function(x):
-        part = full_to_shard(x, BY_DATA)
-        part += tf.cast(collectives.axis_index("model"), tf.float32)
-        carried = stack_of_shards(part)
-        _, carried = tf.while_loop(
-            lambda i, _: i < 3, lambda i, y: (i + 1, 2.0 * y), (tf.constant(0), carried)
-        )
-        back = own_shard(annotate_stack(carried, 0))
-        return shard_to_full(back[tf.newaxis], (("model",), ("data",), ()))
+        def region(x):
+            return shard_to_full(tf.square(full_to_shard(x, split)), split)
 
-    x = _array(8, 6)
-    ran = run(function, x, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], 8 * np.stack([x, x + 1]), rtol=1e-6)
-    assert ran.collectives == {}
+        (found,) = partition(_gradients(region), MESH)(x)
+        self.assertAllClose(found, 4 * x**3, rtol=1e-5, atol=1e-6)
 
+    def test_regions_and_loops_can_be_nested(self):
+        def step(x):
+            return x + 0.1 * collectives.psum(tf.tanh(x), "data")
 
-def test_regions_can_return_several_results():
-    def on_shard(x, y):
-        return x + y, collectives.psum(tf.reduce_sum(x), ("data", "model")) / 2.0
+        def repeated(function, x):
+            return tf.while_loop(
+                lambda i, _: i < 3, lambda i, x: (i + 1, function(x)), (0, x), maximum_iterations=3
+            )[1]
 
-    def function(x, y):
-        return manual(on_shard, [BY_DATA, BY_DATA], [BY_DATA, ()])(x, y)
+        def loop_in_region(x):
+            return manual(lambda x: repeated(step, x), [BY_DATA], BY_DATA)(x)
 
-    x, y = _array(8, 6), _array(8, 6, seed=1)
-    total, summed = run(function, x, y, mesh=MESH).results
-    np.testing.assert_allclose(total, x + y, rtol=1e-6)
-    np.testing.assert_allclose(summed, x.sum(), rtol=1e-5)
+        def region_in_loop(x):
+            return repeated(manual(step, [BY_DATA], BY_DATA), x)
 
+        x = _array(8, 6)
+        expected = x
+        for _ in range(3):
+            expected = expected + 0.1 * np.tile(sum(np.split(np.tanh(expected), 4)), (4, 1))
+        slopes = []
+        for function in (loop_in_region, region_in_loop):
+            self.assertAllClose(partition(function, MESH)(x), expected, rtol=1e-5, atol=1e-6)
+            slopes.append(partition(_gradients(function), MESH)(x))
+        self.assertAllClose(*slopes, rtol=1e-4, atol=1e-5)
 
-def test_letters_can_be_resolved_in_a_region():
-    def on_shard(x):
-        (axes,) = [axes for axes in resolve("BM", 2) if axes]
-        assert axes == ("data",)
-        return collectives.psum(x, axes)
+    @parameterized.parameters("expert", "tensor", "expert_tensor", "replicated")
+    def test_a_custom_layer_splits_by_letters(self, strategy):
+        layer = Experts(Experts.params())
+        theta = layer.init(0)
+        x = _array(8, 2, 3)
+        expected = np.maximum(np.einsum("ecm,emh->ech", x, theta.w_in), 0)
+        self.assertAllClose(layer.fprop(theta, tf.constant(x)), expected, rtol=1e-5, atol=0)
 
-    def function(x):
-        return manual(on_shard, ["BM"], WHOLE)(x)
+        def function(x, w_in):
+            return layer.fprop(type(theta)(w_in=w_in), x)
 
-    x = _array(8, 6)
-    ran = run(function, x, mesh=MESH, strategy="data")
-    np.testing.assert_allclose(ran.results[0], sum(np.split(x, 4)), rtol=1e-5, atol=1e-6)
-    assert resolve("BM", 2) == WHOLE
+        split, w_in = partition(function, MESH, strategy), theta.w_in.numpy()
+        self.assertAllClose(split(x, w_in), expected, rtol=1e-5, atol=1e-6)
+        self.assertCollectives(split, x, w_in, expected={})
 
+    def test_a_loop_can_carry_shards_between_regions(self):
+        """Copies of the rows differ by device. All of them come back, without communication."""
 
-@pytest.mark.parametrize("mesh", [None, "data=1,model=1"])
-def test_the_same_code_runs_on_one_device(mesh):
-    x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
-    expected = np.maximum(x @ w_in, 0) @ w_out
-    with use_partitioning(mesh and Partitioning.make(mesh, "replicated")):
-        for function in (_feed_forward, tf.function(_feed_forward, jit_compile=True)):
-            found = function(tf.constant(x), w_in, w_out)
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        def function(x):
+            part = full_to_shard(x, BY_DATA)
+            part += tf.cast(collectives.axis_index("model"), tf.float32)
+            carried = stack_of_shards(part)
+            _, carried = tf.while_loop(
+                lambda i, _: i < 3, lambda i, y: (i + 1, 2.0 * y), (tf.constant(0), carried)
+            )
+            back = own_shard(annotate_stack(carried, 0))
+            return shard_to_full(back[tf.newaxis], (("model",), ("data",), ()))
+
+        x = _array(8, 6)
+        split = partition(function, MESH)
+        self.assertAllClose(split(x), 8 * np.stack([x, x + 1]), rtol=1e-6, atol=0)
+        self.assertCollectives(split, x, expected={})
+
+    def test_regions_can_return_several_results(self):
+        def on_shard(x, y):
+            return x + y, collectives.psum(tf.reduce_sum(x), ("data", "model")) / 2.0
+
+        def function(x, y):
+            return manual(on_shard, [BY_DATA, BY_DATA], [BY_DATA, ()])(x, y)
+
+        x, y = _array(8, 6), _array(8, 6, seed=1)
+        total, summed = partition(function, MESH)(x, y)
+        self.assertAllClose(total, x + y, rtol=1e-6, atol=0)
+        self.assertAllClose(summed, x.sum(), rtol=1e-5, atol=0)
+
+    def test_letters_can_be_resolved_in_a_region(self):
+        def on_shard(x):
+            (axes,) = [axes for axes in resolve("BM", 2) if axes]
+            self.assertEqual(axes, ("data",))
+            return collectives.psum(x, axes)
+
+        def function(x):
+            return manual(on_shard, ["BM"], WHOLE)(x)
+
+        x = _array(8, 6)
+        found = partition(function, MESH, "data")(x)
+        self.assertAllClose(found, sum(np.split(x, 4)), rtol=1e-5, atol=1e-6)
+        self.assertEqual(resolve("BM", 2), WHOLE)
+
+    @parameterized.parameters(None, "data=1,model=1")
+    def test_the_same_code_runs_on_one_device(self, mesh):
+        x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
+        expected = np.maximum(x @ w_in, 0) @ w_out
+        with use_partitioning(mesh and Partitioning.make(mesh, "replicated")):
+            for function in (_feed_forward, tf.function(_feed_forward, jit_compile=True)):
+                found = function(tf.constant(x), w_in, w_out)
+                self.assertAllClose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def _identity(x):
     return x
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
+class ErrorsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
         (lambda x: full_to_shard(x[:6], BY_DATA), "dimension 0 of .6, 6. .* 4 parts of data in"),
         (lambda x: full_to_shard(x, ((), ("modle",))), "no axis 'modle'. Did you mean 'model'?"),
         (lambda x: full_to_shard(x, "BX"), "'X' names no dimension"),
@@ -231,10 +228,13 @@ def _identity(x):
             lambda x: manual(lambda part: part + x[0], [BY_DATA], BY_DATA)(x),
             "computes with x:0, of shape .8, 6., which is not a shard. Pass it as an argument",
         ),
-    ],
-)
-def test_rejects_invalid_arguments(function, message):
-    traced = tf.function(function, autograph=False)
-    with use_partitioning(Partitioning.make(MESH, "data")):
-        with pytest.raises(ValueError, match=message):
-            traced.get_concrete_function(tf.TensorSpec([8, 6], name="x"))
+    )
+    def test_rejects_invalid_arguments(self, function, message):
+        traced = tf.function(function, autograph=False)
+        with use_partitioning(Partitioning.make(MESH, "data")):
+            with self.assertRaisesRegex(ValueError, message):
+                traced.get_concrete_function(tf.TensorSpec([8, 6], name="x"))
+
+
+if __name__ == "__main__":
+    testing.main()

@@ -4,8 +4,9 @@ import itertools
 
 import hypothesis
 import hypothesis.strategies as st
-import pytest
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
@@ -37,76 +38,62 @@ def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
     return strategy.activations, strategy.weights, strategy.moments
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_tables_of_base_strategies(name):
-    assert set(strategies.base_names()) == {*BASES, "context", "pipeline"}
-    assert tables(strategies.get(name, SQUARE)) == BASES[name]
-    assert strategies.get(name, SQUARE).name == name
+class StrategiesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*BASES)
+    def test_tables_of_base_strategies(self, name):
+        self.assertEqual(set(strategies.base_names()), {*BASES, "context", "pipeline"})
+        self.assertEqual(tables(strategies.get(name, SQUARE)), BASES[name])
+        self.assertEqual(strategies.get(name, SQUARE).name, name)
 
+    def test_the_stages_axis_comes_first_and_splits_the_batch_outside_the_stack(self):
+        strategy = strategies.get("pipeline_expert", Mesh.parse("stage=4,data=2"))
+        rows, stages = ("data", "stage"), {"P": ("stage",)}
+        of_all = {**stages, "E": ("data",)}
+        self.assertEqual(tables(strategy), ({"B": rows, "G": rows, **of_all}, of_all, of_all))
 
-def test_the_stages_axis_comes_first_and_splits_the_batch_outside_the_stack():
-    strategy = strategies.get("pipeline_expert", Mesh.parse("stage=4,data=2"))
-    rows, stages = ("data", "stage"), {"P": ("stage",)}
-    of_all = {**stages, "E": ("data",)}
-    assert tables(strategy) == ({"B": rows, "G": rows, **of_all}, of_all, of_all)
+    @parameterized.parameters(2, 3)
+    def test_hybrid_strategies_do_not_depend_on_order(self, count):
+        for bases in itertools.permutations(BASES, count):
+            hybrid = strategies.get("_".join(bases), SQUARE)
+            for got, kind in zip(tables(hybrid), range(3), strict=True):
+                expected = {}
+                for base in bases:
+                    expected.update(BASES[base][kind])
+                self.assertEqual(got, expected, (bases, kind))
+            self.assertEqual(hybrid, strategies.get("_".join(sorted(bases)), SQUARE))
 
+    def test_an_fsdp_axis_splits_weights_and_the_batch(self):
+        fsdp = strategies.get("fsdp", CUBE)
+        state = {"M": ("fsdp", "data"), "*": ("fsdp", "data")}
+        self.assertEqual(tables(fsdp), (BATCH_OF_CUBE, state, state))
+        self.assertEqual(tables(strategies.get("zero1", CUBE)), (BATCH_OF_CUBE, {}, state))
+        self.assertEqual(tables(strategies.get("data", CUBE)), (BATCH_OF_CUBE, {}, {}))
+        everything = strategies.get("expert_fsdp_tensor", CUBE)
+        weights = {"E": ("data",), **state, **HNV}
+        self.assertEqual(
+            tables(everything), ({**BATCH_OF_CUBE, "E": ("data",), **HNV}, weights, weights)
+        )
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_hybrid_strategies_do_not_depend_on_order(count):
-    for bases in itertools.permutations(BASES, count):
-        hybrid = strategies.get("_".join(bases), SQUARE)
-        for got, kind in zip(tables(hybrid), range(3), strict=True):
-            expected = {}
-            for base in bases:
-                expected.update(BASES[base][kind])
-            assert got == expected, (bases, kind)
-        assert hybrid == strategies.get("_".join(sorted(bases)), SQUARE)
+    def test_fsdp_does_not_require_data(self):
+        mesh = Mesh.parse("fsdp=4,model=2")
+        self.assertEqual(
+            strategies.get("fsdp_tensor", mesh).activations,
+            {"B": ("fsdp",), "G": ("fsdp",), **HNV},
+        )
+        with self.assertRaisesRegex(ValueError, "'data', which `mesh=fsdp=4,model=2` lacks"):
+            strategies.get("expert_fsdp", mesh)
 
-
-def test_an_fsdp_axis_splits_weights_and_the_batch():
-    fsdp = strategies.get("fsdp", CUBE)
-    state = {"M": ("fsdp", "data"), "*": ("fsdp", "data")}
-    assert tables(fsdp) == (BATCH_OF_CUBE, state, state)
-    assert tables(strategies.get("zero1", CUBE)) == (BATCH_OF_CUBE, {}, state)
-    assert tables(strategies.get("data", CUBE)) == (BATCH_OF_CUBE, {}, {})
-    everything = strategies.get("expert_fsdp_tensor", CUBE)
-    weights = {"E": ("data",), **state, **HNV}
-    assert tables(everything) == ({**BATCH_OF_CUBE, "E": ("data",), **HNV}, weights, weights)
-
-
-def test_fsdp_does_not_require_data():
-    mesh = Mesh.parse("fsdp=4,model=2")
-    assert strategies.get("fsdp_tensor", mesh).activations == {
-        "B": ("fsdp",),
-        "G": ("fsdp",),
-        **HNV,
-    }
-    with pytest.raises(ValueError, match="'data', which `mesh=fsdp=4,model=2` lacks"):
-        strategies.get("expert_fsdp", mesh)
-
-
-def test_context_splits_positions_and_groups_over_its_own_axis():
-    context_only = strategies.get("context", CONTEXT)
-    assert tables(context_only) == ({"L": ("context",), "G": ("context",)}, {}, {})
-    several = strategies.get("sequence_context_data", CONTEXT).activations
-    assert several == {"B": ("data",), "G": ("context", "data"), "L": ("context", "model")}
-    with pytest.raises(ValueError, match="`strategy=data_context` needs axis 'context', which"):
-        strategies.get("data_context", SQUARE)
-
-
-def test_a_table_applies_to_every_kind_unless_it_names_one():
-    expected = ({**BGE, "H": ("model",)},) * 3
-    assert tables(strategies.get("B,G,E->data; H->model", SQUARE)) == expected
-    text = "B , G -> data | weights: M->data;H->model | moments: H->none"
-    assert tables(strategies.get(text, SQUARE)) == (
-        BG,
-        {**BG, "M": ("data",), "H": ("model",)},
-        {**BG, "M": ("data",), "H": ()},
-    )
-    several = strategies.get("activations: B->data,model", SQUARE)
-    assert tables(several) == ({"B": ("data", "model")}, {}, {})
-    assert strategies.get("weights: M->data | M->model", SQUARE).activations == {"M": ("model",)}
-    assert strategies.get("weights: M->data | M->model", SQUARE).weights == {"M": ("data",)}
+    def test_context_splits_positions_and_groups_over_its_own_axis(self):
+        context_only = strategies.get("context", CONTEXT)
+        self.assertEqual(tables(context_only), ({"L": ("context",), "G": ("context",)}, {}, {}))
+        several = strategies.get("sequence_context_data", CONTEXT).activations
+        self.assertEqual(
+            several, {"B": ("data",), "G": ("context", "data"), "L": ("context", "model")}
+        )
+        with self.assertRaisesRegex(
+            ValueError, "`strategy=data_context` needs axis 'context', which"
+        ):
+            strategies.get("data_context", SQUARE)
 
 
 @st.composite
@@ -120,21 +107,40 @@ def written(draw) -> Strategy:
     return Strategy("any", draw(table), weights, {**weights, **draw(table)})
 
 
-@hypothesis.given(written())
-def test_strategies_round_trip_through_text(strategy):
-    hypothesis.assume(strategy.activations or strategy.weights or strategy.moments)
-    assert tables(strategies.get(strategy.to_text(), CUBE)) == tables(strategy)
+class TextTest(testing.TestCase, parameterized.TestCase):
+    def test_a_table_applies_to_every_kind_unless_it_names_one(self):
+        expected = ({**BGE, "H": ("model",)},) * 3
+        self.assertEqual(tables(strategies.get("B,G,E->data; H->model", SQUARE)), expected)
+        text = "B , G -> data | weights: M->data;H->model | moments: H->none"
+        self.assertEqual(
+            tables(strategies.get(text, SQUARE)),
+            (
+                BG,
+                {**BG, "M": ("data",), "H": ("model",)},
+                {**BG, "M": ("data",), "H": ()},
+            ),
+        )
+        several = strategies.get("activations: B->data,model", SQUARE)
+        self.assertEqual(tables(several), ({"B": ("data", "model")}, {}, {}))
+        self.assertEqual(
+            strategies.get("weights: M->data | M->model", SQUARE).activations, {"M": ("model",)}
+        )
+        self.assertEqual(
+            strategies.get("weights: M->data | M->model", SQUARE).weights, {"M": ("data",)}
+        )
 
+    @hypothesis.settings(deadline=None)
+    @hypothesis.given(written())
+    def test_strategies_round_trip_through_text(self, strategy):
+        hypothesis.assume(strategy.activations or strategy.weights or strategy.moments)
+        self.assertEqual(tables(strategies.get(strategy.to_text(), CUBE)), tables(strategy))
 
-def test_axes_of_a_strategy_are_listed():
-    assert strategies.get("zero1_tensor", CUBE).axes == {"data", "fsdp", "model"}
-    assert strategies.get("replicated", CUBE).axes == set()
-    assert strategies.get("moments: M->fsdp", CUBE).axes == {"fsdp"}
+    def test_axes_of_a_strategy_are_listed(self):
+        self.assertEqual(strategies.get("zero1_tensor", CUBE).axes, {"data", "fsdp", "model"})
+        self.assertEqual(strategies.get("replicated", CUBE).axes, set())
+        self.assertEqual(strategies.get("moments: M->fsdp", CUBE).axes, {"fsdp"})
 
-
-@pytest.mark.parametrize(
-    ("text", "mesh", "message"),
-    [
+    @parameterized.parameters(
         ("expart", SQUARE, "`strategy=expart`: unknown strategy 'expart'. Did you mean 'expert'?"),
         ("expert_tensr", SQUARE, "unknown strategy 'tensr'. Did you mean 'tensor'?"),
         ("", SQUARE, "unknown strategy ''"),
@@ -154,15 +160,17 @@ def test_axes_of_a_strategy_are_listed():
         ("weight: H->model", SQUARE, "kind of tensor 'weight'. Did you mean 'weights'"),
         ("weights: H->model | weights: N->model", SQUARE, "two sections for weights"),
         ("H->model | N->model", SQUARE, "two sections for all kinds"),
-    ],
-)
-def test_errors_name_the_invalid_part(text, mesh, message):
-    with pytest.raises(ValueError, match=message):
-        strategies.get(text, mesh)
+    )
+    def test_errors_name_the_invalid_part(self, text, mesh, message):
+        with self.assertRaisesRegex(ValueError, message):
+            strategies.get(text, mesh)
+
+    def test_errors_name_the_option_that_set_the_strategy(self):
+        with self.assertRaisesRegex(ValueError, r"sharding.overrides\['a'\]=H->x` needs axis 'x'"):
+            strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
+        with self.assertRaisesRegex(ValueError, "kind of tensor 'moment'. Did you mean 'moments'"):
+            strategies.get("data", SQUARE).table("moment")
 
 
-def test_errors_name_the_option_that_set_the_strategy():
-    with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x` needs axis 'x'"):
-        strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
-    with pytest.raises(ValueError, match="kind of tensor 'moment'. Did you mean 'moments'"):
-        strategies.get("data", SQUARE).table("moment")
+if __name__ == "__main__":
+    testing.main()

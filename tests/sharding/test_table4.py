@@ -8,13 +8,14 @@ changes of layout in the paper's section 3.3.
 """
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.paper_api import replicate, split
 from lingvo_gshard.sharding.partitioning import current_partitioning
-from tests.sharding.compiled import PARTITIONERS, run
+from tests.sharding.compiled import PARTITIONERS
 
 NONE = {}
 AR = {"all-reduce": 1}
@@ -145,35 +146,35 @@ def _convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     )
 
 
-def _check(row, partitioner: str) -> None:
-    operator, reference, shapes, collectives = row
-    rng = np.random.default_rng(0)
-    operands = [rng.standard_normal(shape).astype(np.float32) for shape in shapes(8)]
-    ran = run(operator, *operands, mesh="devices=8", partitioner=partitioner)
-    assert ran.collectives == collectives
-    np.testing.assert_allclose(ran.results[0], reference(*operands), rtol=1e-4, atol=1e-5)
+class Table4Test(testing.TestCase, parameterized.TestCase):
+    def check(self, row, partitioner: str) -> None:
+        operator, reference, shapes, collectives = row
+        rng = np.random.default_rng(0)
+        operands = [rng.standard_normal(shape).astype(np.float32) for shape in shapes(8)]
+        partitioned = partition(operator, "devices=8", partitioner=partitioner)
+        self.assertCollectives(partitioned, *operands, expected=collectives)
+        self.assertAllClose(partitioned(*operands), reference(*operands), rtol=1e-4, atol=1e-5)
+
+    @parameterized.product(row=tuple(ROWS), partitioner=PARTITIONERS)
+    def test_communication_equals_that_of_the_table(self, row, partitioner):
+        self.check(ROWS[row], partitioner)
+
+    @parameterized.parameters(*ROWS)
+    def test_communication_grows_with_devices_as_in_the_table(self, row):
+        """Doubles devices and partitioned dimensions. C of dispatch is O(1/D), as in the paper."""
+        operator, _, shapes, collectives = ROWS[row]
+
+        def moved(devices: int) -> int:
+            specs = [tf.TensorSpec(shape) for shape in shapes(devices)]
+            compiled = partition(operator, f"devices={devices}").compile(*specs)
+            return sum(collective.bytes for collective in compiled.collectives())
+
+        self.assertEqual(moved(8), moved(4) * (2 if collectives == AG else 1))
+
+    @parameterized.product(row=tuple(BESIDE), partitioner=PARTITIONERS)
+    def test_communication_of_inverses_and_layout_changes(self, row, partitioner):
+        self.check(BESIDE[row], partitioner)
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-@pytest.mark.parametrize("row", ROWS)
-def test_communication_equals_that_of_the_table(row, partitioner):
-    _check(ROWS[row], partitioner)
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_communication_grows_with_devices_as_in_the_table(row):
-    """Doubles devices and partitioned dimensions. C of dispatch is O(1/D), as in the paper."""
-    operator, _, shapes, collectives = ROWS[row]
-
-    def moved(devices: int) -> int:
-        specs = [tf.TensorSpec(shape) for shape in shapes(devices)]
-        compiled = partition(operator, f"devices={devices}").compile(*specs)
-        return sum(collective.bytes for collective in compiled.collectives())
-
-    assert moved(8) == moved(4) * (2 if collectives == AG else 1)
-
-
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-@pytest.mark.parametrize("row", BESIDE)
-def test_communication_of_inverses_and_layout_changes(row, partitioner):
-    _check(BESIDE[row], partitioner)
+if __name__ == "__main__":
+    testing.main()

@@ -1,15 +1,15 @@
 """Tests a vectorized function of slices: equal to a loop, and split along the stack."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
+from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.vectorize import vectorize
-from tests.sharding.compiled import run
 
 P, B, M, H = 4, 2, 3, 5
 
@@ -29,26 +29,29 @@ def stacks() -> list[np.ndarray]:
     return [np.arange(P, dtype=np.int32), x, w]
 
 
-def test_a_stack_equals_its_slices_and_needs_no_collectives():
-    found = run(
-        lambda *given: vectorize("P", slice_of, *given),
-        *stacks(),
-        mesh="stage=4,data=2",
-        strategy="P->stage; B->data; M->stage",
-    )
-    by_slice = zip(*(slice_of(*slices) for slices in zip(*stacks(), strict=True)), strict=True)
-    for stack, results in zip(found.results, by_slice, strict=True):
-        np.testing.assert_allclose(stack, np.stack(results), rtol=1e-5, atol=1e-6)
-    assert found.collectives == {"all-reduce": 1}
+class VectorizeTest(testing.TestCase):
+    def test_a_stack_equals_its_slices_and_needs_no_collectives(self):
+        split = partition(
+            lambda *given: vectorize("P", slice_of, *given),
+            "stage=4,data=2",
+            "P->stage; B->data; M->stage",
+        )
+        by_slice = zip(*(slice_of(*slices) for slices in zip(*stacks(), strict=True)), strict=True)
+        for stack, results in zip(split(*stacks()), by_slice, strict=True):
+            self.assertAllClose(stack, np.stack(results), rtol=1e-5, atol=1e-6)
+        self.assertCollectives(split, *stacks(), expected={"all-reduce": 1})
+
+    def test_an_unsupported_operation_raises_and_converters_are_restored(self):
+        before = dict(pfor._pfor_converter_registry)
+
+        @tf.function
+        def unknown(x):
+            return vectorize("P", lambda row: [tf.unique(row)[0]], x)
+
+        with self.assertRaisesRegex(ValueError, "Unique is an operation 'Unique', .* at once"):
+            unknown(tf.ones([P, B]))
+        self.assertEqual(before, pfor._pfor_converter_registry)
 
 
-def test_an_unsupported_operation_raises_and_converters_are_restored():
-    before = dict(pfor._pfor_converter_registry)
-
-    @tf.function
-    def unknown(x):
-        return vectorize("P", lambda row: [tf.unique(row)[0]], x)
-
-    with pytest.raises(ValueError, match="Unique is an operation 'Unique', .* at once"):
-        unknown(tf.ones([P, B]))
-    assert before == pfor._pfor_converter_registry
+if __name__ == "__main__":
+    testing.main()

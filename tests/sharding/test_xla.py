@@ -3,19 +3,21 @@
 import importlib
 import itertools
 import sys
+from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
-from tests.sharding.compiled import PARTITIONERS, run
+from tests.sharding.compiled import PARTITIONERS
 
 PRIVATE_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
 
@@ -37,85 +39,84 @@ def _text(split, mesh=MESH, shape=(8, 8)) -> str:
     return text
 
 
-def test_tensorflow_has_the_private_module():
-    module = importlib.import_module(PRIVATE_MODULE)
-    needed = {
-        "Sharding": ("replicate", "tile", "partial_tile", "apply_to_tensor", "proto"),
-        "auto_to_manual_spmd_partition": (),
-        "manual_to_auto_spmd_partition": (),
-    }
-    missing = [
-        ".".join((name, *attribute))
-        for name, attributes in needed.items()
-        for attribute in ((), *((a,) for a in attributes))
-        if not hasattr(getattr(module, name, None), *attribute or ("__name__",))
-    ]
-    assert not missing, f"sharding/xla.py needs {missing} of {PRIVATE_MODULE}"
+class PrivateModuleTest(testing.TestCase):
+    def test_tensorflow_has_the_private_module(self):
+        module = importlib.import_module(PRIVATE_MODULE)
+        needed = {
+            "Sharding": ("replicate", "tile", "partial_tile", "apply_to_tensor", "proto"),
+            "auto_to_manual_spmd_partition": (),
+            "manual_to_auto_spmd_partition": (),
+        }
+        missing = [
+            ".".join((name, *attribute))
+            for name, attributes in needed.items()
+            for attribute in ((), *((a,) for a in attributes))
+            if not hasattr(getattr(module, name, None), *attribute or ("__name__",))
+        ]
+        self.assertFalse(missing, f"sharding/xla.py needs {missing} of {PRIVATE_MODULE}")
+
+    def test_a_missing_private_module_raises_import_error(self):
+        self.enter_context(mock.patch.dict(sys.modules, {PRIVATE_MODULE: None}))
+        with self.assertRaisesRegex(
+            ImportError, f"no longer has its private {PRIVATE_MODULE}.Sharding"
+        ):
+            xla.op_sharding((("data",),), MESH)
 
 
-def test_a_missing_private_module_raises_import_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, PRIVATE_MODULE, None)
-    with pytest.raises(ImportError, match=f"no longer has its private {PRIVATE_MODULE}.Sharding"):
-        xla.op_sharding((("data",),), MESH)
+class AnnotationsTest(testing.TestCase):
+    def test_one_axis_leaves_copies_along_the_other(self):
+        for split, devices in (
+            ((("data",), ()), "[2,1,4]0,1,2,3,4,5,6,7"),
+            (((), ("data",)), "[1,2,4]0,1,2,3,4,5,6,7"),
+            ((("model",), ()), "[4,1,2]0,4,1,5,2,6,3,7"),
+        ):
+            self.assertEqual(_text(split), f"{{devices={devices} last_tile_dim_replicate}}")
 
+    def test_all_axes_leave_no_copies(self):
+        self.assertEqual(_text((("data",), ("model",))), "{devices=[2,4]0,1,2,3,4,5,6,7}")
+        self.assertEqual(_text((("model",), ("data",))), "{devices=[4,2]0,4,1,5,2,6,3,7}")
 
-def test_one_axis_leaves_copies_along_the_other():
-    assert _text((("data",), ())) == "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
-    assert _text(((), ("data",))) == "{devices=[1,2,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
-    assert _text((("model",), ())) == "{devices=[4,1,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"
+    def test_the_first_axis_of_a_dimension_is_the_major_one(self):
+        self.assertEqual(_text((("data", "model"), ())), "{devices=[8,1]0,1,2,3,4,5,6,7}")
+        self.assertEqual(_text((("model", "data"), ())), "{devices=[8,1]0,4,1,5,2,6,3,7}")
 
+    def test_unsplit_tensors_and_axes_of_one_device_are_replicated(self):
+        self.assertEqual(_text(((), ())), "{replicated}")
+        self.assertEqual(_text((("one",), ()), Mesh.parse("one=1,data=4")), "{replicated}")
+        self.assertEqual(_text((), shape=()), "{replicated}")
 
-def test_all_axes_leave_no_copies():
-    assert _text((("data",), ("model",))) == "{devices=[2,4]0,1,2,3,4,5,6,7}"
-    assert _text((("model",), ("data",))) == "{devices=[4,2]0,4,1,5,2,6,3,7}"
+    def test_the_gradient_has_the_sharding_of_the_tensor(self):
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.square(xla.tile(x, (("data",), ("model",)), MESH)))
+            return tape.gradient(loss, x)
 
+        self.assertEqual(_annotations(gradient, (8, 8)), ["{devices=[2,4]0,1,2,3,4,5,6,7}"] * 2)
 
-def test_the_first_axis_of_a_dimension_is_the_major_one():
-    assert _text((("data", "model"), ())) == "{devices=[8,1]0,1,2,3,4,5,6,7}"
-    assert _text((("model", "data"), ())) == "{devices=[8,1]0,4,1,5,2,6,3,7}"
+    def test_the_gradient_of_gathered_rows_is_annotated(self):
+        def gradient(table):
+            with tf.GradientTape() as tape:
+                tape.watch(table)
+                rows = tf.gather(xla.tile(table, (("data",), ()), MESH), [1, 2, 1])
+                loss = tf.reduce_sum(tf.square(rows))
+            return tf.convert_to_tensor(tape.gradient(loss, table))
 
+        self.assertLen(_annotations(gradient, (8, 8)), 2)
 
-def test_unsplit_tensors_and_axes_of_one_device_are_replicated():
-    assert _text(((), ())) == "{replicated}"
-    assert _text((("one",), ()), Mesh.parse("one=1,data=4")) == "{replicated}"
-    assert _text((), shape=()) == "{replicated}"
+    def test_eager_annotation_is_the_identity(self):
+        x = tf.ones([8, 8])
+        self.assertIs(xla.tile(x, (("data",), ()), MESH), x)
+        self.assertIs(xla.replicate(x), x)
 
-
-def test_the_gradient_has_the_sharding_of_the_tensor():
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tf.square(xla.tile(x, (("data",), ("model",)), MESH)))
-        return tape.gradient(loss, x)
-
-    assert _annotations(gradient, (8, 8)) == ["{devices=[2,4]0,1,2,3,4,5,6,7}"] * 2
-
-
-def test_the_gradient_of_gathered_rows_is_annotated():
-    def gradient(table):
-        with tf.GradientTape() as tape:
-            tape.watch(table)
-            rows = tf.gather(xla.tile(table, (("data",), ()), MESH), [1, 2, 1])
-            loss = tf.reduce_sum(tf.square(rows))
-        return tf.convert_to_tensor(tape.gradient(loss, table))
-
-    assert len(_annotations(gradient, (8, 8))) == 2
-
-
-def test_eager_annotation_is_the_identity():
-    x = tf.ones([8, 8])
-    assert xla.tile(x, (("data",), ()), MESH) is x
-    assert xla.replicate(x) is x
-
-
-def test_rejects_invalid_arguments():
-    x = tf.ones([8, 8])
-    with pytest.raises(ValueError, match="has 1 dimensions for a tensor of rank 2"):
-        xla.tile(x, (("data",),), MESH)
-    with pytest.raises(ValueError, match="'data' more than once"):
-        xla.tile(x, (("data",), ("data",)), MESH)
-    with pytest.raises(ValueError, match="no axis 'modle'. Did you mean 'model'?"):
-        xla.tile(x, (("modle",), ()), MESH)
+    def test_rejects_invalid_arguments(self):
+        x = tf.ones([8, 8])
+        with self.assertRaisesRegex(ValueError, "has 1 dimensions for a tensor of rank 2"):
+            xla.tile(x, (("data",),), MESH)
+        with self.assertRaisesRegex(ValueError, "'data' more than once"):
+            xla.tile(x, (("data",), ("data",)), MESH)
+        with self.assertRaisesRegex(ValueError, "no axis 'modle'. Did you mean 'model'?"):
+            xla.tile(x, (("modle",), ()), MESH)
 
 
 def _all_splits(mesh: Mesh, rank: int):
@@ -126,66 +127,75 @@ def _all_splits(mesh: Mesh, rank: int):
             yield split
 
 
-@pytest.mark.parametrize("mesh", [MESH, CUBE, Mesh.parse("data=8")], ids=str)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_a_split_round_trips_through_its_op_sharding(mesh, rank):
-    for split in _all_splits(mesh, rank):
-        assert xla.split_of(xla.op_sharding(split, mesh), rank, mesh) == split
+class OpShardingTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(mesh=[MESH, CUBE, Mesh.parse("data=8")], rank=[1, 2, 3])
+    def test_a_split_round_trips_through_its_op_sharding(self, mesh, rank):
+        for split in _all_splits(mesh, rank):
+            self.assertEqual(xla.split_of(xla.op_sharding(split, mesh), rank, mesh), split)
 
-
-@pytest.mark.parametrize("spec", [("x", None), (None, ("y", "x")), (("z", "x"), "y"), (None, None)])
-def test_shardings_as_jax_writes_them_are_read(spec):
-    """jax and XLA write the devices of a tiling as an iota, which annotations do not."""
-    axes = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in spec)
-    devices = np.array(devices_for(8)).reshape(2, 2, 2)
-    sharding = jax.sharding.NamedSharding(
-        jax.sharding.Mesh(devices, ("x", "y", "z")), jax.sharding.PartitionSpec(*spec)
+    @parameterized.parameters(
+        (("x", None),),
+        ((None, ("y", "x")),),
+        ((("z", "x"), "y"),),
+        ((None, None),),
     )
-    serialized = sharding._to_xla_hlo_sharding(2).to_proto().SerializeToString()
-    assert xla.split_of(serialized, 2, CUBE) == axes
-    parts = sharding.shard_shape((8, 8))
-    assert xla.tiles_of(serialized, 2) == tuple(8 // size for size in parts)
+    def test_shardings_as_jax_writes_them_are_read(self, spec):
+        """jax and XLA write the devices of a tiling as an iota, which annotations do not."""
+        axes = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in spec)
+        devices = np.array(devices_for(8)).reshape(2, 2, 2)
+        sharding = jax.sharding.NamedSharding(
+            jax.sharding.Mesh(devices, ("x", "y", "z")), jax.sharding.PartitionSpec(*spec)
+        )
+        serialized = sharding._to_xla_hlo_sharding(2).to_proto().SerializeToString()
+        self.assertEqual(xla.split_of(serialized, 2, CUBE), axes)
+        parts = sharding.shard_shape((8, 8))
+        self.assertEqual(xla.tiles_of(serialized, 2), tuple(8 // size for size in parts))
+
+    def test_manual_shardings_have_no_tiles(self):
+        manual = xla.xla_sharding.Sharding.manual().proto.SerializeToString()
+        self.assertIsNone(xla.tiles_of(manual, 2))
+        self.assertIsNone(xla.split_of(manual, 2, CUBE))
+
+    def test_shardings_that_no_axes_produce_have_no_split(self):
+        halves = xla.op_sharding((("x",), ()), Mesh.parse("x=2,y=4"))
+        self.assertIsNone(xla.split_of(halves, 2, Mesh.parse("data=8")))
+        self.assertIsNone(xla.split_of(halves, 2, Mesh.parse("data=4,model=2")))
+        self.assertIsNone(xla.split_of(halves, 3, Mesh.parse("x=2,y=4")))
+        self.assertIsNone(xla.split_of(halves, 2, Mesh.parse("x=2,y=2")))
 
 
-def test_manual_shardings_have_no_tiles():
-    manual = xla.xla_sharding.Sharding.manual().proto.SerializeToString()
-    assert xla.tiles_of(manual, 2) is None and xla.split_of(manual, 2, CUBE) is None
+class DevicesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(
+        partitioner=PARTITIONERS,
+        split=[(("y", "x"), ("z",)), (("z",), ()), ((), ("x", "z")), ((), ())],
+    )
+    def test_devices_hold_their_slices_of_the_split(self, partitioner, split):
+        """Compares each device's slice with the slice computed from its mesh coordinates."""
+        x = np.arange(64, dtype=np.float32).reshape(8, 8)
+        result = partition(
+            lambda x: tf.sin(xla.tile(x, split, CUBE)), str(CUBE), partitioner=partitioner
+        )(x)
+        self.assertEqual(len(result.addressable_shards), 8)
+        for held in result.addressable_shards:
+            place = dict(zip(CUBE.names, np.unravel_index(held.device.id, CUBE.shape), strict=True))
+            expected = x
+            for dimension, axes in enumerate(split):
+                for axis in axes:
+                    expected = np.split(expected, CUBE.axis_size(axis), dimension)[place[axis]]
+            self.assertAllClose(held.data, np.sin(expected), rtol=1e-5, atol=0)
+
+    @hypothesis.given(rows=st.integers(1, 9), columns=st.integers(1, 9))
+    @hypothesis.settings(max_examples=6, deadline=None)
+    def test_sizes_may_be_indivisible(self, rows, columns):
+        x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+        split = (("data",), ("model",))
+
+        def function(x):
+            return tf.reduce_sum(tf.square(xla.tile(x, split, MESH)), axis=0)
+
+        found = partition(function, str(MESH))(x)
+        self.assertAllClose(found, np.sum(x * x, axis=0), rtol=1e-6, atol=0)
 
 
-def test_shardings_that_no_axes_produce_have_no_split():
-    halves = xla.op_sharding((("x",), ()), Mesh.parse("x=2,y=4"))
-    assert xla.split_of(halves, 2, Mesh.parse("data=8")) is None
-    assert xla.split_of(halves, 2, Mesh.parse("data=4,model=2")) is None
-    assert xla.split_of(halves, 3, Mesh.parse("x=2,y=4")) is None
-    assert xla.split_of(halves, 2, Mesh.parse("x=2,y=2")) is None
-
-
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-@pytest.mark.parametrize("split", [(("y", "x"), ("z",)), (("z",), ()), ((), ("x", "z")), ((), ())])
-def test_devices_hold_their_slices_of_the_split(partitioner, split):
-    """Compares each device's slice with the slice computed from its mesh coordinates."""
-    x = np.arange(64, dtype=np.float32).reshape(8, 8)
-    result = partition(
-        lambda x: tf.sin(xla.tile(x, split, CUBE)), str(CUBE), partitioner=partitioner
-    )(x)
-    assert len(result.addressable_shards) == 8
-    for held in result.addressable_shards:
-        place = dict(zip(CUBE.names, np.unravel_index(held.device.id, CUBE.shape), strict=True))
-        expected = x
-        for dimension, axes in enumerate(split):
-            for axis in axes:
-                expected = np.split(expected, CUBE.axis_size(axis), dimension)[place[axis]]
-        np.testing.assert_allclose(np.asarray(held.data), np.sin(expected), rtol=1e-5)
-
-
-@hypothesis.given(rows=st.integers(1, 9), columns=st.integers(1, 9))
-@hypothesis.settings(max_examples=6)
-def test_sizes_may_be_indivisible(rows, columns):
-    x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    split = (("data",), ("model",))
-
-    def function(x):
-        return tf.reduce_sum(tf.square(xla.tile(x, split, MESH)), axis=0)
-
-    ran = run(function, x, mesh=str(MESH))
-    np.testing.assert_allclose(ran.results[0], np.sum(x * x, axis=0), rtol=1e-6)
+if __name__ == "__main__":
+    testing.main()
