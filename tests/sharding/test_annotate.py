@@ -64,7 +64,7 @@ class AnnotateTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(stated, "devices=[4]0,2,1,3")
 
     def test_moments_that_are_stored_whole_are_updated_whole(self):
-        """Else each of them would be gathered after the update, to be stored."""
+        """Avoids gathering each moment after the update in order to store it."""
         mesh = "data=4"
         by_size = {
             size: shardings(

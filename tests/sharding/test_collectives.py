@@ -115,7 +115,7 @@ class CollectivesTest(testing.TestCase, parameterized.TestCase):
         self.assertAllClose(np.vdot(v, found), along_v, rtol=1e-4, atol=0)
 
     def test_integers_are_exchanged_as_integers(self):
-        """Values cast to int8 before the exchange take a fourth of the bytes."""
+        """Exchanges int8 values, which take a fourth of the bytes of float32."""
         x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
 
         def exchange(x):

@@ -106,7 +106,7 @@ class ManualTest(testing.TestCase, parameterized.TestCase):
         (WHOLE,),
     )
     def test_the_gradient_counts_every_copy_once(self, split):
-        """Replication does not change the gradient: d(sum of (x * x) squared) = 4 x^3."""
+        """Expects d(sum of (x * x) squared) = 4 x^3, however often x is replicated."""
         x = _array(8, 6)
 
         def region(x):
@@ -156,7 +156,7 @@ class ManualTest(testing.TestCase, parameterized.TestCase):
         self.assertCollectives(split, x, w_in, expected={})
 
     def test_a_loop_can_carry_shards_between_regions(self):
-        """Copies of the rows differ by device. All of them come back, without communication."""
+        """Returns all copies of the rows, which differ by device, without communication."""
 
         def function(x):
             part = full_to_shard(x, BY_DATA)

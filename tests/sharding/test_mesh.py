@@ -78,7 +78,7 @@ class MeshTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(mesh.arrange(jax.devices()[:1]).tolist(), [[jax.devices()[0]]])
 
     def test_topology_order_places_axis_neighbors_next_to_each_other(self):
-        """On a 4x4 torus of TPU v2, neighbors in a ring are one hop apart."""
+        """Checks that neighbors in a ring are one hop apart on 4x4 chips of TPU v5e."""
         if not importlib.util.find_spec("libtpu"):
             self.skipTest("libtpu is not installed")
         try:

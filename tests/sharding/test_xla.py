@@ -140,7 +140,7 @@ class OpShardingTest(testing.TestCase, parameterized.TestCase):
         ((None, None),),
     )
     def test_shardings_as_jax_writes_them_are_read(self, spec):
-        """jax and XLA write the devices of a tiling as an iota, which annotations do not."""
+        """Reads devices written as an iota, as jax and XLA write them and annotations do not."""
         axes = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in spec)
         devices = np.array(devices_for(8)).reshape(2, 2, 2)
         sharding = jax.sharding.NamedSharding(
