@@ -1,4 +1,4 @@
-"""Blockwise attention against dense attention, and the size of its largest tensor."""
+"""Compares blockwise attention with dense attention, and limits its largest tensor."""
 
 import math
 import re
@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
@@ -55,37 +57,37 @@ def run(layer, theta, x, memory, segments, key_segments) -> NestedMap:
     return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
 
 
-def check(values: dict, block_size: int, memory=None, key_segments=SEGMENTS, dtype="float32"):
-    x, results = tf.cast(activations(), dtype), []
-    memory = None if memory is None else tf.cast(memory, dtype)
-    kind = SelfAttention if memory is None else CrossAttention
-    for size in (0, block_size):
-        layer, theta = make(size, kind, **values)
-        both = tf.constant(SEGMENTS), tf.constant(key_segments)
-        results.append(run(layer, theta, x, memory, *both))
-    separated_by = "order" if dtype == "float32" else "bfloat16"
-    for (path, one), other in zip(results[1].flatten_items(), results[0].flatten(), strict=True):
-        assert one.dtype == other.dtype, path
-        assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
+class KernelTest(testing.TestCase, parameterized.TestCase):
+    def check(
+        self, values: dict, block_size: int, memory=None, key_segments=SEGMENTS, dtype="float32"
+    ):
+        x, results = tf.cast(activations(), dtype), []
+        memory = None if memory is None else tf.cast(memory, dtype)
+        kind = SelfAttention if memory is None else CrossAttention
+        for size in (0, block_size):
+            layer, theta = make(size, kind, **values)
+            both = tf.constant(SEGMENTS), tf.constant(key_segments)
+            results.append(run(layer, theta, x, memory, *both))
+        separated_by = "order" if dtype == "float32" else "bfloat16"
+        for (path, one), other in zip(
+            results[1].flatten_items(), results[0].flatten(), strict=True
+        ):
+            self.assertEqual(one.dtype, other.dtype, path)
+            assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
 
+    @parameterized.product(block_size=[1, 3, 4, 9, 20], is_causal=[False, True])
+    def test_equals_dense_attention(self, block_size, is_causal):
+        self.check({"is_causal": is_causal}, block_size)
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 9, 20])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_equals_dense_attention(block_size, is_causal):
-    check({"is_causal": is_causal}, block_size)
+    def test_all_supported_options(self):
+        values = {"window": 2, "logit_cap": 0.5, "rotary_fraction": 1.0, "qk_norm": True}
+        self.check({**values, "is_causal": True, "num_key_value_heads": 2, "use_sinks": True}, 4)
 
+    def test_cross_attention(self):
+        self.check({}, 2, activations(K), MEMORY_SEGMENTS)
 
-def test_all_supported_options():
-    values = {"window": 2, "logit_cap": 0.5, "rotary_fraction": 1.0, "qk_norm": True}
-    check({**values, "is_causal": True, "num_key_value_heads": 2, "use_sinks": True}, 4)
-
-
-def test_cross_attention():
-    check({}, 2, activations(K), MEMORY_SEGMENTS)
-
-
-def test_in_bfloat16():
-    check({"logit_cap": 2.0}, 4, dtype="bfloat16")
+    def test_in_bfloat16(self):
+        self.check({"logit_cap": 2.0}, 4, dtype="bfloat16")
 
 
 def stack_of(block_size: int, **values) -> tuple[TransformerStack, NestedMap]:
@@ -116,28 +118,25 @@ def stack_pass(block_size: int, **values) -> list[tf.Tensor]:
     return both(tf.constant(activations()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"execution": loop()},
-        {"execution": loop("products")},
-        {"execution": loop("full"), "is_decoder": False},
-    ],
-)
-def test_in_a_stack(values):
-    whole = stack_pass(0, is_decoder=values.get("is_decoder", True))
-    for one, other in zip(stack_pass(4, **values), whole, strict=True):
-        assert_close(one, other, "order")
+class StackTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ({},),
+        ({"execution": loop()},),
+        ({"execution": loop("products")},),
+        ({"execution": loop("full"), "is_decoder": False},),
+    )
+    @pytest.mark.slow
+    def test_in_a_stack(self, values):
+        whole = stack_pass(0, is_decoder=values.get("is_decoder", True))
+        for one, other in zip(stack_pass(4, **values), whole, strict=True):
+            assert_close(one, other, "order")
 
-
-def test_decoding_steps_equal_fprop():
-    stack, theta = stack_of(4)
-    x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
-    memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
-    expected = stack.fprop(theta, x, ones, memory)
-    assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
+    def test_decoding_steps_equal_fprop(self):
+        stack, theta = stack_of(4)
+        x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
+        memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
+        expected = stack.fprop(theta, x, ones, memory)
+        assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
 
 def largest_tensor(block_size: int) -> int:
@@ -162,18 +161,19 @@ def largest_tensor(block_size: int) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-def test_has_no_tensor_of_queries_by_keys():
-    assert largest_tensor(16) < 256 * 256 // 4
-    assert largest_tensor(0) >= 2 * 256 * 256
+class LimitsTest(testing.TestCase, parameterized.TestCase):
+    def test_has_no_tensor_of_queries_by_keys(self):
+        self.assertLess(largest_tensor(16), 256 * 256 // 4)
+        self.assertGreaterEqual(largest_tensor(0), 2 * 256 * 256)
 
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    @parameterized.parameters(
         ({"block_size": 4, "dropout_rate": 0.1}, "dropout_rate: 0.1 .*BlockwiseKernel"),
         ({"block_size": 4, "relative_buckets": 8}, "relative_buckets: 8 .*BlockwiseKernel"),
-    ],
-)
-def test_rejects_unsupported_options(values, message):
-    with pytest.raises(ValueError, match=f"attention.{message}"):
-        make(**values)
+    )
+    def test_rejects_unsupported_options(self, values, message):
+        with self.assertRaisesRegex(ValueError, f"attention.{message}"):
+            make(**values)
+
+
+if __name__ == "__main__":
+    testing.main()

@@ -1,9 +1,10 @@
-"""Ring attention on one device, which is one part, against dense attention."""
+"""Compares ring attention on one device, which holds one part, with dense attention."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
@@ -50,33 +51,42 @@ def run(layer, theta, x, memory, key_segments) -> NestedMap:
     return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
 
 
-@pytest.mark.parametrize("block_size", [0, 4])
-@pytest.mark.parametrize(
-    ("values", "dtype", "has_memory"),
-    [
-        ({}, "float32", False),
-        ({}, "float32", True),
-        (EVERYTHING, "float32", False),
-        ({"logit_cap": 2.0, "num_key_value_heads": 1, "use_sinks": True}, "bfloat16", False),
-    ],
-)
-def test_one_part_equals_dense_attention(values, dtype, has_memory, block_size):
-    x = tf.cast(activations(), dtype)
-    memory = tf.cast(activations(K), dtype) if has_memory else None
-    results = []
-    kind = CrossAttention if has_memory else SelfAttention
-    for kernel in (DenseKernel.params(), RingKernel.params().set(block_size=block_size)):
-        layer, theta = make(kind, **values, kernel=kernel)
-        key_segments = MEMORY_SEGMENTS if has_memory else SEGMENTS
-        results.append(run(layer, theta, x, memory, key_segments))
-    separated_by = "order" if dtype == "float32" else "bfloat16"
-    for (path, one), other in zip(results[1].flatten_items(), results[0].flatten(), strict=True):
-        assert one.dtype == other.dtype, path
-        assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
+class RingTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(
+        [
+            dict(values={}, dtype="float32", has_memory=False),
+            dict(values={}, dtype="float32", has_memory=True),
+            dict(values=EVERYTHING, dtype="float32", has_memory=False),
+            dict(
+                values={"logit_cap": 2.0, "num_key_value_heads": 1, "use_sinks": True},
+                dtype="bfloat16",
+                has_memory=False,
+            ),
+        ],
+        block_size=[0, 4],
+    )
+    def test_one_part_equals_dense_attention(self, values, dtype, has_memory, block_size):
+        x = tf.cast(activations(), dtype)
+        memory = tf.cast(activations(K), dtype) if has_memory else None
+        results = []
+        kind = CrossAttention if has_memory else SelfAttention
+        for kernel in (DenseKernel.params(), RingKernel.params().set(block_size=block_size)):
+            layer, theta = make(kind, **values, kernel=kernel)
+            key_segments = MEMORY_SEGMENTS if has_memory else SEGMENTS
+            results.append(run(layer, theta, x, memory, key_segments))
+        separated_by = "order" if dtype == "float32" else "bfloat16"
+        for (path, one), other in zip(
+            results[1].flatten_items(), results[0].flatten(), strict=True
+        ):
+            self.assertEqual(one.dtype, other.dtype, path)
+            assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
+
+    @parameterized.parameters(("dropout_rate", 0.5), ("relative_buckets", 8))
+    def test_rejects_unsupported_options(self, option, value):
+        message = f"attention.{option}: {value} .*attention.kernel, RingKernel"
+        with self.assertRaisesRegex(ValueError, message):
+            make(kernel=RingKernel.params(), **{option: value})
 
 
-@pytest.mark.parametrize(("option", "value"), [("dropout_rate", 0.5), ("relative_buckets", 8)])
-def test_rejects_unsupported_options(option, value):
-    message = f"attention.{option}: {value} .*attention.kernel, RingKernel"
-    with pytest.raises(ValueError, match=message):
-        make(kernel=RingKernel.params(), **{option: value})
+if __name__ == "__main__":
+    testing.main()

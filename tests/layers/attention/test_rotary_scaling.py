@@ -1,9 +1,10 @@
-"""Scalings of rotary positions against numbers that Hugging Face's transformers 5.23 computes."""
+"""Compares scalings of rotary positions with numbers of Hugging Face's transformers 5.23."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.rotary import (
     DynamicNTKScaling,
@@ -45,57 +46,56 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_frequencies_are_those_of_transformers(name):
-    params, (rotated, base), published = PUBLISHED[name]
-    scaling = params.instantiate(path="scaling")
-    lengths = tf.constant([[3000]]) if scaling.needs_lengths else None
-    found = 1.0 / np.ravel(scaling.timescales(rotated, base, lengths))
-    assert found.shape == (rotated // 2,)
-    pairs = list(published)
-    np.testing.assert_allclose(found[pairs], [published[i] for i in pairs], rtol=2e-5)
+class RotaryScalingTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*PUBLISHED)
+    def test_frequencies_are_those_of_transformers(self, name):
+        params, (rotated, base), published = PUBLISHED[name]
+        scaling = params.instantiate(path="scaling")
+        lengths = tf.constant([[3000]]) if scaling.needs_lengths else None
+        found = 1.0 / np.ravel(scaling.timescales(rotated, base, lengths))
+        self.assertEqual(found.shape, (rotated // 2,))
+        pairs = list(published)
+        self.assertAllClose(found[pairs], [published[i] for i in pairs], rtol=2e-5, atol=0)
 
+    def test_the_magnitude_of_yarn(self):
+        default = YarnScaling.params().set(factor=32.0).instantiate()
+        self.assertAllClose(default.magnitude, 1.3465735902799727, rtol=1e-6, atol=1e-12)
+        self.assertEqual(YarnScaling.params().set(magnitude=0.7).instantiate().magnitude, 0.7)
+        self.assertEqual(LinearScaling.params().set(factor=3.0).instantiate().magnitude, 1.0)
+        x = tf.constant(np.random.default_rng(0).normal(size=(1, 1, 2, 8)), tf.float32)
+        turned = rotary.rotate(
+            x, rotary.TextPositions(tf.constant([[5]])), 0.5, 10000.0, scaling=default
+        )
+        ratio = np.linalg.norm(turned[..., :4], axis=-1) / np.linalg.norm(x[..., :4], axis=-1)
+        assert_close(ratio, np.full(ratio.shape, default.magnitude), "order")
+        self.assertAllEqual(turned[..., 4:], x[..., 4:])
 
-def test_the_magnitude_of_yarn():
-    default = YarnScaling.params().set(factor=32.0).instantiate()
-    assert default.magnitude == pytest.approx(1.3465735902799727)
-    assert YarnScaling.params().set(magnitude=0.7).instantiate().magnitude == 0.7
-    assert LinearScaling.params().set(factor=3.0).instantiate().magnitude == 1.0
-    x = tf.constant(np.random.default_rng(0).normal(size=(1, 1, 2, 8)), tf.float32)
-    turned = rotary.rotate(
-        x, rotary.TextPositions(tf.constant([[5]])), 0.5, 10000.0, scaling=default
-    )
-    ratio = np.linalg.norm(turned[..., :4], axis=-1) / np.linalg.norm(x[..., :4], axis=-1)
-    assert_close(ratio, np.full(ratio.shape, default.magnitude), "order")
-    np.testing.assert_array_equal(turned[..., 4:], x[..., 4:])
+    def test_a_dynamic_scaling_knows_the_length_of_each_text(self):
+        segments = tf.constant([[1, 1, 1, 2, 2, 0], [3, 3, 3, 3, 3, 3]])
+        scaling = DynamicNTKScaling.params().set(factor=2.0, original_length=4).instantiate()
+        positions = rotary.positions_of_rows(segments, 6, scaling)
+        self.assertAllEqual(positions.index_BL, [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+        self.assertAllEqual(positions.length_BL, [[3, 3, 3, 2, 2, 1], [6] * 6])
+        plain = RotaryScaling.params().instantiate().timescales(8, 100.0)
+        found = scaling.timescales(8, 100.0, positions.length_BL)[:, :, 0]
+        assert_close(found[0, 0], plain, "float32")
+        longer = 100.0 * (2 * 6 / 4 - 1) ** (8 / 6)
+        assert_close(found[1, 0], longer ** (np.arange(4) / 4), "float32")
+        so_far = rotary.positions_so_far(tf.constant([[3, 4], [0, 1]]), scaling)
+        self.assertAllEqual(so_far.length_BL, [[5], [2]])
 
-
-def test_a_dynamic_scaling_knows_the_length_of_each_text():
-    segments = tf.constant([[1, 1, 1, 2, 2, 0], [3, 3, 3, 3, 3, 3]])
-    scaling = DynamicNTKScaling.params().set(factor=2.0, original_length=4).instantiate()
-    positions = rotary.positions_of_rows(segments, 6, scaling)
-    np.testing.assert_array_equal(positions.index_BL, [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
-    np.testing.assert_array_equal(positions.length_BL, [[3, 3, 3, 2, 2, 1], [6] * 6])
-    plain = RotaryScaling.params().instantiate().timescales(8, 100.0)
-    found = scaling.timescales(8, 100.0, positions.length_BL)[:, :, 0]
-    assert_close(found[0, 0], plain, "float32")
-    longer = 100.0 * (2 * 6 / 4 - 1) ** (8 / 6)
-    assert_close(found[1, 0], longer ** (np.arange(4) / 4), "float32")
-    so_far = rotary.positions_so_far(tf.constant([[3, 4], [0, 1]]), scaling)
-    np.testing.assert_array_equal(so_far.length_BL, [[5], [2]])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    @parameterized.parameters(
         ({"rotary_pairs": "neighbours"}, "rotary_pairs: 'neighbours'. Did you mean 'neighbors'"),
         (
             {"rotary_scaling": Llama3Scaling.params().set(high_frequency_factor=0.5)},
             "rotary_scaling.high_frequency_factor: 0.5; more than .*low_frequency_factor",
         ),
-    ],
-)
-def test_rejects_invalid_options(values, message):
-    p = SelfAttention.params().set(model_dim=8, num_heads=2, rotary_fraction=1.0, **values)
-    with pytest.raises(ValueError, match=f"attention.{message}"):
-        p.instantiate(path="attention")
+    )
+    def test_rejects_invalid_options(self, values, message):
+        p = SelfAttention.params().set(model_dim=8, num_heads=2, rotary_fraction=1.0, **values)
+        with self.assertRaisesRegex(ValueError, f"attention.{message}"):
+            p.instantiate(path="attention")
+
+
+if __name__ == "__main__":
+    testing.main()

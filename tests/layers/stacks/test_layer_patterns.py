@@ -1,9 +1,10 @@
-"""Norm positions and alternating attentions of stacks, against sums of their parts."""
+"""Compares norm positions and alternating attentions of stacks with sums of their parts."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
@@ -41,99 +42,86 @@ def rows(length: int = L, seed: int = 1) -> tf.Tensor:
 SEGMENTS = tf.ones([B, L], tf.int32)
 
 
-@pytest.mark.parametrize("position", ["before", "both", "output", "sum"])
-def test_norms_are_where_they_should_be(position):
-    p = TransformerLayer.params().set(model_dim=M, norm_position=position)
-    p.self_attention.num_heads, p.feed_forward.hidden_dim = N, H
-    layer = p.instantiate(path="layer")
-    theta, x = weights(layer), rows()
-    mask = layer.self_attention.mask(SEGMENTS)
-    actual = layer.fprop(theta, x, [mask])
+class LayerPatternsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters("before", "both", "output", "sum")
+    def test_norms_are_where_they_should_be(self, position):
+        p = TransformerLayer.params().set(model_dim=M, norm_position=position)
+        p.self_attention.num_heads, p.feed_forward.hidden_dim = N, H
+        layer = p.instantiate(path="layer")
+        theta, x = weights(layer), rows()
+        mask = layer.self_attention.mask(SEGMENTS)
+        actual = layer.fprop(theta, x, [mask])
 
-    def part(name, *arguments):
-        return layer.children[name].fprop(theta[name], *arguments)
+        def part(name, *arguments):
+            return layer.children[name].fprop(theta[name], *arguments)
 
-    for name, more in (("self_attention", mask), ("feed_forward", SEGMENTS)):
-        has_first, has_output = position in ("before", "both"), position in ("both", "output")
-        assert (f"{name}_norm" in theta) == (position != "output")
-        assert (f"{name}_output_norm" in theta) == has_output
-        h = part(name, part(f"{name}_norm", x) if has_first else x, more)
-        x += part(f"{name}_output_norm", h) if has_output else h
-        x = part(f"{name}_norm", x) if position == "sum" else x
-    assert_close(actual, x, "order")
+        for name, more in (("self_attention", mask), ("feed_forward", SEGMENTS)):
+            has_first, has_output = position in ("before", "both"), position in ("both", "output")
+            self.assertEqual(f"{name}_norm" in theta, position != "output")
+            self.assertEqual(f"{name}_output_norm" in theta, has_output)
+            h = part(name, part(f"{name}_norm", x) if has_first else x, more)
+            x += part(f"{name}_output_norm", h) if has_output else h
+            x = part(f"{name}_norm", x) if position == "sum" else x
+        assert_close(actual, x, "order")
 
+    def test_attentions_alternate(self):
+        layers = stack()
+        theta, x = weights(layers), rows()
+        actual = layers.fprop(theta, x, SEGMENTS)
+        windows = [layer.self_attention.p.window for layer in layers.layers_in_order()]
+        self.assertEqual(windows, [2, 0, 2, 0])
+        for layer, layer_theta, window in zip(layers.layers, theta.layers, windows, strict=True):
+            mask = AttentionMask(SEGMENTS, is_causal=True, window=window)
+            x = layer.fprop(layer_theta, x, [mask])
+        assert_close(actual, layers.final_norm.fprop(theta.final_norm, x), "order")
 
-def test_attentions_alternate():
-    layers = stack()
-    theta, x = weights(layers), rows()
-    actual = layers.fprop(theta, x, SEGMENTS)
-    windows = [layer.self_attention.p.window for layer in layers.layers_in_order()]
-    assert windows == [2, 0, 2, 0]
-    for layer, layer_theta, window in zip(layers.layers, theta.layers, windows, strict=True):
-        mask = AttentionMask(SEGMENTS, is_causal=True, window=window)
-        x = layer.fprop(layer_theta, x, [mask])
-    assert_close(actual, layers.final_norm.fprop(theta.final_norm, x), "order")
+    @parameterized.named_parameters(
+        ("decoder_only", {"layer__norm_position": "both"}),
+        ("decoder", {"layer__norm_position": "sum", "has_final_norm": False, "is_decoder": True}),
+    )
+    def test_decoding_steps_equal_the_stack(self, values):
+        layers = stack(**values)
+        theta, x = weights(layers), rows()
+        memory = None
+        if layers.p.is_decoder:
+            memory = Memory(rows(K, 2), tf.constant([[1] * K, [1, 1, 0, 0, 0]]))
+        self.assertEqual("final_norm" in theta, layers.p.has_final_norm)
+        expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
+        assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
 
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"layer__norm_position": "both"},
-        {"layer__norm_position": "sum", "has_final_norm": False, "is_decoder": True},
-    ],
-    ids=["decoder-only", "decoder"],
-)
-def test_decoding_steps_equal_the_stack(values):
-    layers = stack(**values)
-    theta, x = weights(layers), rows()
-    memory = None
-    if layers.p.is_decoder:
-        memory = Memory(rows(K, 2), tf.constant([[1] * K, [1, 1, 0, 0, 0]]))
-    assert ("final_norm" in theta) == layers.p.has_final_norm
-    expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
-    assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
-
-
-@pytest.mark.parametrize(
-    ("every", "offset", "first", "expected"),
-    [
+    @parameterized.parameters(
         (2, 0, 0, [1, 3, 5]),
         (3, 1, 0, [1, 4]),
         (3, 0, 1, [3]),
         (0, 1, 0, []),
         (1, 0, 2, [2, 3, 4, 5]),
-    ],
-)
-def test_experts_are_in_the_layers_of_a_period(every, offset, first, expected):
-    p = TransformerStack.params().set(moe_every=every, moe_offset=offset, dense_first=first)
-    assert [index for index in range(6) if is_expert_layer(p, index)] == expected
-
-
-def test_a_loop_after_first_layers_equals_separate_layers():
-    values = {"num_layers": 5, "layer__norm_position": "both"}
-    looped = stack(**values, sequential_first=1, execution=loop())
-    theta, x = weights(looped), rows()
-    separate = stack(**values)
-    flat = NestedMap(layers=[weights for _, weights in looped.unrolled(theta)])
-    flat.update(
-        final_norm=theta.final_norm,
-        token_dropout=theta.token_dropout,
-        input_dropout=theta.input_dropout,
     )
-    windows = [layer.self_attention.p.window for layer in looped.layers_in_order()]
-    assert windows == [2, 0, 2, 0, 2]
-    expected = separate.fprop(flat, x, SEGMENTS)
+    def test_experts_are_in_the_layers_of_a_period(self, every, offset, first, expected):
+        p = TransformerStack.params().set(moe_every=every, moe_offset=offset, dense_first=first)
+        self.assertEqual([index for index in range(6) if is_expert_layer(p, index)], expected)
 
-    @tf.function(autograph=False)
-    def compiled(x):
-        return looped.fprop(theta, x, SEGMENTS)
+    def test_a_loop_after_first_layers_equals_separate_layers(self):
+        values = {"num_layers": 5, "layer__norm_position": "both"}
+        looped = stack(**values, sequential_first=1, execution=loop())
+        theta, x = weights(looped), rows()
+        separate = stack(**values)
+        flat = NestedMap(layers=[weights for _, weights in looped.unrolled(theta)])
+        flat.update(
+            final_norm=theta.final_norm,
+            token_dropout=theta.token_dropout,
+            input_dropout=theta.input_dropout,
+        )
+        windows = [layer.self_attention.p.window for layer in looped.layers_in_order()]
+        self.assertEqual(windows, [2, 0, 2, 0, 2])
+        expected = separate.fprop(flat, x, SEGMENTS)
 
-    assert_close(compiled(x), expected, "order")
+        @tf.function(autograph=False)
+        def compiled(x):
+            return looped.fprop(theta, x, SEGMENTS)
 
+        assert_close(compiled(x), expected, "order")
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    @parameterized.parameters(
         ({"layer__norm_position": "after"}, r"norm_position: 'after'\. "),
         ({"attention_pattern": (NEAR, 3)}, r"attention_pattern\[1\]: 3 is not Params"),
         (
@@ -142,8 +130,11 @@ def test_a_loop_after_first_layers_equals_separate_layers():
         ),
         ({"sequential_first": 9}, "sequential_first: 9 is not in 0 to decoder.num_layers, 4"),
         ({"num_layers": 5, "execution": loop()}, "a multiple of 2 layers .*attention_pattern"),
-    ],
-)
-def test_rejects_invalid_options(values, message):
-    with pytest.raises(ValueError, match=f"decoder.*{message}"):
-        stack(**values)
+    )
+    def test_rejects_invalid_options(self, values, message):
+        with self.assertRaisesRegex(ValueError, f"decoder.*{message}"):
+            stack(**values)
+
+
+if __name__ == "__main__":
+    testing.main()

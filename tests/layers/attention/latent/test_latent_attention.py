@@ -1,9 +1,10 @@
-"""Latent attention against loops in float64, in its kernels, and with its cache."""
+"""Tests latent attention against loops in float64, in its kernels, and with its cache."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
@@ -63,92 +64,90 @@ def reference(p, theta, x) -> np.ndarray:
     return y
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"query_rank": 0, "use_bias": True}, {"rotary_pairs": "halves", "rotary_base": 20.0}],
-    ids=["latent queries", "plain queries", "halves"],
-)
-def test_matches_the_formulas(values):
-    layer, theta = make(**values)
-    y = layer.fprop(theta, tf.constant(X), layer.mask(tf.constant(SEGMENTS))).numpy()
-    for row, segment in ((0, 1), (0, 2), (1, 1)):
-        chosen = SEGMENTS[row] == segment
-        assert_close(y[row, chosen], reference(layer.p, theta, X[row, chosen]), "float32")
+class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("latent_queries", {}),
+        ("plain_queries", {"query_rank": 0, "use_bias": True}),
+        ("halves", {"rotary_pairs": "halves", "rotary_base": 20.0}),
+    )
+    def test_matches_the_formulas(self, values):
+        layer, theta = make(**values)
+        y = layer.fprop(theta, tf.constant(X), layer.mask(tf.constant(SEGMENTS))).numpy()
+        for row, segment in ((0, 1), (0, 2), (1, 1)):
+            chosen = SEGMENTS[row] == segment
+            assert_close(y[row, chosen], reference(layer.p, theta, X[row, chosen]), "float32")
 
+    @parameterized.parameters(
+        (BlockwiseKernel.params().set(block_size=3),), (RingKernel.params().set(block_size=3),)
+    )
+    def test_all_kernels_agree(self, kernel):
+        results = []
+        for values in ({}, {"kernel": kernel}):
+            layer, theta = make(use_sinks=True, window=4, **values)
+            x = tf.constant(X)
+            with tf.GradientTape() as tape:
+                tape.watch([x, *theta.flatten()])
+                y = layer.fprop(theta, x, layer.mask(tf.constant(SEGMENTS)))
+                total = tf.reduce_sum(y[REAL] * np.random.default_rng(3).normal(size=(13, M)))
+            results.append([y[REAL], *tape.gradient(total, [x, *theta.flatten()])])
+        for one, other in zip(*results, strict=True):
+            assert_close(one, other, "order")
 
-@pytest.mark.parametrize(
-    "kernel", [BlockwiseKernel.params().set(block_size=3), RingKernel.params().set(block_size=3)]
-)
-def test_all_kernels_agree(kernel):
-    results = []
-    for values in ({}, {"kernel": kernel}):
-        layer, theta = make(use_sinks=True, window=4, **values)
+    def test_the_cache_holds_the_latent_vector_and_one_rotated_key(self):
+        """Extends the cache by 3 tokens of a prompt, from slot 2 on, and then token by token."""
+        layer, theta = make(use_bias=True)
         x = tf.constant(X)
-        with tf.GradientTape() as tape:
-            tape.watch([x, *theta.flatten()])
-            y = layer.fprop(theta, x, layer.mask(tf.constant(SEGMENTS)))
-            total = tf.reduce_sum(y[REAL] * np.random.default_rng(3).normal(size=(13, M)))
-        results.append([y[REAL], *tape.gradient(total, [x, *theta.flatten()])])
-    for one, other in zip(*results, strict=True):
-        assert_close(one, other, "order")
+        expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
+        weights = layer.decoding_weights(theta)
+        shapes = layer.cache_shapes(B, L + 4)
+        self.assertEqual(shapes, {"key": (B, 1, L + 4, RANK + ROTARY)})
+        cache = NestedMap(key=tf.split(tf.zeros(shapes["key"]), [5, L - 1], axis=2))
+        outputs = []
+        for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
+            positions = tf.range(begin, end)
+            distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
+            is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
+            view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
+            y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
+            outputs.append(y)
+        assert_close(tf.concat(outputs, 1), expected, "order")
+        distances = tf.range(L)[None, :] - tf.range(L)[:, None]
+        view = CacheView(tf.range(L)[None], (distances <= 0)[None], distances)
+        at_once, slots = layer.extend(weights, x, view, view.bias())
+        assert_close(at_once, expected, "order")
+        assert_close(slots.key[0], tf.concat(cache.key, 2)[:, :, 2 : L + 2], "order")
+
+    def test_a_stack_may_have_latent_attention_in_its_decoder(self):
+        p = TransformerStack.params().set(model_dim=M, num_layers=2, num_heads=N, hidden_dim=12)
+        p.set(is_decoder=True, moe_every=0)
+        p.layer.self_attention = attention_options.latent(model_dim=0, num_heads=0)
+        stack = p.instantiate(path="decoder")
+        self.assertEqual(stack.cache_shapes(3, 4), 2 * [{"key": (3, 1, 4, RANK + ROTARY)}])
+        memory = dict.fromkeys(("key", "value"), (3, N, 4, M // N))
+        self.assertEqual(stack.memory_shapes(3, 4), 2 * [memory])
+
+    def test_bfloat16_keeps_its_type(self):
+        layer, theta = make()
+        mask = layer.mask(tf.constant(SEGMENTS))
+        y = layer.fprop(theta, tf.cast(X, tf.bfloat16), mask)
+        self.assertEqual(y.dtype, tf.bfloat16)
+        exact = layer.fprop(theta, tf.constant(X), mask)
+        assert_close(tf.cast(y, tf.float32)[REAL], exact[REAL], "bfloat16")
+
+    def test_flops_are_those_of_the_products(self):
+        layer, _ = make(query_rank=6)
+        weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
+        weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
+        products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
+        self.assertEqual(layer.flops(TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
+
+    @parameterized.parameters(
+        ({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")
+    )
+    def test_rejects_invalid_options(self, values, message):
+        with self.assertRaisesRegex(ValueError, f"attention.{message}"):
+            make(**values)
 
 
-def test_the_cache_holds_the_latent_vector_and_one_rotated_key():
-    """A prompt of 3 tokens enters at once, from slot 2 of the cache on, and others one by one."""
-    layer, theta = make(use_bias=True)
-    x = tf.constant(X)
-    expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-    weights = layer.decoding_weights(theta)
-    shapes = layer.cache_shapes(B, L + 4)
-    assert shapes == {"key": (B, 1, L + 4, RANK + ROTARY)}
-    cache = NestedMap(key=tf.split(tf.zeros(shapes["key"]), [5, L - 1], axis=2))
-    outputs = []
-    for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
-        positions = tf.range(begin, end)
-        distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
-        is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
-        view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
-        y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
-        outputs.append(y)
-    assert_close(tf.concat(outputs, 1), expected, "order")
-    distances = tf.range(L)[None, :] - tf.range(L)[:, None]
-    view = CacheView(tf.range(L)[None], (distances <= 0)[None], distances)
-    at_once, slots = layer.extend(weights, x, view, view.bias())
-    assert_close(at_once, expected, "order")
-    assert_close(slots.key[0], tf.concat(cache.key, 2)[:, :, 2 : L + 2], "order")
-
-
-def test_a_stack_may_have_latent_attention_in_its_decoder():
-    p = TransformerStack.params().set(model_dim=M, num_layers=2, num_heads=N, hidden_dim=12)
-    p.set(is_decoder=True, moe_every=0)
-    p.layer.self_attention = attention_options.latent(model_dim=0, num_heads=0)
-    stack = p.instantiate(path="decoder")
-    assert stack.cache_shapes(3, 4) == 2 * [{"key": (3, 1, 4, RANK + ROTARY)}]
-    memory = dict.fromkeys(("key", "value"), (3, N, 4, M // N))
-    assert stack.memory_shapes(3, 4) == 2 * [memory]
-
-
-def test_bfloat16_keeps_its_type():
-    layer, theta = make()
-    mask = layer.mask(tf.constant(SEGMENTS))
-    y = layer.fprop(theta, tf.cast(X, tf.bfloat16), mask)
-    assert y.dtype == tf.bfloat16
-    exact = layer.fprop(theta, tf.constant(X), mask)
-    assert_close(tf.cast(y, tf.float32)[REAL], exact[REAL], "bfloat16")
-
-
-def test_flops_are_those_of_the_products():
-    layer, _ = make(query_rank=6)
-    weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
-    weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
-    products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
-    assert layer.flops(TokenShape(rows=3, length=4)) == 2 * 12 * weights + products
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")],
-)
-def test_rejects_invalid_options(values, message):
-    with pytest.raises(ValueError, match=f"attention.{message}"):
-        make(**values)
+if __name__ == "__main__":
+    testing.main()
