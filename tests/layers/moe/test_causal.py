@@ -1,9 +1,10 @@
 """Tests that in a causal layer no output depends on later tokens, however full the experts are."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import (
     DroplessDispatch,
@@ -51,39 +52,43 @@ def changed_outputs(layer, seed: int, rows: int = 1, first: int = 8) -> int:
     return int(np.sum(np.any(outputs[0] != outputs[1], -1)))
 
 
-@pytest.mark.parametrize("dispatch", [GatherDispatch, EinsumDispatch])
-@pytest.mark.parametrize("name", ROUTERS)
-def test_no_output_depends_on_later_tokens(name, dispatch):
-    layer = make(ROUTERS[name].copy().set(capacity_factor=1.0), dispatch=dispatch.params())
-    assert sum(changed_outputs(layer, seed) for seed in range(CASES)) == 0
+class CausalTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(dispatch=[GatherDispatch, EinsumDispatch], name=tuple(ROUTERS))
+    def test_no_output_depends_on_later_tokens(self, name, dispatch):
+        layer = make(ROUTERS[name].copy().set(capacity_factor=1.0), dispatch=dispatch.params())
+        self.assertEqual(sum(changed_outputs(layer, seed) for seed in range(CASES)), 0)
+
+    @parameterized.parameters(4, 8, 32)
+    def test_groups_may_be_parts_of_rows_or_span_them(self, group_size):
+        router = ROUTERS["top2"].copy().set(capacity_factor=1.0)
+        layer = make(router, group_size=group_size)
+        self.assertEqual(sum(changed_outputs(layer, seed, rows=2) for seed in range(CASES)), 0)
+
+    @parameterized.parameters("top2", "top_k", "sigmoid")
+    def test_the_papers_order_depends_on_later_tokens_and_is_refused(self, name):
+        router = ROUTERS[name].copy().set(capacity_factor=1.0, order="choice")
+        with self.assertRaisesRegex(
+            ValueError, r"moe\.router\.order='choice' .*set moe\.router\.order="
+        ):
+            make(router)
+        layer = make(router.set(allow_causal=True))
+        self.assertGreater(sum(changed_outputs(layer, seed) for seed in range(CASES)), 0)
+        make(
+            router.set(allow_causal=False, capacity_factor=0.0), dispatch=DroplessDispatch.params()
+        )
+        self.assertEqual(make(router, is_causal=False).router.order, "choice")
+
+    @parameterized.parameters(ExpertChoiceRouter, SinkhornRouter)
+    def test_routers_that_always_see_later_tokens_are_refused(self, router):
+        with self.assertRaisesRegex(ValueError, "routes a token by the tokens after it"):
+            make(router.params())
+
+    def test_the_order_of_layers_that_are_not_causal_is_the_papers(self):
+        self.assertEqual(make(ROUTERS["top2"], is_causal=False).router.order, "choice")
+        self.assertEqual(make(ROUTERS["top2"]).router.order, "token")
+        with self.assertRaisesRegex(ValueError, "order: 'tokens'. Did you mean 'token'"):
+            make(ROUTERS["top2"].copy().set(order="tokens"))
 
 
-@pytest.mark.parametrize("group_size", [4, 8, 32])
-def test_groups_may_be_parts_of_rows_or_span_them(group_size):
-    router = ROUTERS["top2"].copy().set(capacity_factor=1.0)
-    layer = make(router, group_size=group_size)
-    assert sum(changed_outputs(layer, seed, rows=2) for seed in range(CASES)) == 0
-
-
-@pytest.mark.parametrize("name", ["top2", "top_k", "sigmoid"])
-def test_the_papers_order_depends_on_later_tokens_and_is_refused(name):
-    router = ROUTERS[name].copy().set(capacity_factor=1.0, order="choice")
-    with pytest.raises(ValueError, match=r"moe\.router\.order='choice' .*set moe\.router\.order="):
-        make(router)
-    layer = make(router.set(allow_causal=True))
-    assert sum(changed_outputs(layer, seed) for seed in range(CASES)) > 0
-    make(router.set(allow_causal=False, capacity_factor=0.0), dispatch=DroplessDispatch.params())
-    assert make(router, is_causal=False).router.capacity.order == "choice"
-
-
-@pytest.mark.parametrize("router", [ExpertChoiceRouter, SinkhornRouter])
-def test_routers_that_always_see_later_tokens_are_refused(router):
-    with pytest.raises(ValueError, match="routes a token by the tokens after it"):
-        make(router.params())
-
-
-def test_the_order_of_layers_that_are_not_causal_is_the_papers():
-    assert make(ROUTERS["top2"], is_causal=False).router.capacity.order == "choice"
-    assert make(ROUTERS["top2"]).router.capacity.order == "token"
-    with pytest.raises(ValueError, match="order: 'tokens'. Did you mean 'token'"):
-        make(ROUTERS["top2"].copy().set(order="tokens"))
+if __name__ == "__main__":
+    testing.main()

@@ -1,9 +1,10 @@
 """Checks experts that are split by hidden dimension: devices compute parts of their outputs."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.lora import CHILD, Adapters
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
@@ -66,24 +67,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_are_those_of_one_device(case):
-    values, layout = CASES[case]
-    run, arguments = outputs_and_gradients(layer(**values))
-    expected = tf.nest.flatten(partition(run, "data=1")(*arguments))
-    partitioned = partition(run, *layout)
-    found = tf.nest.flatten(partitioned(*arguments))
-    # A number next to the middle of two bfloat16 numbers may be rounded to either.
-    tolerance = 2e-2 if case == "rounded" else 2e-4
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
-    calls = partitioned.compile(*arguments).collectives()
-    summed = sum(call.bytes for call in calls if call.axes == ("model",))
-    if case in ("gather", "fsdp"):
-        # Tokens forward and backward, and the gradients of both gates.
-        assert summed == 4 * (B * L // 4) * (2 * M + 2)
-
-
 def parts(strategy: str, hidden: int = H, mesh: str = "data=4,model=2") -> int:
     experts = Experts.params().set(model_dim=M, hidden_dim=hidden, num_experts=E)
     return _parts(experts.instantiate(path="experts"), mesh, strategy)
@@ -101,30 +84,47 @@ def _parts(experts: Experts, mesh: str, strategy: str) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "wanted"),
-    [
+class ExpertPartsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*CASES)
+    def test_outputs_and_gradients_are_those_of_one_device(self, case):
+        values, layout = CASES[case]
+        run, arguments = outputs_and_gradients(layer(**values))
+        expected = tf.nest.flatten(partition(run, "data=1")(*arguments))
+        partitioned = partition(run, *layout)
+        found = tf.nest.flatten(partitioned(*arguments))
+        # A number next to the middle of two bfloat16 numbers may be rounded to either.
+        tolerance = 2e-2 if case == "rounded" else 2e-4
+        for one, other in zip(found, expected, strict=True):
+            self.assertAllClose(one, other, rtol=tolerance, atol=tolerance)
+        calls = partitioned.compile(*arguments).collectives()
+        summed = sum(call.bytes for call in calls if call.axes == ("model",))
+        if case in ("gather", "fsdp"):
+            # Tokens forward and backward, and the gradients of both gates.
+            self.assertEqual(summed, 4 * (B * L // 4) * (2 * M + 2))
+
+    @parameterized.parameters(
         ("expert_tensor", 2),
         ("tensor", 2),
         ("expert", 1),
         ("E->data; H->data,model", 2),
         ("E->data; H->data", 1),
-        # The rows are split over the same devices.
         ("activations: G,H->model", 1),
         ("activations: H,M->model", 1),
         ("activations: H->model; M->data", 1),
         ("E->data; H->model; U->none", 1),
-    ],
-)
-def test_parts_are_those_of_the_hidden_dimension_unless_other_dimensions_have_its_devices(
-    strategy, wanted
-):
-    assert parts(strategy) == wanted
+    )
+    def test_parts_are_those_of_the_hidden_dimension_unless_other_dimensions_have_its_devices(
+        self, strategy, wanted
+    ):
+        self.assertEqual(parts(strategy), wanted)
+
+    def test_uneven_parts_and_adapters_are_summed_before_they_are_combined(self):
+        self.assertEqual(parts("expert_tensor", hidden=33), 1)
+        experts = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E)
+        experts = experts.instantiate(path="experts")
+        experts.create_child(CHILD, Adapters.params().set(rank=2))
+        self.assertEqual(_parts(experts, *LAYOUT), 1)
 
 
-def test_uneven_parts_and_adapters_are_summed_before_they_are_combined():
-    assert parts("expert_tensor", hidden=33) == 1
-    experts = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E)
-    experts = experts.instantiate(path="experts")
-    experts.create_child(CHILD, Adapters.params().set(rank=2))
-    assert _parts(experts, *LAYOUT) == 1
+if __name__ == "__main__":
+    testing.main()

@@ -3,9 +3,10 @@
 import math
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.layers.moe import (
@@ -62,111 +63,117 @@ def requests(routing):
         yield g, slots[g, e, c], e, True
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_sums_are_those_of_a_loop_over_tokens(name):
-    rng = np.random.default_rng(1)
-    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
-    mask = rng.random((GROUPS, TOKENS)) < 0.8
-    kinds = rng.integers(0, KINDS.languages * KINDS.classes, mask.shape)
-    mask_GS = tf.cast(mask, tf.float32)
-    _, routing = route(ROUTERS[name], x_GSM, mask_GS)
-    sums = watched_sums(routing, mask_GS, tf.constant(kinds, tf.int32), KINDS, IN_GROUPS)
-    found = {key: value.numpy() for key, value in sums.items()}
+class WatchedTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*ROUTERS)
+    def test_sums_are_those_of_a_loop_over_tokens(self, name):
+        rng = np.random.default_rng(1)
+        x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+        mask = rng.random((GROUPS, TOKENS)) < 0.8
+        kinds = rng.integers(0, KINDS.languages * KINDS.classes, mask.shape)
+        mask_GS = tf.cast(mask, tf.float32)
+        _, routing = route(ROUTERS[name], x_GSM, mask_GS)
+        sums = watched_sums(routing, mask_GS, tf.constant(kinds, tf.int32), KINDS, IN_GROUPS)
+        found = {key: value.numpy() for key, value in sums.items()}
 
-    choices, kept = np.zeros(EXPERTS), np.zeros(EXPERTS)
-    languages = np.zeros((KINDS.languages, EXPERTS))
-    classes = np.zeros((KINDS.classes, EXPERTS))
-    by_group = np.zeros((GROUPS, EXPERTS))
-    served = set()
-    for g, s, expert, is_kept in requests(routing):
-        assert mask[g, s]
-        choices[expert] += 1
-        by_group[g, expert] += 1
-        kept[expert] += is_kept
-        languages[kinds[g, s] // KINDS.classes, expert] += 1
-        classes[kinds[g, s] % KINDS.classes, expert] += 1
-        served.add((g, s))
-    assert choices.sum() > 0
-    np.testing.assert_array_equal(found["choices"], choices)
-    np.testing.assert_array_equal(found["kept"], kept)
-    np.testing.assert_array_equal(found["by_part"], by_group)
-    np.testing.assert_array_equal(found["by_language"], languages)
-    np.testing.assert_array_equal(found["by_class"], classes)
-    by_expert = (mask.sum(), mask.sum(), len(served))
-    by_token = (mask.sum(), choices.sum(), kept.sum())
-    expected = by_expert if name == "expert choice" else by_token
-    np.testing.assert_array_equal(found["tokens"], expected)
-    assert found["batches"] == 1
+        choices, kept = np.zeros(EXPERTS), np.zeros(EXPERTS)
+        languages = np.zeros((KINDS.languages, EXPERTS))
+        classes = np.zeros((KINDS.classes, EXPERTS))
+        by_group = np.zeros((GROUPS, EXPERTS))
+        served = set()
+        for g, s, expert, is_kept in requests(routing):
+            self.assertTrue(mask[g, s])
+            choices[expert] += 1
+            by_group[g, expert] += 1
+            kept[expert] += is_kept
+            languages[kinds[g, s] // KINDS.classes, expert] += 1
+            classes[kinds[g, s] % KINDS.classes, expert] += 1
+            served.add((g, s))
+        self.assertGreater(choices.sum(), 0)
+        self.assertAllEqual(found["choices"], choices)
+        self.assertAllEqual(found["kept"], kept)
+        self.assertAllEqual(found["by_part"], by_group)
+        self.assertAllEqual(found["by_language"], languages)
+        self.assertAllEqual(found["by_class"], classes)
+        by_expert = (mask.sum(), mask.sum(), len(served))
+        by_token = (mask.sum(), choices.sum(), kept.sum())
+        expected = by_expert if name == "expert choice" else by_token
+        self.assertAllEqual(found["tokens"], expected)
+        self.assertEqual(found["batches"], 1)
+
+    @parameterized.product(
+        capacity_factor=[0.25, 0.5, 1.0, 2.0],
+        name=["top2", "top2 of lingvo", "top 3", "hash", "forced"],
+    )
+    def test_positions_tell_what_any_capacity_drops(self, name, capacity_factor):
+        """One routing's positions give the dropped tokens of routings with other capacities."""
+        rng = np.random.default_rng(3)
+        x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+        mask_GS = tf.cast(rng.random((GROUPS, TOKENS)) < 0.8, tf.float32)
+        _, first = route(ROUTERS[name].copy().set(capacity_factor=1.3), x_GSM, mask_GS)
+        given = ROUTERS[name].copy().set(capacity_factor=capacity_factor)
+        _, other = route(given, x_GSM, mask_GS)
+        sums = watched_sums(first, mask_GS, None, KINDS, IN_GROUPS)
+        dropped = sum(not is_kept for *_, is_kept in requests(other))
+        self.assertEqual(sums["positions"].numpy()[other.capacity :].sum(), dropped)
+        self.assertEqual(sums["positions"].numpy().sum(), len(list(requests(other))))
+        slots = GROUPS * EXPERTS * first.capacity
+        self.assertAllEqual(sums["groups"], [GROUPS, GROUPS * TOKENS, slots])
+
+    def test_parts_of_many_groups_are_equal_and_in_the_order_of_rows(self):
+        choices_GE = np.random.default_rng(4).integers(0, 9, (6, 2048)).astype(np.float32)
+        parts = _by_part(tf.constant(choices_GE)).numpy()
+        self.assertAllEqual(parts, [choices_GE[:3].sum(0), choices_GE[3:].sum(0)])
+        # Two rows of four groups, stored in two pieces: first the groups of all first halves.
+        stored = tf.constant([0, 1, 4, 5, 2, 3, 6, 7])
+        groups = Groups(rows=2, length=64, size=16, pieces=2)
+        self.assertAllEqual(groups.in_order(stored), np.arange(8))
+
+    def test_entropy_and_balance_loss_are_those_of_a_loop_over_tokens(self):
+        rng = np.random.default_rng(2)
+        x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+        mask = rng.random((GROUPS, TOKENS)) < 0.8
+        router, routing = route(Top2Router.params(), x_GSM, tf.cast(mask, tf.float32))
+        weight = router.init(1).w_gate.numpy().astype(np.float64)
+        entropy, loss = 0.0, 0.0
+        for g in range(GROUPS):
+            first, gate_sum = np.zeros(EXPERTS), np.zeros(EXPERTS)
+            for s in np.flatnonzero(mask[g]):
+                logits = x_GSM[g, s].numpy() @ weight
+                gates = np.exp(logits) / np.exp(logits).sum()
+                entropy -= sum(gate * math.log(gate) for gate in gates)
+                first[gates.argmax()] += 1
+                gate_sum += gates
+            # Algorithm 1 of arXiv 2006.16668: the mean over experts of c_e / S * m_e.
+            loss += np.mean(first / mask[g].sum() * gate_sum / mask[g].sum()) / GROUPS
+        sums = watched_sums(routing, tf.cast(mask, tf.float32), None, KINDS, IN_GROUPS)
+        assert_close(sums["entropy"], entropy, "float32")
+        assert_close(sums["balance"], loss, "float32")
+        self.assertNotIn("by_class", sums)
+        self.assertNotIn("by_language", sums)
+
+    @parameterized.parameters("top2", "top2 of lingvo", "switch", "top 3", "sigmoid")
+    def test_even_loads_have_the_balance_loss_of_the_floor(self, name):
+        # Token s prefers expert s, then s + 1, ... modulo E. Every expert is like every other.
+        preference = np.array(
+            [[-((e - s) % EXPERTS) for e in range(EXPERTS)] for s in range(TOKENS)]
+        )
+        params = ROUTERS[name].copy().set(model_dim=EXPERTS, num_experts=EXPERTS, jitter=0.0)
+        router = params.instantiate(path="moe.router")
+        theta = router.init(1)
+        theta.w_gate = tf.eye(EXPERTS)
+        x_GSM = tf.constant(preference[None], tf.float32)
+        with context.scope(training=True, seed=tf.constant([0, 1])):
+            routing = router.fprop(theta, x_GSM, tf.ones(x_GSM.shape[:2]))
+        assert_close(routing.losses["auxiliary_loss"].value, router.balance_floor, "float32")
+
+    @parameterized.parameters("sinkhorn", "hash", "forced", "expert choice")
+    def test_a_router_without_a_balance_loss_has_no_floor(self, name):
+        router, routing = route(ROUTERS[name], tf.ones([1, TOKENS, MODEL]), tf.ones([1, TOKENS]))
+        self.assertIsNone(router.balance_floor)
+        self.assertNotIn("auxiliary_loss", routing.losses)
+        params = SigmoidRouter.params().set(model_dim=MODEL, num_experts=EXPERTS)
+        self.assertIsNone(params.instantiate(path="moe.router").balance_floor)
 
 
-@pytest.mark.parametrize("capacity_factor", [0.25, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", ["top2", "top2 of lingvo", "top 3", "hash", "forced"])
-def test_positions_tell_what_any_capacity_drops(name, capacity_factor):
-    """One routing's positions give the dropped tokens of routings with other capacities."""
-    rng = np.random.default_rng(3)
-    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
-    mask_GS = tf.cast(rng.random((GROUPS, TOKENS)) < 0.8, tf.float32)
-    _, first = route(ROUTERS[name].copy().set(capacity_factor=1.3), x_GSM, mask_GS)
-    given = ROUTERS[name].copy().set(capacity_factor=capacity_factor)
-    _, other = route(given, x_GSM, mask_GS)
-    sums = watched_sums(first, mask_GS, None, KINDS, IN_GROUPS)
-    dropped = sum(not is_kept for *_, is_kept in requests(other))
-    assert sums["positions"].numpy()[other.capacity :].sum() == dropped
-    assert sums["positions"].numpy().sum() == len(list(requests(other)))
-    slots = GROUPS * EXPERTS * first.capacity
-    np.testing.assert_array_equal(sums["groups"], [GROUPS, GROUPS * TOKENS, slots])
-
-
-def test_parts_of_many_groups_are_equal_and_in_the_order_of_rows():
-    choices_GE = np.random.default_rng(4).integers(0, 9, (6, 2048)).astype(np.float32)
-    parts = _by_part(tf.constant(choices_GE)).numpy()
-    np.testing.assert_array_equal(parts, [choices_GE[:3].sum(0), choices_GE[3:].sum(0)])
-    # Two rows of four groups, stored in two pieces: first the groups of all first halves.
-    stored = tf.constant([0, 1, 4, 5, 2, 3, 6, 7])
-    groups = Groups(rows=2, length=64, size=16, pieces=2)
-    np.testing.assert_array_equal(groups.in_order(stored), range(8))
-
-
-def test_entropy_and_balance_loss_are_those_of_a_loop_over_tokens():
-    rng = np.random.default_rng(2)
-    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
-    mask = rng.random((GROUPS, TOKENS)) < 0.8
-    router, routing = route(Top2Router.params(), x_GSM, tf.cast(mask, tf.float32))
-    weight = router.init(1).w_gate.numpy().astype(np.float64)
-    entropy, loss = 0.0, 0.0
-    for g in range(GROUPS):
-        first, gate_sum = np.zeros(EXPERTS), np.zeros(EXPERTS)
-        for s in np.flatnonzero(mask[g]):
-            logits = x_GSM[g, s].numpy() @ weight
-            gates = np.exp(logits) / np.exp(logits).sum()
-            entropy -= sum(gate * math.log(gate) for gate in gates)
-            first[gates.argmax()] += 1
-            gate_sum += gates
-        # Algorithm 1 of arXiv 2006.16668: the mean over experts of c_e / S * m_e.
-        loss += np.mean(first / mask[g].sum() * gate_sum / mask[g].sum()) / GROUPS
-    sums = watched_sums(routing, tf.cast(mask, tf.float32), None, KINDS, IN_GROUPS)
-    assert_close(sums["entropy"], entropy, "float32")
-    assert_close(sums["balance"], loss, "float32")
-    assert "by_class" not in sums and "by_language" not in sums
-
-
-@pytest.mark.parametrize("name", ["top2", "top2 of lingvo", "switch", "top 3", "sigmoid"])
-def test_even_loads_have_the_balance_loss_of_the_floor(name):
-    # Token s prefers expert s, then s + 1, ... modulo E, so that every expert is like every other.
-    preference = np.array([[-((e - s) % EXPERTS) for e in range(EXPERTS)] for s in range(TOKENS)])
-    params = ROUTERS[name].copy().set(model_dim=EXPERTS, num_experts=EXPERTS, jitter=0.0)
-    router = params.instantiate(path="moe.router")
-    theta = router.init(1)
-    theta.w_gate = tf.eye(EXPERTS)
-    x_GSM = tf.constant(preference[None], tf.float32)
-    with context.scope(training=True, seed=tf.constant([0, 1])):
-        routing = router.fprop(theta, x_GSM, tf.ones(x_GSM.shape[:2]))
-    assert_close(routing.losses["auxiliary_loss"].value, router.balance_floor, "float32")
-
-
-@pytest.mark.parametrize("name", ["sinkhorn", "hash", "forced", "expert choice"])
-def test_a_router_without_a_balance_loss_has_no_floor(name):
-    router, routing = route(ROUTERS[name], tf.ones([1, TOKENS, MODEL]), tf.ones([1, TOKENS]))
-    assert router.balance_floor is None and "auxiliary_loss" not in routing.losses
-    params = SigmoidRouter.params().set(model_dim=MODEL, num_experts=EXPERTS)
-    assert params.instantiate(path="moe.router").balance_floor is None
+if __name__ == "__main__":
+    testing.main()
