@@ -3,49 +3,50 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.moe.routers.group_limited import limit
 from tests.layers.moe.routers import loops
 
 
-@hypothesis.settings(max_examples=50)
-@hypothesis.given(data=st.data(), groups=st.integers(1, 4), size=st.integers(1, 4))
-def test_only_experts_of_the_best_groups_remain(data, groups, size):
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    count = data.draw(st.integers(1, groups))
-    by = data.draw(st.integers(1, size))
-    scores = rng.normal(size=(2, 5, groups * size)).astype(np.float32)
-    found = limit(tf.constant(scores), groups, count, by).numpy()
-    for g, s in np.ndindex(2, 5):
-        worth = []
-        for d in range(groups):
-            within = scores[g, s, d * size : (d + 1) * size].astype(np.float64)
-            worth.append(sum(within[e] for e in loops.top(within, by)))
-        best = loops.top(np.array(worth), count)
-        expected = [x if e // size in best else -np.inf for e, x in enumerate(scores[g, s])]
-        np.testing.assert_array_equal(found[g, s], expected)
+class GroupLimitedTest(testing.TestCase, parameterized.TestCase):
+    @hypothesis.settings(max_examples=50, deadline=None)
+    @hypothesis.given(data=st.data(), groups=st.integers(1, 4), size=st.integers(1, 4))
+    def test_only_experts_of_the_best_groups_remain(self, data, groups, size):
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+        count = data.draw(st.integers(1, groups))
+        by = data.draw(st.integers(1, size))
+        scores = rng.normal(size=(2, 5, groups * size)).astype(np.float32)
+        found = limit(tf.constant(scores), groups, count, by).numpy()
+        for g, s in np.ndindex(2, 5):
+            worth = []
+            for d in range(groups):
+                within = scores[g, s, d * size : (d + 1) * size].astype(np.float64)
+                worth.append(sum(within[e] for e in loops.top(within, by)))
+            best = loops.top(np.array(worth), count)
+            expected = [x if e // size in best else -np.inf for e, x in enumerate(scores[g, s])]
+            self.assertAllEqual(found[g, s], expected)
 
+    def test_duplicate_scores_count_separately(self):
+        scores = tf.constant([[[1.0, 1.0, 2.0, 0.0]]])
+        self.assertAllEqual(limit(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
+        self.assertAllEqual(limit(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
 
-def test_duplicate_scores_count_separately():
-    scores = tf.constant([[[1.0, 1.0, 2.0, 0.0]]])
-    np.testing.assert_array_equal(limit(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
-    np.testing.assert_array_equal(limit(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    @parameterized.parameters(
         ({"expert_groups": 4}, "router.expert_groups=4 does not divide router.num_experts=6"),
         ({"expert_groups": 3, "groups_per_token": 4}, "per_token=4 of router.expert_groups=3; 1 t"),
         ({"groups_per_token": 2}, "router.groups_per_token=2 with router.expert_groups=0"),
         ({"k": 3, "expert_groups": 3}, "router.k=3 experts of router.groups_per_token=1 groups"),
         ({"scores_per_group": 3, "expert_groups": 3}, "group=3 with router.expert_groups=3 of 2"),
-    ],
-)
-def test_rejects_invalid_arguments(values, message):
-    values = {"groups_per_token": int("expert_groups" in values), **values}
-    with pytest.raises(ValueError, match=message):
-        loops.make(TopKRouter, 6, **values)
+    )
+    def test_rejects_invalid_arguments(self, values, message):
+        values = {"groups_per_token": int("expert_groups" in values), **values}
+        with self.assertRaisesRegex(ValueError, message):
+            loops.make(TopKRouter, 6, **values)
+
+
+if __name__ == "__main__":
+    testing.main()

@@ -3,9 +3,10 @@
 import zlib
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
@@ -44,84 +45,81 @@ def experts_by_loop(token: int, k: int, experts: int, path: str, seed: int) -> l
     return loops.top(np.array(scores), k)
 
 
-@pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 7), (5, 1)])
-def test_experts_are_hashes_of_path_and_id(k, seed):
-    ids = np.random.default_rng(1).integers(0, 32000, (2, 9))
-    real = np.random.default_rng(2).random((2, 9)) < 0.7
-    router = make("decoder.router", k=k, seed=seed, capacity_factor=0.5)
-    routing = loops.route(
-        router, NestedMap(), tf.zeros((2, 9, 4)), real, ids=tf.constant(ids, tf.int32)
-    )
-    for g in range(2):
-        choices = [
-            [(e, 1 / k) for e in experts_by_loop(token, k, 5, "decoder.router", seed)]
-            for token in ids[g].tolist()
-        ]
-        slots = loops.slots(9, 5, k, 0.5)
-        loops.assert_same(routing, g, loops.place(choices, real[g], 5, slots))
-    assert routing.losses == {}
+class HashRouterTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters((1, 0), (2, 7), (5, 1))
+    def test_experts_are_hashes_of_path_and_id(self, k, seed):
+        ids = np.random.default_rng(1).integers(0, 32000, (2, 9))
+        real = np.random.default_rng(2).random((2, 9)) < 0.7
+        router = make("decoder.router", k=k, seed=seed, capacity_factor=0.5)
+        routing = loops.route(
+            router, NestedMap(), tf.zeros((2, 9, 4)), real, ids=tf.constant(ids, tf.int32)
+        )
+        for g in range(2):
+            choices = [
+                [(e, 1 / k) for e in experts_by_loop(token, k, 5, "decoder.router", seed)]
+                for token in ids[g].tolist()
+            ]
+            slots = loops.slots(9, 5, k, 0.5)
+            loops.assert_same(routing, g, loops.place(choices, real[g], 5, slots))
+        self.assertEqual(routing.losses, {})
+
+    def test_experts_depend_only_on_the_id(self):
+        ids = np.array([[3, 8, 3, 1], [8, 8, 3, 2]])
+        experts = experts_of(make(k=2), ids)
+        by_id = {token: experts[ids == token][0] for token in np.unique(ids)}
+        for place, token in np.ndenumerate(ids):
+            self.assertAllEqual(experts[place], by_id[token])
+
+    def test_ids_are_uniform_over_experts_and_pairs_of_experts(self):
+        experts = experts_of(make(num_experts=4, k=2), np.arange(6000)[None])[0]
+        pairs = np.bincount(experts[:, 0] * 4 + experts[:, 1], minlength=16).reshape(4, 4)
+        self.assertFalse(np.diagonal(pairs).any())
+        assert_close(pairs[~np.eye(4, dtype=bool)] / 500, np.ones(12), "sampling", least_scale=4)
+
+    def test_hashes_differ_by_layer_and_seed(self):
+        ids = np.arange(400)[None]
+        found = [experts_of(router, ids) for router in (make(), make("other"), make(seed=1))]
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            equal = (found[one] == found[other]).mean()
+            self.assertGreater(equal, 0.1)
+            self.assertLess(equal, 0.3)
+
+    def test_a_layer_in_a_loop_routes_like_a_separate_layer(self):
+        ids, x = tf.range(50)[None], tf.zeros((1, 50, 4))
+        inside = make("layers.body[1].router")
+        for index in range(3):
+            iteration = Iteration(Repetition("layers", body=2, times=3), index)
+            with context.use(context.Context(iteration=iteration)):
+                routing = inside.fprop(NestedMap(), x, tf.ones((1, 50)), ids)
+            separate = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
+            self.assertAllEqual(routing.assignments[0].expert_GS[..., None], separate)
+
+    def test_compiled_results_equal_eager_ones(self):
+        ids = tf.constant(np.random.default_rng(1).integers(0, 2**31 - 1, (2, 50)), tf.int32)
+        router = make(k=2)
+
+        @tf.function(jit_compile=True)
+        def compiled(ids):
+            choices = router.fprop(
+                NestedMap(), tf.zeros((2, 50, 4)), tf.ones((2, 50)), ids
+            ).assignments
+            return tf.stack([choice.expert_GS for choice in choices], -1)
+
+        self.assertAllEqual(compiled(ids), experts_of(router, ids))
+
+    def test_rejects_more_experts_per_token_than_experts(self):
+        message = "router.k: 6 experts per token, but router.num_experts=5"
+        with self.assertRaisesRegex(ValueError, message):
+            make(k=6)
+
+    def test_requires_ids(self):
+        p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=5)
+        p.router = HashRouter.params()
+        with self.assertRaisesRegex(ValueError, "moe.router: HashRouter .* moe.has_token_ids"):
+            p.instantiate(path="moe")
+        with self.assertRaisesRegex(ValueError, "router: HashRouter routes by token ids, but none"):
+            loops.route(make(), NestedMap(), tf.zeros((1, 3, 4)))
 
 
-def test_experts_depend_only_on_the_id():
-    ids = np.array([[3, 8, 3, 1], [8, 8, 3, 2]])
-    experts = experts_of(make(k=2), ids)
-    by_id = {token: experts[ids == token][0] for token in np.unique(ids)}
-    for place, token in np.ndenumerate(ids):
-        np.testing.assert_array_equal(experts[place], by_id[token])
-
-
-def test_ids_are_uniform_over_experts_and_pairs_of_experts():
-    experts = experts_of(make(num_experts=4, k=2), np.arange(6000)[None])[0]
-    pairs = np.bincount(experts[:, 0] * 4 + experts[:, 1], minlength=16).reshape(4, 4)
-    assert not np.diagonal(pairs).any()
-    assert_close(pairs[~np.eye(4, dtype=bool)] / 500, np.ones(12), "sampling", least_scale=4)
-
-
-def test_hashes_differ_by_layer_and_seed():
-    ids = np.arange(400)[None]
-    found = [experts_of(router, ids) for router in (make(), make("other"), make(seed=1))]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert 0.1 < (found[one] == found[other]).mean() < 0.3
-
-
-def test_a_layer_in_a_loop_routes_like_a_separate_layer():
-    ids, x = tf.range(50)[None], tf.zeros((1, 50, 4))
-    inside = make("layers.body[1].router")
-    for index in range(3):
-        iteration = Iteration(Repetition("layers", body=2, times=3), index)
-        with context.use(context.Context(iteration=iteration)):
-            routing = inside.fprop(NestedMap(), x, tf.ones((1, 50)), ids)
-        separate = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
-        np.testing.assert_array_equal(routing.assignments[0].expert_GS[..., None], separate)
-
-
-def test_compiled_results_equal_eager_ones():
-    ids = tf.constant(np.random.default_rng(1).integers(0, 2**31 - 1, (2, 50)), tf.int32)
-    router = make(k=2)
-
-    @tf.function(jit_compile=True)
-    def compiled(ids):
-        choices = router.fprop(NestedMap(), tf.zeros((2, 50, 4)), tf.ones((2, 50)), ids).assignments
-        return tf.stack([choice.expert_GS for choice in choices], -1)
-
-    np.testing.assert_array_equal(compiled(ids), experts_of(router, ids))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"k": 6}, "router.k: 6 experts per token, but router.num_experts=5"),
-    ],
-)
-def test_rejects_invalid_options(values, message):
-    with pytest.raises(ValueError, match=message):
-        make(**values)
-
-
-def test_requires_ids():
-    p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=5)
-    p.router = HashRouter.params()
-    with pytest.raises(ValueError, match="moe.router: HashRouter .* moe.has_token_ids"):
-        p.instantiate(path="moe")
-    with pytest.raises(ValueError, match="router: HashRouter routes by token ids, but none"):
-        loops.route(make(), NestedMap(), tf.zeros((1, 3, 4)))
+if __name__ == "__main__":
+    testing.main()
