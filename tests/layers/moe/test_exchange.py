@@ -5,7 +5,9 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -81,162 +83,138 @@ def assert_all_close(found: NestedMap, expected: NestedMap, separated_by: str) -
         assert_close(one, other, separated_by)
 
 
-def assert_equal(found: NestedMap, expected: NestedMap) -> None:
-    for (path, one), other in zip(found.flatten_items(), expected.flatten(), strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=path)
-
-
 def quantized(x: np.ndarray) -> np.ndarray:
     """Quantizes rows to int8 in NumPy."""
     scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
 
 
-def test_int8_quantizes_rows_and_gradients_in_both_directions():
-    """The computation doubles every row, so all expected values are known."""
-    x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
-    exchange = Exchange.params().set(precision="int8").instantiate()
-    with tf.GradientTape() as tape:
-        source = tf.constant(x)
-        tape.watch(source)
-        y = exchange.run(source, lambda rows: rows * 2)
-    assert_close(y, quantized(2 * quantized(x)), "float32")
-    d_x = tape.gradient(y, source, tf.constant(d_y))
-    assert_close(d_x, quantized(2 * quantized(d_y)), "float32")
+class ExchangeTest(testing.TestCase, parameterized.TestCase):
+    def assert_equal(self, found: NestedMap, expected: NestedMap) -> None:
+        """Asserts that two trees are equal to the bit."""
+        for (path, one), other in zip(found.flatten_items(), expected.flatten(), strict=True):
+            self.assertAllEqual(one, other, msg=path)
 
+    def test_int8_quantizes_rows_and_gradients_in_both_directions(self):
+        """The computation doubles every row, so all expected values are known."""
+        x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
+        exchange = Exchange.params().set(precision="int8").instantiate()
+        with tf.GradientTape() as tape:
+            source = tf.constant(x)
+            tape.watch(source)
+            y = exchange.run(source, lambda rows: rows * 2)
+        assert_close(y, quantized(2 * quantized(x)), "float32")
+        d_x = tape.gradient(y, source, tf.constant(d_y))
+        assert_close(d_x, quantized(2 * quantized(d_y)), "float32")
 
-@pytest.mark.parametrize("dispatch", ["gather", "einsum"])
-@pytest.mark.parametrize("precision", ERRORS)
-def test_quantization_errors_are_within_the_documented_bounds(precision, dispatch):
-    exact = on_one_device(make(dispatch=dispatch))
-    found = errors(on_one_device(make(dispatch=dispatch, precision=precision)), exact)
-    assert all(0 < error < ERRORS[precision] for error in found.values()), found
+    @parameterized.product(dispatch=["gather", "einsum"], precision=tuple(ERRORS))
+    def test_quantization_errors_are_within_the_documented_bounds(self, precision, dispatch):
+        exact = on_one_device(make(dispatch=dispatch))
+        found = errors(on_one_device(make(dispatch=dispatch, precision=precision)), exact)
+        for path, error in found.items():
+            self.assertGreater(error, 0, path)
+            self.assertLess(error, ERRORS[precision], path)
 
+    def test_exchange_in_the_activation_dtype_is_exact(self):
+        def output(precision):
+            layer = make(precision=precision)
+            return layer.fprop(layer.init(1), tf.cast(X, tf.bfloat16), MASK)
 
-def test_exchange_in_the_activation_dtype_is_exact():
-    def output(precision):
-        layer = make(precision=precision)
-        return layer.fprop(layer.init(1), tf.cast(X, tf.bfloat16), MASK)
+        self.assertAllEqual(output("bfloat16"), output(""))
+        self.assertNotAllEqual(output("int8"), output(""))
 
-    np.testing.assert_array_equal(output("bfloat16"), output(""))
-    assert not np.array_equal(output("int8"), output(""))
+    @parameterized.parameters((1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7))
+    def test_chunks_have_equal_sizes_and_none_is_empty(self, chunks, sizes):
+        seen = []
 
+        def compute(x_EGCM):
+            seen.append(x_EGCM.shape.as_list())
+            return x_EGCM + 1
 
-@pytest.mark.parametrize(
-    ("chunks", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)]
-)
-def test_chunks_have_equal_sizes_and_none_is_empty(chunks, sizes):
-    seen = []
+        x = tf.constant(RNG.normal(size=(2, 3, 7, 4)), tf.float32)
+        y = Exchange.params().set(chunks=chunks).instantiate().run(x, compute)
+        self.assertEqual(seen, [[3, 2, size, 4] for size in sizes])
+        self.assertAllEqual(y, x + 1)
 
-    def compute(x_EGCM):
-        seen.append(x_EGCM.shape.as_list())
-        return x_EGCM + 1
+    @parameterized.product(precision=["", "int8"], chunks=[2, 3, 100])
+    def test_chunks_do_not_change_results(self, chunks, precision):
+        unchunked = on_one_device(make(precision=precision))
+        chunked = on_one_device(make(precision=precision, chunks=chunks))
+        assert_all_close(chunked, unchunked, "float32")
 
-    x = tf.constant(RNG.normal(size=(2, 3, 7, 4)), tf.float32)
-    y = Exchange.params().set(chunks=chunks).instantiate().run(x, compute)
-    assert seen == [[3, 2, size, 4] for size in sizes]
-    np.testing.assert_array_equal(y, x + 1)
-
-
-@pytest.mark.parametrize("precision", ["", "int8"])
-@pytest.mark.parametrize("chunks", [2, 3, 100])
-def test_chunks_do_not_change_results(chunks, precision):
-    unchunked = on_one_device(make(precision=precision))
-    chunked = on_one_device(make(precision=precision, chunks=chunks))
-    assert_all_close(chunked, unchunked, "float32")
-
-
-def test_chunks_draw_independent_dropout_masks():
-    """Dropout has no effect in evaluation. In training, masks differ between chunks."""
-    rows = tf.ones([E, 1, 4, M])
-    layer = make(dropout=0.5, chunks=2)
-    theta = layer.init(1)
-    with context.scope(training=True, seed=tf.constant([1, 2])):
-        y = layer._exchange.run(
-            tf.transpose(rows, (1, 0, 2, 3)), lambda x: layer.experts.fprop(theta.experts, x)
+    def test_chunks_draw_independent_dropout_masks(self):
+        """Dropout has no effect in evaluation. In training, masks differ between chunks."""
+        rows = tf.ones([E, 1, 4, M])
+        layer = make(dropout=0.5, chunks=2)
+        theta = layer.init(1)
+        with context.scope(training=True, seed=tf.constant([1, 2])):
+            y = layer._exchange.run(
+                tf.transpose(rows, (1, 0, 2, 3)), lambda x: layer.experts.fprop(theta.experts, x)
+            )
+        self.assertNotAllEqual(y[:, :, :2], y[:, :, 2:])
+        assert_all_close(
+            on_one_device(make(dropout=0.5, chunks=2)), on_one_device(make()), "float32"
         )
-    assert not np.array_equal(y[:, :, :2], y[:, :, 2:])
-    assert_all_close(on_one_device(make(dropout=0.5, chunks=2)), on_one_device(make()), "float32")
 
+    def test_hierarchical_has_no_effect_on_one_device(self):
+        self.assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
 
-def test_hierarchical_has_no_effect_on_one_device():
-    assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
+    @parameterized.parameters({}, {"experts": 6, "precision": "int8"})
+    def test_hierarchical_results_are_bitwise_equal(self, **options):
+        self.assert_equal(split(**options, hierarchical=True), split(**options))
 
+    @parameterized.parameters(
+        {"precision": "int8"}, {"precision": "bfloat16"}, {"experts": 6, "group_size": 5}
+    )
+    @pytest.mark.slow
+    def test_hierarchical_results_of_other_options_are_bitwise_equal(self, **options):
+        self.assert_equal(split(**options, hierarchical=True), split(**options))
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"experts": 6, "precision": "int8"},
-        pytest.param({"precision": "int8"}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
-        pytest.param({"experts": 6, "group_size": 5}, marks=pytest.mark.slow),
-    ],
-)
-def test_hierarchical_results_are_bitwise_equal(options):
-    assert_equal(split(**options, hierarchical=True), split(**options))
+    def test_all_options_on_many_devices_equal_one_device(self):
+        """Allows few rows to differ by one int8 step because of float32 rounding."""
+        options = {"precision": "int8", "chunks": 2}
+        found = split(hierarchical=True, **options)
+        step = 1 / 127
+        self.assertLess(max(errors(found, on_one_device(make(**options))).values()), 2 * step)
 
+    def test_hierarchical_on_a_mesh_with_a_model_axis(self):
+        strategy = "activations: B,G->host,data | E->host,data; H->model"
+        found = split("host=2,data=2,model=2", strategy, hierarchical=True)
+        assert_all_close(found, on_one_device(make()), "order")
 
-def test_all_options_on_many_devices_equal_one_device():
-    """Allows few rows to differ by one int8 step because of float32 rounding."""
-    options = {"precision": "int8", "chunks": 2}
-    found = split(hierarchical=True, **options)
-    step = 1 / 127
-    assert max(errors(found, on_one_device(make(**options))).values()) < 2 * step
+    @parameterized.parameters(
+        ("pod=2,host=2,data=2", "activations: B,G->pod,host,data | E->host,data"),
+        ("host=2,data=2,rail=2", "activations: B,G->host,data,rail | E->host,data,rail"),
+        ("host=2,data=4", "activations: B,G->data,host | E->host,data"),
+    )
+    @pytest.mark.slow
+    def test_hierarchical_on_other_meshes(self, mesh, strategy):
+        assert_all_close(split(mesh, strategy, hierarchical=True), on_one_device(make()), "order")
 
-
-@pytest.mark.parametrize(
-    ("mesh", "strategy"),
-    [
-        ("host=2,data=2,model=2", "activations: B,G->host,data | E->host,data; H->model"),
-        pytest.param(
-            "pod=2,host=2,data=2",
-            "activations: B,G->pod,host,data | E->host,data",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "host=2,data=2,rail=2",
-            "activations: B,G->host,data,rail | E->host,data,rail",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "host=2,data=4",
-            "activations: B,G->data,host | E->host,data",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_hierarchical_on_other_meshes(mesh, strategy):
-    assert_all_close(split(mesh, strategy, hierarchical=True), on_one_device(make()), "order")
-
-
-@pytest.mark.parametrize(
-    ("mesh", "strategy", "words"),
-    [
+    @parameterized.parameters(
         ("data=8", "expert", "splits groups over data and experts over data; it needs two axes"),
         ("data=4,model=2", "expert_tensor", "`mesh=data=4,model=2` with `strategy=expert_tensor`"),
         (HOSTS, "activations: B,G->data | E->host,data", "groups over data and experts over host"),
         (HOSTS, "B->data", "groups over nothing and experts over nothing"),
         ("host=1,data=8", OVER_BOTH, "groups over data and experts over data"),
-    ],
-)
-def test_hierarchical_requires_two_axes(mesh, strategy, words):
-    layer = make(hierarchical=True)
-    with (
-        use_partitioning(Partitioning.make(mesh, strategy)),
-        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: `mesh=") as raised,
-    ):
-        tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)
-    assert words in str(raised.value)
+    )
+    def test_hierarchical_requires_two_axes(self, mesh, strategy, words):
+        layer = make(hierarchical=True)
+        with (
+            use_partitioning(Partitioning.make(mesh, strategy)),
+            self.assertRaisesRegex(ValueError, r"^moe\.exchange\.hierarchical: `mesh=") as raised,
+        ):
+            tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)
+        self.assertIn(words, str(raised.exception))
 
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    @parameterized.parameters(
         ({"precision": "int"}, r"moe.exchange.precision: 'int'. Did you mean 'int8'\?"),
         ({"precision": "q"}, "moe.exchange.precision: 'q'. Valid: bfloat16, int8."),
-    ],
-)
-def test_rejects_invalid_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
+    )
+    def test_rejects_invalid_options(self, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            make(**options)
+
+
+if __name__ == "__main__":
+    testing.main()

@@ -1,20 +1,22 @@
 """Compares the mixture-of-experts layer with loops over tokens, and tests its options."""
 
 import functools
+from unittest import mock
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
     ExpertChoiceRouter,
     MixtureOfExperts,
     Top2Router,
+    groups,
 )
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.groups import warn_of_experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers.moe import algorithm
@@ -60,86 +62,6 @@ def reference(theta, x_SM, real_S, slots: int, mode: str = "paper") -> np.ndarra
                 hidden = np.maximum(x_SM[s] @ w_in[entry.expert], 0)
                 y_SM[s] += entry.gate * (hidden @ w_out[entry.expert])
     return y_SM
-
-
-@pytest.mark.parametrize("mode", ["paper", "lingvo"])
-@pytest.mark.parametrize("name", ["gather", "einsum"])
-@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0])
-def test_matches_the_formula(mode, name, factor):
-    y, _, theta = run(
-        make_params(router_mode=mode, dispatch=dispatch_params(name), router_capacity_factor=factor)
-    )
-    slots = algorithm.capacity(L, E, 2 * factor, mode)
-    expected = [reference(theta, x, np.ones(L, bool), slots, mode) for x in X]
-    assert_close(y, expected, "float32")
-
-
-def test_groups_span_rows_and_the_last_is_padded():
-    y, _, theta = run(make_params(group_size=10))
-    tokens = np.concatenate([X.reshape(B * L, M), np.zeros((6, M), np.float32)])
-    real = np.arange(30) < B * L
-    groups = [slice(i, i + 10) for i in (0, 10, 20)]
-    expected = np.concatenate([reference(theta, tokens[g], real[g], 5) for g in groups])
-    assert_close(np.reshape(y, (B * L, M)), expected[: B * L], "float32")
-
-
-def test_a_group_is_at_most_the_batch():
-    y, _, theta = run(make_params(group_size=1000))
-    expected = reference(theta, X.reshape(B * L, M), np.ones(B * L, bool), B * L * 2 // E)
-    assert_close(np.reshape(y, (B * L, M)), expected, "float32")
-
-
-def test_dropped_tokens_and_padding_give_zero():
-    mask = MASK.copy()
-    mask[:, :2] = 0
-    y, scope, _ = run(make_params(router_capacity_factor=0.25), mask=mask)
-    assert not np.any(y[:, :2])
-    taken = np.any(y.numpy(), axis=-1)
-    assert 0 < taken[:, 2:].sum() < taken[:, 2:].size
-    assert float(scope.metrics["moe/dropped_share"][0]) > 0.3
-
-
-def test_evaluation_groups_and_drops_tokens_like_training():
-    params = make_params(router_second_expert="all", router_capacity_factor=0.5, group_size=10)
-    trained, trained_scope, _ = run(params, training=True)
-    evaluated, scope, _ = run(params)
-    np.testing.assert_array_equal(trained, evaluated)
-    assert float(scope.metrics["moe/dropped_share"][0]) > 0
-    for name, (value, _) in scope.metrics.items():
-        assert float(value) == float(trained_scope.metrics[name][0])
-
-
-def test_evaluation_is_deterministic_and_training_is_not():
-    params = make_params()
-    one, other = (run(params, seed=seed)[0] for seed in (1, 2))
-    np.testing.assert_array_equal(one, other)
-    one, other = (run(params, seed=seed, training=True)[0] for seed in (1, 2))
-    assert not np.array_equal(one, other)
-
-
-def test_reports_loss_and_metrics():
-    _, scope, _ = run(make_params(router_auxiliary_loss_weight=0.5))
-    value = float(scope.metrics["moe/auxiliary_loss"][0])
-    assert value >= 1 / E**2 * 0.9
-    assert float(scope.losses["moe/auxiliary_loss"]) == 0.5 * value
-    assert set(scope.metrics) == {
-        "moe/auxiliary_loss",
-        "moe/load_max_over_mean",
-        "moe/dropped_share",
-        "moe/utilization",
-        "moe/dead_experts",
-        "moe/router_entropy",
-    }
-
-
-def test_bfloat16_activations_are_routed_in_float32():
-    rounded = tf.cast(X, tf.bfloat16)
-    y, scope, _ = run(make_params(), x=rounded)
-    exact, exact_scope, _ = run(make_params(), x=tf.cast(rounded, tf.float32))
-    assert y.dtype == tf.bfloat16
-    assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
-    for name, (value, _) in scope.metrics.items():
-        assert float(value) == float(exact_scope.metrics[name][0])
 
 
 def fingerprint(params, training: bool) -> tuple:
@@ -206,35 +128,109 @@ TESTED_ELSEWHERE = {
 }
 
 
-def test_every_option_has_a_test_value():
-    names = {name for name, _ in MixtureOfExperts.params().items()}
-    names |= {f"router_{name}" for name, _ in Top2Router.params().items()}
-    names |= {f"experts_{name}" for name, _ in Experts.params().items()}
-    names -= {"router", "experts"} | TESTED_ELSEWHERE
-    assert names == OPTIONS.keys() | INVALID.keys()
-
-
 @functools.cache
 def fingerprint_of_defaults(training: bool) -> tuple:
     return fingerprint(make_params(), training)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_has_an_effect(name):
-    value, training = OPTIONS[name]
-    changed = fingerprint(make_params(**{name: value}), training)
-    assert changed != fingerprint_of_defaults(training)
+class MixtureOfExpertsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(
+        mode=["paper", "lingvo"], name=["gather", "einsum"], factor=[0.25, 0.5, 2.0]
+    )
+    def test_matches_the_formula(self, mode, name, factor):
+        y, _, theta = run(
+            make_params(
+                router_mode=mode, dispatch=dispatch_params(name), router_capacity_factor=factor
+            )
+        )
+        slots = algorithm.capacity(L, E, 2 * factor, mode)
+        expected = [reference(theta, x, np.ones(L, bool), slots, mode) for x in X]
+        assert_close(y, expected, "float32")
 
+    def test_groups_span_rows_and_the_last_is_padded(self):
+        y, _, theta = run(make_params(group_size=10))
+        tokens = np.concatenate([X.reshape(B * L, M), np.zeros((6, M), np.float32)])
+        real = np.arange(30) < B * L
+        slices = [slice(i, i + 10) for i in (0, 10, 20)]
+        expected = np.concatenate([reference(theta, tokens[g], real[g], 5) for g in slices])
+        assert_close(np.reshape(y, (B * L, M)), expected[: B * L], "float32")
 
-@pytest.mark.parametrize("name", INVALID)
-def test_rejects_inconsistent_sizes(name):
-    with pytest.raises(ValueError, match=r"'M' has sizes 4 and 5|moe.\w+.\w+: \d, but moe"):
-        run(make_params(**{name: INVALID[name]}))
+    def test_a_group_is_at_most_the_batch(self):
+        y, _, theta = run(make_params(group_size=1000))
+        expected = reference(theta, X.reshape(B * L, M), np.ones(B * L, bool), B * L * 2 // E)
+        assert_close(np.reshape(y, (B * L, M)), expected, "float32")
 
+    def test_dropped_tokens_and_padding_give_zero(self):
+        mask = MASK.copy()
+        mask[:, :2] = 0
+        y, scope, _ = run(make_params(router_capacity_factor=0.25), mask=mask)
+        self.assertFalse(np.any(y[:, :2]))
+        taken = np.any(y.numpy(), axis=-1)
+        self.assertTrue(np.any(taken[:, 2:]))
+        self.assertFalse(np.all(taken[:, 2:]))
+        self.assertGreater(float(scope.metrics["moe/dropped_share"][0]), 0.3)
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    def test_evaluation_groups_and_drops_tokens_like_training(self):
+        params = make_params(router_second_expert="all", router_capacity_factor=0.5, group_size=10)
+        trained, trained_scope, _ = run(params, training=True)
+        evaluated, scope, _ = run(params)
+        self.assertAllEqual(trained, evaluated)
+        self.assertGreater(float(scope.metrics["moe/dropped_share"][0]), 0)
+        for name, (value, _) in scope.metrics.items():
+            self.assertEqual(float(value), float(trained_scope.metrics[name][0]))
+
+    def test_evaluation_is_deterministic_and_training_is_not(self):
+        params = make_params()
+        one, other = (run(params, seed=seed)[0] for seed in (1, 2))
+        self.assertAllEqual(one, other)
+        one, other = (run(params, seed=seed, training=True)[0] for seed in (1, 2))
+        self.assertNotAllEqual(one, other)
+
+    def test_reports_loss_and_metrics(self):
+        _, scope, _ = run(make_params(router_auxiliary_loss_weight=0.5))
+        value = float(scope.metrics["moe/auxiliary_loss"][0])
+        self.assertGreaterEqual(value, 1 / E**2 * 0.9)
+        self.assertEqual(float(scope.losses["moe/auxiliary_loss"]), 0.5 * value)
+        self.assertEqual(
+            set(scope.metrics),
+            {
+                "moe/auxiliary_loss",
+                "moe/load_max_over_mean",
+                "moe/dropped_share",
+                "moe/utilization",
+                "moe/dead_experts",
+                "moe/router_entropy",
+            },
+        )
+
+    def test_bfloat16_activations_are_routed_in_float32(self):
+        rounded = tf.cast(X, tf.bfloat16)
+        y, scope, _ = run(make_params(), x=rounded)
+        exact, exact_scope, _ = run(make_params(), x=tf.cast(rounded, tf.float32))
+        self.assertEqual(y.dtype, tf.bfloat16)
+        assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
+        for name, (value, _) in scope.metrics.items():
+            self.assertEqual(float(value), float(exact_scope.metrics[name][0]))
+
+    def test_every_option_has_a_test_value(self):
+        names = {name for name, _ in MixtureOfExperts.params().items()}
+        names |= {f"router_{name}" for name, _ in Top2Router.params().items()}
+        names |= {f"experts_{name}" for name, _ in Experts.params().items()}
+        names -= {"router", "experts"} | TESTED_ELSEWHERE
+        self.assertEqual(names, OPTIONS.keys() | INVALID.keys())
+
+    @parameterized.parameters(*OPTIONS)
+    def test_every_option_has_an_effect(self, name):
+        value, training = OPTIONS[name]
+        changed = fingerprint(make_params(**{name: value}), training)
+        self.assertNotEqual(changed, fingerprint_of_defaults(training))
+
+    @parameterized.parameters(*INVALID)
+    def test_rejects_inconsistent_sizes(self, name):
+        with self.assertRaisesRegex(ValueError, r"'M' has sizes 4 and 5|moe.\w+.\w+: \d, but moe"):
+            run(make_params(**{name: INVALID[name]}))
+
+    @parameterized.parameters(
         (
             {"dispatch": "gather"},
             r"moe.dispatch: 'gather' is not Params; .* GatherDispatch.params\(\)",
@@ -244,79 +240,79 @@ def test_rejects_inconsistent_sizes(name):
         ({"router_mode": "papre"}, r"moe.router.mode: 'papre'. Did you mean 'paper'\?"),
         ({"num_experts": 1}, "moe.router: 2 experts per token"),
         ({"hidden_dim": 0}, "MixtureOfExperts.hidden_dim is 0; expected a whole number"),
-    ],
-)
-def test_rejects_invalid_options(values, message):
-    with pytest.raises(ValueError, match=message):
-        make_params(**values).instantiate(path="moe")
-
-
-@pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
-def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypatch):
-    said = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", said.append)
-    layer = make_params(group_size=group_size).instantiate(path="moe")
-    with use_partitioning(Partitioning.make("data=4", "expert")):
-        tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
-    assert bool(said) == warned
-    assert not warned or said[0].startswith(
-        "moe: 3 token groups do not divide evenly over 4 devices"
     )
+    def test_rejects_invalid_options(self, values, message):
+        with self.assertRaisesRegex(ValueError, message):
+            make_params(**values).instantiate(path="moe")
+
+    @parameterized.product(router=[Top2Router, ExpertChoiceRouter], name=["gather", "einsum"])
+    def test_dropped_tokens_pass_no_gradient_however_large(self, name, router):
+        """A norm of a dropped token's zero row has a gradient that overflows float16."""
+        params = make_params(dispatch=dispatch_params(name), experts_activation="gelu")
+        params.router = router.params().set(capacity_factor=0.5)
+        layer = params.instantiate(path="moe")
+        theta, x_BLM = layer.init(1), tf.constant(X, tf.float16)
+        gradients = {}
+        with context.scope(training=True, seed=tf.constant([1, 0])):
+            for dropped in (0.0, np.inf):
+                with tf.GradientTape() as tape:
+                    tape.watch([x_BLM, *theta.flatten()])
+                    y_BLM = layer.fprop(theta, x_BLM, tf.constant(MASK))
+                is_dropped_BLM = (y_BLM.numpy() == 0).all(-1, keepdims=True)
+                self.assertGreater(is_dropped_BLM.sum(), 3)
+                d_y_BLM = tf.cast(tf.where(is_dropped_BLM, dropped, tf.ones(X.shape)), tf.float16)
+                weights = [x_BLM, theta.experts.w_in, theta.experts.w_out, theta.router.w_gate]
+                gradients[dropped] = tape.gradient(y_BLM, weights, output_gradients=d_y_BLM)
+        for zero, infinite in zip(*gradients.values(), strict=True):
+            self.assertAllEqual(zero, infinite)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "strategy", "said"),
-    [
+class WarningsTest(testing.TestCase, parameterized.TestCase):
+    """Tests warnings of groups and experts that do not divide evenly over the devices."""
+
+    def setUp(self):
+        super().setUp()
+        self.warnings = []
+        warning = mock.patch.object(groups._log, "warning", self.warnings.append)
+        self.enter_context(warning)
+
+    @parameterized.parameters((8, True), (3, False))
+    def test_warns_if_groups_do_not_divide_over_devices(self, group_size, warned):
+        layer = make_params(group_size=group_size).instantiate(path="moe")
+        with use_partitioning(Partitioning.make("data=4", "expert")):
+            tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
+        self.assertEqual(bool(self.warnings), warned)
+        if warned:
+            self.assertStartsWith(
+                self.warnings[0], "moe: 3 token groups do not divide evenly over 4 devices"
+            )
+
+    @parameterized.parameters(
         ("data=8", "expert", "data=2,fsdp=4"),
         ("data=4,model=2", "expert_tensor", "data=2,fsdp=2,model=2"),
         ("data=4,fsdp=3", "expert_fsdp", "data=2,fsdp=6"),
         ("fsdp=3,data=4", "expert_fsdp", "fsdp=6,data=2"),
         ("data=2", "expert", ""),
         ("model=8", "tensor", ""),
-    ],
-)
-def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, monkeypatch):
-    warnings = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", warnings.append)
-    with use_partitioning(Partitioning.make(mesh, strategy)):
-        warn_of_experts(2, "moe")
-        if said:
-            parts = 8 if mesh == "data=8" else 4
-            assert warnings == [
-                f"moe: 2 experts do not divide evenly over {parts} devices along data: "
-                f"{1 - 2 / parts:.0%} of the experts' time is padding. On `mesh={said}` they do."
-            ]
-    with use_partitioning(Partitioning.make(said or mesh, strategy)):
-        warn_of_experts(2, "moe")
-    assert len(warnings) == bool(said)
+    )
+    def test_warns_of_experts_that_do_not_divide_over_devices(self, mesh, strategy, advised):
+        with use_partitioning(Partitioning.make(mesh, strategy)):
+            groups.warn_of_experts(2, "moe")
+        parts = 8 if mesh == "data=8" else 4
+        expected = (
+            f"moe: 2 experts do not divide evenly over {parts} devices along data: "
+            f"{1 - 2 / parts:.0%} of the experts' time is padding. On `mesh={advised}` they do."
+        )
+        self.assertEqual(self.warnings, [expected] if advised else [])
+        with use_partitioning(Partitioning.make(advised or mesh, strategy)):
+            groups.warn_of_experts(2, "moe")
+        self.assertLen(self.warnings, int(bool(advised)))
+
+    def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(self):
+        with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
+            groups.warn_of_experts(2, "moe")
+        self.assertEndsWith(self.warnings[0], "On `mesh=fsdp=2,data=4` they do.")
 
 
-def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(monkeypatch):
-    warnings = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.groups._log.warning", warnings.append)
-    with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
-        warn_of_experts(2, "moe")
-    assert warnings[0].endswith("On `mesh=fsdp=2,data=4` they do.")
-
-
-@pytest.mark.parametrize("router", [Top2Router, ExpertChoiceRouter])
-@pytest.mark.parametrize("name", ["gather", "einsum"])
-def test_dropped_tokens_pass_no_gradient_however_large(name, router):
-    """A norm of a dropped token's zero row has a gradient that overflows float16."""
-    params = make_params(dispatch=dispatch_params(name), experts_activation="gelu")
-    params.router = router.params().set(capacity_factor=0.5)
-    layer = params.instantiate(path="moe")
-    theta, x_BLM = layer.init(1), tf.constant(X, tf.float16)
-    gradients = {}
-    with context.scope(training=True, seed=tf.constant([1, 0])):
-        for dropped in (0.0, np.inf):
-            with tf.GradientTape() as tape:
-                tape.watch([x_BLM, *theta.flatten()])
-                y_BLM = layer.fprop(theta, x_BLM, tf.constant(MASK))
-            is_dropped_BLM = (y_BLM.numpy() == 0).all(-1, keepdims=True)
-            assert is_dropped_BLM.sum() > 3
-            d_y_BLM = tf.cast(tf.where(is_dropped_BLM, dropped, tf.ones(X.shape)), tf.float16)
-            weights = [x_BLM, theta.experts.w_in, theta.experts.w_out, theta.router.w_gate]
-            gradients[dropped] = tape.gradient(y_BLM, weights, output_gradients=d_y_BLM)
-    for zero, infinite in zip(*gradients.values(), strict=True):
-        np.testing.assert_array_equal(zero, infinite)
+if __name__ == "__main__":
+    testing.main()
