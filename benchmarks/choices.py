@@ -22,11 +22,13 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step, tables
+from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
@@ -74,8 +76,8 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experiment, rows = registry.get(values.experiment), []
-    with console.status("starting") as status:
-        for row in measure(experiment, values.num_layers, values.repeats, status.update):
+    with transient_stages(console, "starting") as progress:
+        for row in measure(experiment, values.num_layers, values.repeats, progress):
             console.print(f"{row.name}: {row.seconds:.3f} s")
             rows.append(row)
     caption = f"ratio: to {AS_IT_IS}; MiB: of the state, and of temporaries"
@@ -117,27 +119,25 @@ def choices() -> dict[str, Choice]:
     }
 
 
-def measure(
-    experiment: Params, layers: int, repeats: int, report: Callable[[str], None]
-) -> Iterator[TechniqueTiming]:
+def measure(experiment: Params, layers: int, repeats: int, progress: Progress) -> Iterator[Row]:
     """Measures each technique; its steps alternate with steps without any technique.
 
     Args:
       experiment: Params of the experiment.
       layers: number of layers of the encoder and of the decoder.
       repeats: number of measurements.
-      report: called with each stage.
+      progress: is told each stage as it begins.
 
     Yields:
       A row for each technique, with medians of all measurements.
     """
     plain = None
     for name, choose in choices().items():
-        report(f"compiling {name}")
+        progress.begin(f"compiling {name}")
         runtime, batch, compile_seconds = _compiled(experiment, layers, choose)
         plain = plain or runtime
         loss = _loss(runtime, batch)
-        report(f"measuring {name}")
+        progress.begin(f"measuring {name}")
         turns = [
             [step.step_seconds(each, batch) for each in (runtime, plain)] for _ in range(repeats)
         ]

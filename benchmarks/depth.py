@@ -20,6 +20,7 @@ from benchmarks import common
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -27,6 +28,7 @@ from lingvo_gshard.tools.bench import define_stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks import subcommands, tables
 from lingvo_gshard.tools.benchmarks.step import StepCase
+from lingvo_gshard.tools.console.stages import transient_stages
 
 
 @dataclasses.dataclass
@@ -64,8 +66,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     rows, length = subcommands.whole_rows(values)
     trainer = registry.get(values.experiment).step
     stack = subcommands.stack_params(values)
-    with console.status("starting") as status:
-        found = measure(stack, trainer, depths, rows, length, values.repeats, status.update)
+    with transient_stages(console, "starting") as progress:
+        found = measure(stack, trainer, depths, rows, length, values.repeats, progress)
     caption = "ratio: to the same layers one by one"
     table = tables.make_table(caption, "training step", "compile", "seconds", "ratio")
     for row in found:
@@ -82,32 +84,32 @@ def measure(
     rows: int,
     length: int,
     repeats: int,
-    report: Callable[[str], None],
-) -> list[DepthTiming]:
+    progress: Progress,
+) -> list[Row]:
     """Measures every depth as a loop, and the smallest depth also layer by layer.
 
     At the smallest depth the two alternate; seconds and ratio are medians over `repeats` turns.
-    `report` is called with each stage.
+    `progress` is told each stage.
     """
     least, *deeper = sorted(depths)
 
     def compiled(layers: int, repeat: bool) -> tuple[DepthTiming, Callable[[], float]]:
         return _compiled(_case(stack, trainer, layers, repeat, rows, length), layers, repeat)
 
-    report(f"compiling {least} layers one by one")
+    progress.begin(f"compiling {least} layers one by one")
     one_by_one, plain_step = compiled(least, False)
-    report(f"compiling {least} layers as a loop")
+    progress.begin(f"compiling {least} layers as a loop")
     loop, loop_step = compiled(least, True)
     turns = []
     for repeat in range(repeats):
-        report(f"measuring, {repeat + 1} of {repeats}")
+        progress.begin(f"measuring, {repeat + 1} of {repeats}")
         turns.append((plain_step(), loop_step()))
     plain, looped = np.array(turns).T
     one_by_one.seconds, one_by_one.ratio = float(np.median(plain)), 1.0
     loop.seconds, loop.ratio = float(np.median(looped)), float(np.median(looped / plain))
     found = [one_by_one, loop]
     for layers in deeper:
-        report(f"compiling {layers} layers as a loop")
+        progress.begin(f"compiling {layers} layers as a loop")
         found.append(compiled(layers, True)[0])
     return found
 

@@ -23,6 +23,7 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import init_program, train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -32,6 +33,7 @@ from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks import tables
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -67,8 +69,8 @@ define_flags = common.define_flags
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     case = step_bench.experiment_cases(registry.get(values.experiment))[0]
-    with console.status("starting") as status:
-        rows = measure(case, values.repeats, status.update)
+    with transient_stages(console, "starting") as progress:
+        rows = measure(case, values.repeats, progress)
     caption = "ratio: to the same program without annotations"
     table = tables.make_table(caption, "training step", "seconds", "ratio", "compile")
     for row in rows:
@@ -105,7 +107,7 @@ class Unannotated:
         return jax.jit(program.exported().call, donate_argnums=program.donated)
 
 
-def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[PartitionTiming]:
+def measure(case: StepCase, repeats: int, progress: Progress) -> list[Row]:
     """Measures a step without annotations, by the spmd runtime and by the single-device runtime.
 
     The three alternate. Each time is the best of `repeats` runs of `_RUN` steps; metrics are read
@@ -114,7 +116,7 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     Args:
       case: the step.
       repeats: number of runs.
-      report: called with each stage.
+      progress: is told each stage as it begins.
     """
     partitioning = Partitioning.make(ONE_DEVICE, "expert")
     local = SingleDeviceRuntime(case.trainer)
@@ -128,12 +130,12 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     }
     compile_seconds = {}
     for name, (runtime, step) in steps.items():
-        report(f"compiling {name}")
+        progress.begin(f"compiling {name}")
         runtime.init_state()
         compile_seconds[name] = pipelined_seconds(step, 1)
     taken = {name: [] for name in steps}
     for repeat in range(repeats):
-        report(f"measuring, {repeat + 1} of {repeats}")
+        progress.begin(f"measuring, {repeat + 1} of {repeats}")
         for name, (_, step) in steps.items():
             taken[name].append(pipelined_seconds(step, _RUN))
     yardstick = min(taken[YARDSTICK])

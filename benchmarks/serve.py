@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -36,8 +36,10 @@ from benchmarks import common, http_load
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
+from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
@@ -104,15 +106,13 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Measures, prints the table, writes the row, and returns the exit code."""
     logdir = required_logdir(values)
-    with console.status("starting") as status:
-        row = measure(logdir, values.clients, values.seconds, values.beam_size, status.update)
+    with transient_stages(console, "starting") as progress:
+        row = measure(logdir, values.clients, values.seconds, values.beam_size, progress)
     print_row(console, row)
     return common.write(values, [row], "CPU")
 
 
-def measure(
-    logdir: str, clients: int, seconds: float, beam_size: int, update: Callable[[str], None]
-) -> ServerTiming:
+def measure(logdir: str, clients: int, seconds: float, beam_size: int, progress: Progress) -> Row:
     """Returns the measurement of a server that this starts, and stops by SIGTERM.
 
     Args:
@@ -120,7 +120,7 @@ def measure(
       clients: clients that send one request after another.
       seconds: how long to measure. Each sentence is sent once before that.
       beam_size: hypotheses of the search.
-      update: shows what is happening.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: the run does not translate, or the server does not start.
@@ -129,18 +129,18 @@ def measure(
     run.check_decoder(Translator)
     sentences = _sentences(run)
     offline = _Offline(run.translator(DecodingOptions(beam_size=beam_size)), sentences)
-    update("translating without a server")
+    progress.begin("translating without a server")
     rates = [offline.rate(seconds / 4)]
-    with _server(logdir, beam_size, clients, update) as (process, port):
+    with _server(logdir, beam_size, clients, progress) as (process, port):
         load_ = _Checked(port, sentences, beam_size, offline.best)
-        update(f"{clients} clients: each sentence once")
+        progress.begin(f"{clients} clients: each sentence once")
         load_.run(clients, requests=len(sentences))
-        update(f"{clients} clients for {seconds:.0f} s")
+        progress.begin(f"{clients} clients for {seconds:.0f} s")
         result, took = load_.run(clients, seconds=seconds)
         peak = _peak_bytes(process.pid)
         process.send_signal(signal.SIGTERM)
         exit_code = process.wait()
-    update("translating without a server")
+    progress.begin("translating without a server")
     rates.append(offline.rate(seconds / 4))
     rate, tokens = float(np.mean(rates)), result.tokens / took
     half, most, nearly_all = np.quantile(result.latencies or [np.nan], [0.5, 0.95, 0.99])
@@ -259,7 +259,7 @@ class _Checked:
 
 @contextlib.contextmanager
 def _server(
-    logdir: str, beam_size: int, clients: int, update: Callable[[str], None]
+    logdir: str, beam_size: int, clients: int, progress: Progress
 ) -> Iterator[tuple[subprocess.Popen, int]]:
     """Starts gshard-serve, and yields the process and the port when the server is ready."""
     with tempfile.TemporaryDirectory() as folder:
@@ -271,7 +271,7 @@ def _server(
             process = subprocess.Popen(command, stdout=stream, stderr=stream)
         try:
             with called_before_abrupt_end(process.kill):
-                update("starting the server")
+                progress.begin("starting the server")
                 limit = time.monotonic() + _START_SECONDS
                 while not _answers(port_file):
                     if process.poll() is not None or time.monotonic() > limit:

@@ -24,6 +24,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.bench import define_decode_flags
 from lingvo_gshard.tools.benchmarks.decode import command, measure
+from lingvo_gshard.tools.console.stages import transient_stages
 
 
 def define_flags() -> flags.FlagValues:
@@ -48,14 +49,14 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console.status("reading the test sentences"))
+        progress = stack.enter_context(transient_stages(console, "reading the test sentences"))
         models, cases = command.make_cases(
             registry.get(values.experiment), registry.get(values.language_model), values.sentences
         )
-        status.update("starting the other engines")
+        progress.begin("starting the other engines")
         dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
         peers = stack.enter_context(Peers(python, dense, cases, threads))
-        for row in measure.measure(models, cases, peers, threads, values.repeats, status.update):
+        for row in measure.measure(models, cases, peers, threads, values.repeats, progress):
             command.show_row(console, row)
             rows.append(row)
     command.print_table(console, rows)

@@ -27,6 +27,7 @@ from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.tools.console.stages import transient_stages
 
 
 def define_flags() -> flags.FlagValues:
@@ -53,10 +54,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with (
         tempfile.TemporaryDirectory(prefix="gshard-parity-") as folder,
-        console.status("starting transformers") as status,
+        transient_stages(console, "starting transformers") as progress,
         Peer(python, cases, pathlib.Path(folder), threads) as peer,
     ):
-        for row in measure(cases, peer, pathlib.Path(folder), status.update):
+        for row in measure(cases, peer, pathlib.Path(folder), progress):
             console.print(f"{row.family}, {row.option}: {row.logits:.1e}")
             rows.append(row)
     print_table(console, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
@@ -63,18 +64,18 @@ class ModelDifference:
 
 
 def measure(
-    cases: Sequence[Case], peer: Peer, folder: pathlib.Path, say: Callable[[str], None]
-) -> Iterator[ModelDifference]:
+    cases: Sequence[Case], peer: Peer, folder: pathlib.Path, progress: Progress
+) -> Iterator[Row]:
     """Yields the row of each case.
 
     Args:
       cases: the models.
       peer: runs transformers.
       folder: a directory for runs and exports.
-      say: shows what is done.
+      progress: is told each stage as it begins.
     """
     for number, case in enumerate(cases):
-        say(case.name)
+        progress.begin(case.name)
         peer.make(number)
         yield _compare(case, number, peer, folder)
 

@@ -14,7 +14,6 @@ from lingvo_gshard.export.formats import PEFT, format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.open_models.adapter import PublishedAdapter
 from lingvo_gshard.open_models.exporting import ExportSource
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 
 
@@ -49,7 +48,6 @@ def export(
     output: str | os.PathLike,
     format: str,
     settings: DecoderSettings | None = None,
-    show_progress: ShowProgress = no_progress,
 ) -> Export:
     """Writes the checkpoint of a run; see `Run.export`."""
     started = time.monotonic()
@@ -60,9 +58,9 @@ def export(
         step = _stream(run, output, format)
     else:
         model = _read(run)
-        run.observer.begin(f"Writing {format}")
+        run.progress.begin(f"Writing {format}")
         with new_directory(output, model.nbytes) as directory:
-            chosen.write(model, directory, settings, show_progress)
+            chosen.write(model, directory, settings, run.progress)
         step = model.step
     return Export(
         directory=os.fspath(output),
@@ -82,7 +80,7 @@ def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
             run.logdir.checkpoints / str(step), trainer.evaluated_part, run.params, trainer
         )
         adapter = PublishedAdapter.of(source, trainer) if format == PEFT else None
-    run.observer.begin(f"Writing {format}")
+    run.progress.begin(f"Writing {format}")
     written = adapter or source
     with new_directory(output, written.nbytes) as directory:
         written.write(directory)
@@ -91,7 +89,7 @@ def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
 
 def _read(run: LoadedRun) -> TrainedModel:
     """Returns the model of the run's checkpoint."""
-    run.observer.begin("Restoring the weights")
+    run.progress.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))
     if checkpoint is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.runtime import partition as partition_lib
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions, verify_experiment
 from lingvo_gshard.runtime.verification.findings import Verification
@@ -28,7 +29,7 @@ def verify(
     shrink: bool = True,
     dropout: bool = True,
     max_devices: int = 16,
-    say: Callable[[str], None] = ...,
+    progress: Progress = ...,
 ) -> Verification: ...
 
 
@@ -69,7 +70,7 @@ def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) 
       shrink: for an experiment, whether to make large sizes small.
       dropout: for an experiment, whether dropout stays on.
       max_devices: for an experiment, the largest number of devices; a larger mesh is made smaller.
-      say: for an experiment, called with each stage.
+      progress: for an experiment, is told each stage as it begins.
       layouts: for a function, as in `partition`.
       overrides: for a function, as in `partition`.
 
@@ -81,6 +82,6 @@ def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) 
     """
     if not isinstance(subject, Params):
         return verify_function(subject, *args, **options)
-    say = options.pop("say", None)
+    progress = options.pop("progress", SILENT)
     chosen = VerifyOptions(*args, **options)
-    return verify_experiment(subject, chosen, say or (lambda text: None))
+    return verify_experiment(subject, chosen, progress)

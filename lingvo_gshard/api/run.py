@@ -20,7 +20,6 @@ from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 
 
@@ -125,7 +124,6 @@ class Run(LoadedRun):
     def evaluate(
         self,
         split: str = "test",
-        show_progress: ShowProgress = no_progress,
         **options: Any,
     ) -> Evaluation:
         """Scores the model on a split of its data, as the run's task defines.
@@ -134,14 +132,13 @@ class Run(LoadedRun):
 
         Args:
           split: "train", "dev" or "test".
-          show_progress: opens progress bars.
           **options: options of the task's `evaluate`, such as languages=["es"] for translation,
             and fields of `DecodingOptions`, such as beam_size=1, for a task that translates.
 
         Raises:
           UserError: the split is empty, or an option is wrong.
         """
-        return evaluate(self, split, show_progress, options)
+        return evaluate(self, split, options)
 
     def _options(
         self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]
@@ -156,7 +153,6 @@ class Run(LoadedRun):
         output: str | os.PathLike,
         format: str,
         settings: DecoderSettings | None = None,
-        show_progress: ShowProgress = no_progress,
     ) -> Export:
         """Writes the model for programs that do not have this package; see docs/export.md.
 
@@ -164,13 +160,12 @@ class Run(LoadedRun):
           output: the new directory. It is complete or not there at all.
           format: "safetensors", "stablehlo" or "saved_model".
           settings: how the exported model decodes; not for "safetensors".
-          show_progress: opens progress bars.
 
         Raises:
           UserError: the directory exists and is not empty, or cannot be written; the format is
             unknown, or not one for the run's task; or its packages are missing.
         """
-        return export(self, output, format, settings, show_progress)
+        return export(self, output, format, settings)
 
     def compare_precisions(
         self,
@@ -178,7 +173,6 @@ class Run(LoadedRun):
         split: str = "dev",
         limit: int = 500,
         options: DecodingOptions | None = None,
-        show_progress: ShowProgress = no_progress,
     ) -> list[Quality]:
         """Translates rows with each precision, and scores the translations.
 
@@ -187,9 +181,8 @@ class Run(LoadedRun):
           split: "train", "dev" or "test".
           limit: translates a fixed random choice of at most this many rows.
           options: how to search.
-          show_progress: opens progress bars.
 
         Raises:
           UserError: the run's task is not translation, or the split is empty.
         """
-        return compare_precisions(self, precisions, split, limit, options, show_progress)
+        return compare_precisions(self, precisions, split, limit, options)

@@ -22,8 +22,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
-from lingvo_gshard.training.run import processes, run_records
+from lingvo_gshard.training.run import processes, records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
@@ -79,9 +78,7 @@ def record_launch(
         say(f"Warning: how the run was started cannot be recorded ({error.strerror})")
 
 
-def evaluate(
-    run: LoadedRun, split: str, show_progress: ShowProgress, options: dict[str, Any]
-) -> Evaluation:
+def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
     """Scores the checkpoint of a run; see `Run.evaluate`.
 
     Warns if the scores cannot be recorded.
@@ -96,8 +93,8 @@ def evaluate(
         if decodes.has_source:
             options["translate"] = run.translator(decoding).translate
         else:
-            options["write"] = run.text_generator(decoding).write
-    found = model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+            options["write"] = run.writer(decoding).write
+    found = model.task.evaluate(model.runtime, model.input, split, run.progress, **options)
     if run.backend.is_main:
         _record(run, split, given, found)
     return found

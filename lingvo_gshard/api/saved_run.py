@@ -16,7 +16,8 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.input import Input, Observer, SilentObserver
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.input import Input
 from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
@@ -56,7 +57,8 @@ class SavedRun:
       logdir: paths of the directory.
       params: the experiment.
       options: where and how to run.
-      observer: is told how far reading data, loading and compiling are; by default nobody is.
+      progress: is told how far all work is, such as reading data, compiling and evaluating; by
+        default nobody is.
       precision: how the weights are stored and multiplied to translate and generate.
       checkpoint: which checkpoint is read: "best", "newest" or a step.
       compiles_elsewhere: whether another process compiles decoding programs, so that compilation
@@ -65,7 +67,7 @@ class SavedRun:
         takes more seconds than this.
     """
 
-    observer: Observer = SilentObserver()
+    progress: Progress = SILENT
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class SavedRun:
     def input(self) -> Input:
         """The run's input. It reads no data before it is used."""
         made = self.params.input.instantiate()
-        made.observer = self.observer
+        made.progress = self.progress
         return made
 
     @functools.cached_property
@@ -180,7 +182,7 @@ class SavedRun:
 
 def _restored_model(run: SavedRun) -> TrainedModel:
     """Returns the model of a run's checkpoint. Damaged ones are reported on standard error."""
-    run.observer.begin("Restoring the weights")
+    run.progress.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         runtime = run.backend.make_runtime(trainer)
         checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))

@@ -16,6 +16,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.run_reports import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
@@ -26,9 +27,9 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
 from lingvo_gshard.training.run.monitoring import divergence, trackers
 from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.run.starting import StartingPoint
@@ -83,7 +84,7 @@ def train(
         with (
             StopRequest() as stop,
             _stopping_when_closed(console, stop),
-            DataProgress(console) as progress,
+            StageDisplay(console) as progress,
             _backend(options, params, str(logdir), progress) as backend,
         ):
             backend.cluster.logdir = directory
@@ -107,9 +108,7 @@ def _prepared(params: Params, steps: int | None) -> Params:
     return params
 
 
-def _backend(
-    options: RuntimeOptions, params: Params, logdir: str, progress: DataProgress
-) -> Backend:
+def _backend(options: RuntimeOptions, params: Params, logdir: str, progress: Progress) -> Backend:
     """Makes the backend to run on. Imports TensorFlow and finds devices, which takes seconds."""
     progress.begin("Starting")
     return Backend(options, params, logdir)
@@ -134,7 +133,7 @@ def _train(
     start: StartingPoint | PublishedStart | None,
     stop: StopRequest,
     console: rich.console.Console,
-    progress: DataProgress,
+    progress: Progress,
     observers: Sequence[ObserverFactory],
 ) -> Outcome:
     """Builds the input, the task and the trainer, restores them, and trains."""
@@ -148,7 +147,7 @@ def _train(
         first = newest or start
         if first:
             input_.load_vocabularies(first.extras)
-        input_.observer = progress
+        input_.progress = progress
         task = with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
         trainer = make_trainer(params, task)

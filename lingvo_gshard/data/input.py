@@ -10,7 +10,6 @@ are counted. `cleaning/leaks.py` finds them.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,57 +19,10 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.token_kinds import TokenKinds
-
-
-class Observer(Protocol):
-    """Is told about the stages of long work, so that a caller can show them.
-
-    Stages follow each other; the next `begin` ends the one before.
-    """
-
-    def begin(self, stage: str, unit: str = "") -> None:
-        """Starts a stage.
-
-        Args:
-          stage: what begins, such as "Reading the training rows".
-          unit: what `update` counts, such as "rows".
-        """
-        ...
-
-    def update(self, done: int, share: float | None = None) -> None:
-        """Tells how far the stage is.
-
-        Args:
-          done: number of units done.
-          share: share of the stage's work that is done, 0 to 1; None if unknown.
-        """
-        ...
-
-    def within(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """Shows work within the current stage, in any thread, for as long as a `with` block lasts.
-
-        Args:
-          stage: the work, such as "Compiling".
-        """
-        ...
-
-
-class SilentObserver:
-    """An Observer that shows nothing."""
-
-    def begin(self, stage: str, unit: str = "") -> None:
-        """Does nothing."""
-
-    def update(self, done: int, share: float | None = None) -> None:
-        """Does nothing."""
-
-    def within(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """Does nothing."""
-        return contextlib.nullcontext()
-
 
 Batch = dict[str, np.ndarray]
 
@@ -117,12 +69,12 @@ class Input(Configurable, abc.ABC):
     input reads no data; the first call that needs data reads it.
 
     Attributes:
-      observer: is told how far reading and the other stages are; by default nobody is.
+      progress: is told how far reading and the other stages are; by default nobody is.
       own_rows: returns which rows of a training batch with given specs this process needs, bool
         [B]; None if it needs all. An input may leave the tokens of other rows out.
     """
 
-    observer: Observer = SilentObserver()
+    progress: Progress = SILENT
     own_rows: Callable[[Mapping[str, tf.TensorSpec]], np.ndarray] | None = None
 
     @classmethod

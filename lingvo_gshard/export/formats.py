@@ -9,6 +9,7 @@ from collections.abc import Callable
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.export import (
     decoder,
     safetensors_writer,
@@ -21,9 +22,8 @@ from lingvo_gshard.export.decoder import (
     TrainedModel,
     make_decoder,
 )
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
 
-WriteDecoder = Callable[[PortableDecoder, pathlib.Path, ShowProgress], None]
+WriteDecoder = Callable[[PortableDecoder, pathlib.Path, Progress], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Format:
         model: TrainedModel,
         directory: pathlib.Path,
         settings: DecoderSettings | None,
-        show_progress: ShowProgress,
+        progress: Progress,
     ) -> None:
         """Writes a model into an empty directory."""
         if self.write_decoder:
             made = make_decoder(model, settings or DecoderSettings())
-            self.write_decoder(made, directory, show_progress)
+            self.write_decoder(made, directory, progress)
         else:
             safetensors_writer.write(model, directory)
 

@@ -19,13 +19,13 @@ from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.export.decoder import TRANSLATION, PortableDecoder
 from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 
 if TYPE_CHECKING:
     # A function of ids [rows, length] that returns ids [rows, L] and scores [rows].
@@ -53,15 +53,13 @@ def check_installed() -> None:
         ) from None
 
 
-def write(
-    decoder: PortableDecoder, directory: pathlib.Path, show_progress: ShowProgress = no_progress
-) -> None:
+def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
     """Writes a decoder.
 
     Args:
       decoder: the decoder.
       directory: an empty directory.
-      show_progress: opens a progress bar.
+      progress: is told each stage, and how much of it is done.
 
     Raises:
       UserError: the model has no text tokenizer.
@@ -83,10 +81,10 @@ def write(
         for path, weight in decoder.weights.flatten_items()
     ]
     module.searches = []
-    with show_progress("Tracing", "programs", len(decoder.buckets)) as progress:
-        for rows, length in decoder.buckets:
-            module.searches.append(_search(decoder, module.weights, rows, length))
-            progress.update(len(module.searches))
+    progress.begin("Tracing", "programs", len(decoder.buckets))
+    for rows, length in decoder.buckets:
+        module.searches.append(_search(decoder, module.weights, rows, length))
+        progress.update(len(module.searches))
     # SentencePiece writes what it loads to standard error.
     with standard_error.hide():
         serve = _Server(decoder, module.searches)

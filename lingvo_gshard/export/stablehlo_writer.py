@@ -24,6 +24,7 @@ import msgspec
 
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.lazy import tf, tf_text
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
@@ -34,7 +35,6 @@ from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 
 
 class NormalizerInGraph:
@@ -102,15 +102,13 @@ def _pattern(codes: list[int]) -> str:
 WEIGHTS = "weights.safetensors"
 
 
-def write(
-    decoder: PortableDecoder, directory: pathlib.Path, show_progress: ShowProgress = no_progress
-) -> None:
+def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
     """Writes a decoder.
 
     Args:
       decoder: the decoder.
       directory: an empty directory.
-      show_progress: opens a progress bar.
+      progress: is told each stage, and how much of it is done.
 
     Raises:
       OSError: a file cannot be written.
@@ -122,13 +120,13 @@ def write(
     if decoder.source and decoder.target:
         save_pair(str(directory / "vocabulary"), decoder.source, decoder.target)
     programs = []
-    with show_progress("Lowering", "programs", len(decoder.buckets)) as progress:
-        for rows, length in decoder.buckets:
-            file = f"decode-{rows}x{length}.stablehlo"
-            exported = _program(decoder, rows, length).exported()
-            (directory / file).write_bytes(bytes(exported.serialize()))
-            programs.append({"file": file, "rows": rows, "length": length})
-            progress.update(len(programs))
+    progress.begin("Lowering", "programs", len(decoder.buckets))
+    for rows, length in decoder.buckets:
+        file = f"decode-{rows}x{length}.stablehlo"
+        exported = _program(decoder, rows, length).exported()
+        (directory / file).write_bytes(bytes(exported.serialize()))
+        programs.append({"file": file, "rows": rows, "length": length})
+        progress.update(len(programs))
     record = _record(decoder) | {"weights": list(weights), "programs": programs}
     text = msgspec.json.format(msgspec.json.encode(record), indent=1)
     (directory / "model.json").write_bytes(text)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
@@ -93,7 +94,7 @@ class Translator:
     def translate(
         self,
         sentences: Sequence[str],
-        on_progress: Callable[[int], None] | None = None,
+        progress: Progress = SILENT,
         options: DecodingOptions | None = None,
         prefixes: Sequence[str] = (),
     ) -> Translations:
@@ -101,7 +102,7 @@ class Translator:
 
         Args:
           sentences: one text each; an empty one has an empty translation.
-          on_progress: called with the number of sentences done.
+          progress: is told how many sentences are done.
           options: options of the search; None takes the translator's options.
           prefixes: what each translation must begin with; empty for no prefixes.
         """
@@ -117,10 +118,9 @@ class Translator:
         best: list[list[Translation]] = [[] for _ in sentences]
         for done, (index, answer) in enumerate(zip(order, answers, strict=True), start=1):
             best[index] = self.translations(answer.request, answer.result())
-            if on_progress:
-                on_progress(len(sentences) - len(order) + done)
-        if on_progress and not order:
-            on_progress(len(sentences))
+            progress.update(len(sentences) - len(order) + done)
+        if not order:
+            progress.update(len(sentences))
         return Translations([found[0].text if found else "" for found in best], cut, best)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:

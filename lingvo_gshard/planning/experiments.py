@@ -9,12 +9,12 @@ import msgspec
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.options import option
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning import calibration, planner
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.loads.given import GivenLoads, LoadsOptions
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -54,7 +54,7 @@ def plan_experiment(
     experiment: Params,
     topology: Topology,
     options: PlanOptions = PlanOptions(),
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> Plan:
     """Returns the plan of an experiment's training step on a topology.
 

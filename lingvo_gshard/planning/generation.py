@@ -17,6 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
@@ -27,7 +28,6 @@ from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan, Record
 from lingvo_gshard.planning.planned_program import PlannedProgram
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -120,7 +120,7 @@ def plan_generation(
     topology: Topology,
     options: PlanOptions,
     generation: GenerationOptions,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> GenerationPlan:
     """Returns the plan of generating with an experiment's language model on a topology.
 
@@ -130,7 +130,7 @@ def plan_generation(
       topology: the machine.
       options: how the programs are split and compiled.
       generation: what is generated.
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: the task decodes no text of its own, the batch or the prompt does not fit, or a
@@ -221,13 +221,13 @@ class _Programs:
         """Returns the plan of the programs."""
         length = self._facts.most_positions
         shape = StateShape(self._batch, length)
-        progress("tracing and lowering a step of decoding")
+        progress.begin("tracing and lowering a step of decoding")
         program = self._maker.make(ProgramKey(STEPS, _GREEDY, shape))
         tokens = self._batch * self._facts.most_steps
         step = self._plan(program, tokens, length, topology, progress)
         prefill = None
         if self._has_prefill:
-            progress("tracing and lowering the prefill")
+            progress.begin("tracing and lowering the prefill")
             # As many as the devices compute at once, so that none repeats another's work.
             texts = self._parts if self._batch % self._parts == 0 else 1
             entering = self._maker.make(

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.inference.programs.maker import row_parts
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.generation import GenerationOptions, GenerationPlan, plan_generation
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Record
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 
 
 class BatchTrial(Record, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ def plan_largest_batch(
     topology: Topology,
     options: PlanOptions,
     generation: GenerationOptions,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> LargestBatch:
     """Returns the largest batch whose programs fit, with its plan.
 
@@ -185,14 +185,14 @@ def plan_largest_batch(
       topology: the machine.
       options: how the programs are split and compiled.
       generation: what is generated; its batch does not count.
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: as `plan_generation` does.
     """
 
     def plan_of(batch: int) -> GenerationPlan:
-        progress(f"batch {batch:,}")
+        progress.begin(f"batch {batch:,}")
         asked = dataclasses.replace(generation, batch=batch)
         return plan_generation(experiment, topology, options, asked, progress)
 

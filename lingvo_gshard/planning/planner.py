@@ -9,6 +9,7 @@ from typing import Any
 import lingvo_gshard
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning import memory, operation_rows, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation
@@ -19,7 +20,6 @@ from lingvo_gshard.planning.machines.interconnect import network_rate
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
@@ -86,7 +86,7 @@ def plan(
     donate: Sequence[int] = (),
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> Plan:
     """Returns the plan of any TensorFlow function on a topology.
 
@@ -101,7 +101,7 @@ def plan(
       donate: positions of the arguments whose memory the outputs may reuse.
       overrides: tables for single layers, as in `lingvo_gshard.partition`.
       partitioner: "gspmd" or "shardy".
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
@@ -111,7 +111,7 @@ def plan(
     partitioning = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
     compilation.check_mesh(partitioning.mesh, machine)
     devices = machine.compile_devices()
-    progress("tracing and lowering")
+    progress.begin("tracing and lowering")
     partitioned = Partitioned(function, partitioning, devices, layouts, donate, partitioner)
     program = planned_program.lower_function(partitioned, specs, partitioning)
     return plan_program(program, partitioning, machine, progress=progress)
@@ -125,7 +125,7 @@ def plan_step(
     name: str,
     partitioner: str = "gspmd",
     tokens: float | None = None,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
     calibration: Calibration | None = None,
 ) -> Plan:
     """Returns the plan of a trainer's training step.
@@ -138,14 +138,14 @@ def plan_step(
       name: name of the plan.
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     compilation.check_mesh(partitioning.mesh, topology)
-    progress("tracing and lowering")
+    progress.begin("tracing and lowering")
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
@@ -157,7 +157,7 @@ def plan_program(
     partitioning: Partitioning | None,
     topology: Topology,
     tokens: float | None = None,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
     calibration: Calibration | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -169,7 +169,7 @@ def plan_program(
         shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
 
@@ -178,7 +178,7 @@ def plan_program(
     """
     program = planned.program
     compiled = compilation.compile_for(program, topology, progress, options)
-    progress("reading the compiled program")
+    progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
     timed, step = _timed(found.operations, planned, topology, calibration)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Remedy
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 
 _REMATERIALIZE = "full"
@@ -44,8 +44,7 @@ def suggest(
     topology: Topology,
     options: PlanOptions,
     limit: int,
-    log: Callable[[str], None] = ignore_progress,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
     plan: PlanExperiment = plan_experiment,
 ) -> list[Remedy]:
     """Returns the changes tried, in order, each with the result of its plan.
@@ -58,8 +57,7 @@ def suggest(
       topology: the machine to plan for.
       options: the options of the plan that does not fit.
       limit: maximum number of changes to try. Each takes one compilation.
-      log: called with each change before it is tried.
-      progress: called with each stage of a plan.
+      progress: is told each change before it is tried, and each stage of a plan.
       plan: makes a plan.
     """
     changed = experiment.copy()
@@ -67,7 +65,7 @@ def suggest(
     settings: list[str] = []
     for _, change in zip(range(limit), _changes(changed, options, topology), strict=False):
         settings.append(str(change))
-        log(f"it does not fit; trying {settings[-1]}")
+        progress.say(f"it does not fit; trying {settings[-1]}")
         for path, value in change.params.items():
             changed.set_path(path, value)
         if change.strategy:

@@ -12,6 +12,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
@@ -19,7 +20,7 @@ from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
+from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
 from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
@@ -204,10 +205,10 @@ class LanguageModelTask(TokenTask):
         runtime: EvaluationRuntime,
         input_: LanguageModelInput,
         split: str,
-        show_progress: ShowProgress = no_progress,
+        progress: Progress = SILENT,
     ) -> TextScores:
         """Scores how well the model predicts the text of a split; see the base class."""
-        return text_scores.measure(runtime, input_, split, show_progress)
+        return text_scores.measure(runtime, input_, split, progress)
 
 
 def _shifted(x_BL: tf.Tensor, count: int) -> tf.Tensor:

@@ -14,6 +14,7 @@ from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.layers.lora import LoRA, adapt, is_factor, merged
@@ -22,8 +23,6 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
     MeanMetrics,
-    ShowProgress,
-    no_progress,
 )
 
 # Name of an array of a batch -> its shape and dtype.
@@ -228,7 +227,7 @@ class Task(Layer):
         runtime: EvaluationRuntime,
         input_: Input,
         split: str,
-        show_progress: ShowProgress = no_progress,
+        progress: Progress = SILENT,
         **options: Any,
     ) -> Evaluation:
         """Scores a trained model on a split; the default averages the metrics of `loss`.
@@ -237,7 +236,7 @@ class Task(Layer):
           runtime: holds the weights.
           input_: the input, with the vocabularies that the model was trained with.
           split: name of the split.
-          show_progress: opens progress bars.
+          progress: is told each stage, and how much of it is done.
           **options: options that EVALUATION_OPTIONS names.
 
         Raises:
@@ -245,5 +244,5 @@ class Task(Layer):
         """
         if options:
             raise UserError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
-        del show_progress
+        del progress
         return MeanMetrics.measure(runtime, input_.evaluation_batches(split))

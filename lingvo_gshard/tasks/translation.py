@@ -11,6 +11,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
@@ -19,7 +20,7 @@ from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
-from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
+from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
@@ -197,7 +198,7 @@ class TranslationTask(TokenTask):
         runtime: EvaluationRuntime,
         input_: TranslationInput,
         split: str,
-        show_progress: ShowProgress = no_progress,
+        progress: Progress = SILENT,
         *,
         languages: Sequence[str] = (),
         max_rows_per_language: int | None = None,
@@ -210,7 +211,7 @@ class TranslationTask(TokenTask):
           runtime: holds the weights.
           input_: the input.
           split: name of the split.
-          show_progress: opens progress bars.
+          progress: is told each stage, and how much of it is done.
           languages: source languages to score; empty: all.
           max_rows_per_language: scores a fixed random choice of this many rows; None: all.
           shuffled: whether to score shuffled sources, too.
@@ -219,4 +220,4 @@ class TranslationTask(TokenTask):
         rows = translation_scores.choose_rows(
             input_.rows(split), split, languages, max_rows_per_language
         )
-        return translation_scores.measure(runtime, input_, translate, rows, shuffled, show_progress)
+        return translation_scores.measure(runtime, input_, translate, rows, shuffled, progress)

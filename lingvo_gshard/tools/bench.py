@@ -77,6 +77,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.stages import transient_stages
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported
@@ -246,12 +247,12 @@ def measure_input(values: flags.FlagValues, console: rich.console.Console) -> li
     with tempfile.TemporaryDirectory(prefix="gshard-bench-") as folder:
         if directory is None:
             directory = f"{folder}/prepared"
-            with console.status("starting") as status:
-                row = preparation.measure(values.rows, values.workers, folder, status.update)
+            with transient_stages(console, "starting") as progress:
+                row = preparation.measure(values.rows, values.workers, folder, progress)
             preparation.print_rows(console, [row])
             rows.append(row)
-        with console.status("starting") as status:
-            found = reading.measure(directory, status.update)
+        with transient_stages(console, "starting") as progress:
+            found = reading.measure(directory, progress)
     reading.print_rows(console, found)
     return [*rows, *found]
 
@@ -268,10 +269,8 @@ def measure_exported(
             "gshard-inspect --program=train_step.zip"
         )
     gemm_size = values.gemm_size if values["gemm_size"].present else None
-    with console.status("starting") as status:
-        row = exported.measure(
-            files[0], values.init_state, values.repeats, gemm_size, status.update
-        )
+    with transient_stages(console, "starting") as progress:
+        row = exported.measure(files[0], values.init_state, values.repeats, gemm_size, progress)
     device = exported.device()
     print_exported(console, device, row)
     return device, [row]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import rich.box
 import rich.console
@@ -34,9 +34,11 @@ from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.training.run import run_records
@@ -69,8 +71,8 @@ def main(argv: list[str]) -> int:
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     checks = []
-    with console.status("checking") as status:
-        for check in _checks(values.devices, lambda what: status.update(f"checking {what}")):
+    with transient_stages(console, "checking") as progress:
+        for check in _checks(values.devices, progress):
             checks.append(check)
     _print(console, checks)
     states = [check.state for check in checks]
@@ -78,26 +80,26 @@ def main(argv: list[str]) -> int:
     return 1 if State.FAILURE in states else 0
 
 
-def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
+def _checks(count: int, progress: Progress) -> Iterator[Check]:
     """Yields all checks.
 
     Args:
       count: number of devices; 0 for all accelerators, or two virtual CPU devices.
       say: shows what is checked.
     """
-    say("versions")
+    progress.begin("checking versions")
     yield from environment.check_versions()
     yield from environment.check_environment(run_records.environment_at_start())
     yield from speed.check_host()
-    say("devices")
+    progress.begin("checking devices")
     found = _devices(count)
     chip = chips.of_device(found[0].platform, found[0].device_kind)
     yield from speed.check_devices(found)
-    say("a product")
+    progress.begin("checking a product")
     yield speed.check_product(found[0], chip)
-    say("collectives")
+    progress.begin("checking collectives")
     yield from speed.check_collectives(found, chip)
-    say("a sharded step")
+    progress.begin("checking a sharded step")
     yield speed.check_step(found)
 
 

@@ -40,7 +40,6 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
@@ -49,7 +48,7 @@ from lingvo_gshard.tools.flags.run import (
     required_logdir,
 )
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-evaluate"
 
@@ -105,10 +104,10 @@ def main(argv: list[str]) -> int:
     logdir = required_logdir(values)
     console = output.make_console(values.json, values.output)
     with contextlib.ExitStack() as stack:
-        stages = stack.enter_context(DataProgress(console))
+        stages = stack.enter_context(StageDisplay(console))
         stages.begin("Starting")
         run = Run(logdir, runtime_options(values), values.precision, values.checkpoint)
-        run.observer = stages
+        run.progress = stages
         options = _options(values, run.params.task.cls, run.params.name)
         if values.split not in run.input.splits:
             hint = names.nearest(values.split, run.input.splits)
@@ -118,12 +117,8 @@ def main(argv: list[str]) -> int:
         if run.backend.is_main:
             output.check_writable(values, "json", "output")
 
-        def show_progress(what: str, unit: str, total: int) -> Progress:
-            stages.close()
-            return Progress(console, what, unit, total)
-
         run.input.check_split(values.split)
-        evaluation = run.evaluate(values.split, show_progress, **options)
+        evaluation = run.evaluate(values.split, **options)
         stages.close()
         title = f"{run.params.name}, step {run.step:,}: {evaluation.size} of {values.split}"
         _print(console, title, evaluation)

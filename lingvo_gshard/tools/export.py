@@ -48,7 +48,6 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
@@ -56,7 +55,7 @@ from lingvo_gshard.tools.flags.run import (
     define_logdir_flag,
     required_logdir,
 )
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-export"
 
@@ -115,18 +114,13 @@ def main(argv: list[str]) -> int:
     check_output(values.output)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
-    with DataProgress(console) as stages:
+    with StageDisplay(console) as stages:
         stages.begin("Starting")
         run = Run(logdir, checkpoint=values.checkpoint)
-        run.observer = stages
+        run.progress = stages
         decoding: Decoding | None = run.params.task.cls.DECODING
         settings = _settings(values, decoding)
-
-        def show_progress(what: str, unit: str, total: int) -> Progress:
-            stages.close()
-            return Progress(console, what, unit, total)
-
-        exported = run.export(values.output, values.format, settings, show_progress)
+        exported = run.export(values.output, values.format, settings)
     output.say(
         console,
         f"{exported.experiment}, step {exported.step:,}: {len(exported.files)} files, "
@@ -136,12 +130,12 @@ def main(argv: list[str]) -> int:
     record = dataclasses.asdict(exported) | {"bytes": exported.bytes}
     has_source = decoding is not None and decoding.has_source
     if settings and settings.precision != TRAINED and values.quality_rows and has_source:
-        compared = run.compare_precisions(
-            (TRAINED, settings.precision),
-            limit=values.quality_rows,
-            options=settings.options,
-            show_progress=show_progress,
-        )
+        with StageDisplay(console) as run.progress:
+            compared = run.compare_precisions(
+                (TRAINED, settings.precision),
+                limit=values.quality_rows,
+                options=settings.options,
+            )
         _print_quality(console, compared)
         record["quality"] = [dataclasses.asdict(each) for each in compared]
     output.write_json(values.json, record)

@@ -39,7 +39,7 @@ from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedS
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.run import define_settings_flags
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import PRECISIONS
 
 NAME = "gshard-import"
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     if not values.logdir:
         raise UserError("--logdir is missing: the directory of the new run")
     started = time.monotonic()
-    with DataProgress(console) as progress:
+    with StageDisplay(console) as progress:
         progress.begin("Importing")
         found = import_model(source, values.logdir, **options)
     seconds = time.monotonic() - started

@@ -247,9 +247,9 @@ def _plan(
 ) -> int:
     options = plan_options(values)
     with Stages(topology.compiler_choice) as shown:
-        plan = plan_experiment(params, topology, options, shown.begin)
+        plan = plan_experiment(params, topology, options, shown)
         if not plan.fits:
-            remedies = suggest(params, topology, options, values.remedies, shown.say, shown.begin)
+            remedies = suggest(params, topology, options, values.remedies, shown)
             plan = msgspec.structs.replace(plan, remedies=remedies)
     return _report(values, plan, console)
 
@@ -259,7 +259,7 @@ def _plan_file(
 ) -> int:
     with Stages(topology.compiler_choice) as shown:
         facts = program.program_facts(values)
-        plan = plan_file(path, topology, facts, values.tokens, shown.begin)
+        plan = plan_file(path, topology, facts, values.tokens, shown)
     return _report(values, plan, console)
 
 
@@ -288,7 +288,7 @@ def _generate(
     asked, options = program.generation_options(values), plan_options(values)
     with Stages(topology.compiler_choice) as shown:
         plan = plan_largest_batch if values.largest_batch else plan_generation
-        found = plan(params, topology, options, asked, shown.begin)
+        found = plan(params, topology, options, asked, shown)
     if isinstance(found, LargestBatch):
         loads_report.print_largest_batch(found, console)
     else:
@@ -307,8 +307,7 @@ def _search(
             topology,
             values.search_compilations,
             values.partitioner,
-            shown.say,
-            shown.begin,
+            shown,
         )
     search_report.print_search(found, console)
     if found.plan:

@@ -49,7 +49,7 @@ from lingvo_gshard.data.preparation.preparation import counts, notes
 from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.run import define_settings_flags
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-prepare"
 
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
         beam=None if values.beam is None else tuple(values.beam),
     )
     console = output.make_console(values.json)
-    with DataProgress(console) as progress:
+    with StageDisplay(console) as progress:
         manifest = preparation.prepare(values.output, values.source, options, progress)
     print_manifest(console, manifest)
     output.write_json(values.json, manifest)

@@ -164,7 +164,7 @@ def main(argv: list[str]) -> int:
                 precision=values.precision,
                 checkpoint=values.checkpoint,
             )
-            run.observer, run.compiles_elsewhere = stages, True
+            run.progress, run.compiles_elsewhere = stages, True
             run.compiler_seconds = values.stuck_seconds
             service = _service(values, run, token)
         port, model = bound.getsockname()[1], service.model
@@ -189,7 +189,7 @@ def _service(values: flags.FlagValues, run, token: str):
 
     model = ServedModel.of_run(run)
     if values.warm_up:
-        run.observer.begin("Compiling what most requests need")
+        run.progress.begin("Compiling what most requests need")
         warm_up(model, min(4, values.most_beam_size), warn)
     limits = Limits(
         queue_size=values.queue_size,

@@ -122,7 +122,7 @@ def _respond(
       before: number of input lines before the batch, for warnings.
     """
     prefixes = [values.prefix] * len(sentences)
-    translations = translator.translate(sentences, progress.update, prefixes=prefixes)
+    translations = translator.translate(sentences, progress, prefixes=prefixes)
     progress.before_answers()
     for index in translations.cut:
         warn(

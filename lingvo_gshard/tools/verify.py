@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     params = experiment_params(values)
     console = output.make_console(values.json)
     with stages_on_terminal() as stages:
-        found = verify(params, say=stages.begin, **given_options(values, VerifyOptions))
+        found = verify(params, progress=stages, **given_options(values, VerifyOptions))
     for line in found.lines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     record = {"equal": found.is_equal, "largest": found.largest.difference.relative}

@@ -19,14 +19,15 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.core.progress import SilentProgress, duration
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
-from studies.paper import planned_comparisons as paper_report
+from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal
+from studies.paper import report as paper_report
 from studies.paper import rows as paper_rows
 from studies.paper.comparison import Case, ComparisonRow
 from studies.paper.planned_comparisons import PaperReport
@@ -79,13 +80,13 @@ def compare(
     with _Progress(console, len(cases)) as progress:
 
         def plan_case(case: Case) -> Plan:
-            progress.begin(case)
+            progress.begin_case(case)
             try:
                 params = paper_report.case_params(case)
                 topology = topologies.get(case.topology)
-                return plan_experiment(params, topology, options, progress.stage)
+                return plan_experiment(params, topology, options, progress)
             finally:
-                progress.end()
+                progress.end_case()
 
         return paper_report.make_report(chosen, plan_case)
 
@@ -136,7 +137,7 @@ def _say(console: rich.console.Console, text: str, style: str | None = None) -> 
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Progress(BarOnTerminal):
+class _Progress(BarOnTerminal, SilentProgress):
     """Shows the current plan and the time left: a bar on a terminal, else a line for each plan."""
 
     def __init__(self, console: rich.console.Console, total: int):
@@ -154,18 +155,18 @@ class _Progress(BarOnTerminal):
             self._bar = rich.progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=total)
 
-    def begin(self, case: Case) -> None:
+    def begin_case(self, case: Case) -> None:
         """Shows that the plan of a case begins."""
         self._current = f"{case.name} on {case.topology}{self._time_left()}"
         if self._bar is None:
             _say(self._console, f"Plan {self._done + 1} of {self._total}: {self._current}")
 
-    def stage(self, stage: str) -> None:
+    def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
         """Shows the current stage of the plan on a terminal."""
         if self._bar is not None:
             self._bar.update(self._task, description=f"{self._current}: {stage}")
 
-    def end(self) -> None:
+    def end_case(self) -> None:
         """Shows that the plan is finished."""
         self._done += 1
         if self._bar is not None:

@@ -15,6 +15,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console import startup
 from tests import tiny
+from tests.told import Told
 
 NAMES = ["without annotations", "spmd, data=1", "local, 1 CPU"]
 
@@ -57,18 +58,18 @@ def test_annotations_in_the_reference_step_are_detected():
 def test_partition_compares_the_fastest_steps():
     """The clock gives three first steps, then two rounds of three."""
     clock = iter([5.0, 6.0, 7.0, 2.0, 3.0, 9.0, 4.0, 2.5, 8.0])
-    said = []
+    told = Told()
     case = StepCase("tiny", tiny_trainer(), tiny.make_batch(1, 0), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "pipelined_seconds", lambda step, count: next(clock))
-        rows = partition.measure(case, 2, said.append)
+        rows = partition.measure(case, 2, told)
     assert rows == [
         PartitionTiming(NAMES[0], 2.0, 1.0, 5.0),
         PartitionTiming(NAMES[1], 2.5, 1.25, 6.0),
         PartitionTiming(NAMES[2], 8.0, 4.0, 7.0),
     ]
-    assert said[:3] == [f"compiling {name}" for name in NAMES]
-    assert said[3:] == ["measuring, 1 of 2", "measuring, 2 of 2"]
+    assert told.stages[:3] == [f"compiling {name}" for name in NAMES]
+    assert told.stages[3:] == ["measuring, 1 of 2", "measuring, 2 of 2"]
 
 
 def test_partition_measures_an_experiment_and_writes_json(capsys, monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.sources import moses, tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from tests.data import corpora
+from tests.told import Told
 
 
 @pytest.fixture(scope="module")
@@ -239,33 +240,21 @@ def test_a_missing_dev_file_stops_before_train_is_read(place):
         p.instantiate().rows("train")
 
 
-class Observed:
-    """Records what an observer is told."""
-
-    def __init__(self):
-        self.stages, self.shares = [], []
-
-    def begin(self, stage, unit=""):
-        self.stages.append((stage.split(" of ")[0], unit))
-
-    def update(self, done, share=None):
-        self.shares.append(share)
-
-
-def test_the_stages_are_observed(place, tmp_path):
+def test_the_stages_are_told(place, tmp_path):
     p = params(place)
     p.vocabulary.cache_directory = str(tmp_path)
     data = p.instantiate()
-    data.observer = observer = Observed()
+    data.progress = told = Told()
     assert data.report.kept
-    assert observer.stages == [
+    begun = zip(told.stages, told.totals, strict=True)
+    assert [(stage.split(" of ")[0], unit) for stage, (unit, _) in begun] == [
         ("Reading train", "rows"),
         ("Cleaning train", "rows"),
         ("Training a vocabulary", ""),
         ("Tokenizing sources", "sentences"),
         ("Tokenizing targets", "sentences"),
     ]
-    assert observer.shares and all(0 <= share <= 1 for share in observer.shares)
+    assert told.shares and all(0 <= share <= 1 for share in told.shares)
 
 
 def test_tokens_have_the_language_of_their_sentence_also_after_resuming(place):

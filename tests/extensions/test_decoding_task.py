@@ -45,7 +45,7 @@ class Completer(LanguageModelTask):
     EVALUATION_OPTIONS = ()
     HAS_OUTPUT_ROWS = False
 
-    def evaluate(self, runtime, input_, split, show_progress=None, *, write):
+    def evaluate(self, runtime, input_, split, progress=None, *, write):
         first = [row.target.split()[0] for row in input_.rows(split)]
         return Lengths(tuple(len(found.texts[0].split()) for found in write(first)))
 

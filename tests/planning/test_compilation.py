@@ -13,6 +13,7 @@ from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.told import Told
 
 GIB = 2**30
 MEMORY = {"arguments": 3 * GIB, "outputs": GIB, "temporaries": 5, "code": 7, "peak": 4 * GIB + 12}
@@ -41,9 +42,13 @@ def test_memory_matches_xlas_report():
 
 
 def test_progress_is_reported():
-    told = []
-    lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8", progress=told.append)
-    assert told == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
+    told = Told()
+    lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8", progress=told)
+    assert told.stages == [
+        "tracing and lowering",
+        "compiling for cpu:8",
+        "reading the compiled program",
+    ]
 
 
 def test_mesh_of_wrong_size_names_both_flags():
@@ -190,13 +195,13 @@ def test_a_long_wait_for_a_substitute_is_explained(monkeypatch):
     """The time without a word is set to nothing: the sentence comes while XLA compiles."""
     monkeypatch.setattr(compilers, "installed", lambda: None)
     monkeypatch.setattr(compilation, "_PATIENCE_SECONDS", 0.0)
-    stages = []
-    compilation.compile_for(program("v3:2x2"), topologies.get("v3:2x2"), stages.append)
-    assert any("still compiling" in stage and compilers.INSTALL in stage for stage in stages)
+    told = Told()
+    compilation.compile_for(program("v3:2x2"), topologies.get("v3:2x2"), told)
+    assert any("still compiling" in stage and compilers.INSTALL in stage for stage in told.stages)
 
 
 def test_no_wait_is_explained_where_the_compiler_is_the_machines_own(monkeypatch):
     monkeypatch.setattr(compilation, "_PATIENCE_SECONDS", 0.0)
-    stages = []
-    compilation.compile_for(program("cpu:8"), topologies.get("cpu:8"), stages.append)
-    assert stages == ["compiling for cpu:8"]
+    told = Told()
+    compilation.compile_for(program("cpu:8"), topologies.get("cpu:8"), told)
+    assert told.stages == ["compiling for cpu:8"]

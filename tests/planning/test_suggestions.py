@@ -12,6 +12,7 @@ from lingvo_gshard.planning.experiments import PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import spelling
+from tests.told import Told
 
 EXPERIMENT = "translation.quickstart"
 
@@ -22,7 +23,7 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
     fitting: index of the plan that fits.
     """
     options = PlanOptions(strategy=strategy)
-    seen, said = [], []
+    seen, told = [], Told()
 
     def plan_experiment(params, topology, options, progress):
         del topology, progress
@@ -36,9 +37,9 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
         )
 
     machine = topologies.get(topology)
-    rows = suggestions.suggest(params, machine, options, most, said.append, plan=plan_experiment)
-    assert len(rows) == len(seen) == len(said)
-    return rows, seen, said
+    rows = suggestions.suggest(params, machine, options, most, told, plan=plan_experiment)
+    assert len(rows) == len(seen) == len(told.said)
+    return rows, seen, told.said
 
 
 def quickstart(*settings):

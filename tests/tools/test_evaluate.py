@@ -11,7 +11,7 @@ from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.run.monitoring import data_progress
+from lingvo_gshard.training.run.monitoring import progress
 from tests.data import corpora
 
 
@@ -100,8 +100,8 @@ def test_rows_are_selected_by_language():
 )
 def test_user_errors_are_one_line(flags, words, trained_logdir, capsys, monkeypatch):
     # On a busy machine, loading takes long enough to be shown.
-    monkeypatch.setattr(data_progress, "_SHORTEST_SHOWN", 1e6)
-    monkeypatch.setattr(data_progress, "_SECONDS_BETWEEN_LINES", 1e6)
+    monkeypatch.setattr(progress, "_SHORTEST_SHOWN", 1e6)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e6)
     code, out, err = run_here(capsys, f"--logdir={trained_logdir}", *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-evaluate: error: ") and err.count("\n") == 1

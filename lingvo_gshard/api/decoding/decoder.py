@@ -60,7 +60,7 @@ def open_decoder(run: SavedRun) -> Decoder:
     task: type[Task] = run.params.task.cls
     if task.DECODING is None:
         raise UserError(f"{task.__name__}, the task of this run, decodes nothing")
-    run.observer.begin("Loading the model")
+    run.progress.begin("Loading the model")
     devices, partitioning = run.backend.devices, run.backend.partitioning
     chosen = None if "model" in run.__dict__ else _chosen(run)
     entry = _entry(run, chosen)
@@ -78,7 +78,7 @@ def open_decoder(run: SavedRun) -> Decoder:
             devices,
             entry,
             row_parts(partitioning),
-            run.observer,
+            run.progress,
             elsewhere,
         )
         return Decoder(chosen.step, Engine(facts, executables, weights), run.input)
@@ -90,14 +90,14 @@ def _opened_now(run: SavedRun) -> Decoder:
     model, devices = run.model, run.backend.devices
     facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     assert isinstance(model.task, TokenTask)
-    run.observer.begin("Preparing the weights")
+    run.progress.begin("Preparing the weights")
     backend = run.backend
     maker = ProgramMaker(
         model.task, facts, backend.partitioning, backend.partitioner, run.precision
     )
     entry = _entry(run, _checkpoint(run, model.step))
-    parts = row_parts(backend.partitioning)
-    executables = Executables(maker.make, devices, entry, parts, run.observer)
+    batches = row_parts(backend.partitioning)
+    executables = Executables(maker.make, devices, entry, batches, run.progress)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)

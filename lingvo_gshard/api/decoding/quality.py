@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.batching.batches import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_progress
+from lingvo_gshard.tasks.evaluation.evaluation import Table
 
 # Speed is measured in this many turns, after one turn that compiles.
 _TURNS = 3
@@ -49,7 +50,6 @@ def compare_precisions(
     split: str = "dev",
     limit: int = 500,
     options: DecodingOptions | None = None,
-    show_progress: ShowProgress = no_progress,
 ) -> list[Quality]:
     """Translates rows of a split with each precision; see `Run.compare_precisions`."""
     run.check_decoder(Translator)
@@ -59,9 +59,9 @@ def compare_precisions(
     sources = [row.source for row in rows]
     found = {}
     for precision, translator in zip(precisions, translators, strict=True):
-        with show_progress(f"Translating, {precision}", "rows", len(rows)) as progress:
-            found[precision] = translator.translate(sources, progress.update)
-    seconds = _seconds(translators, sources, show_progress)
+        run.progress.begin(f"Translating, {precision}", "rows", len(rows))
+        found[precision] = translator.translate(sources, run.progress)
+    seconds = _seconds(translators, sources, run.progress)
     qualities, first = [], found[precisions[0]].texts
     for precision, translator, taken in zip(precisions, translators, seconds, strict=True):
         best = found[precision].best
@@ -107,24 +107,24 @@ def _with_precision(run: LoadedRun, precision: str) -> LoadedRun:
     if precision == run.precision:
         return run
     other = type(run)(run.logdir.place, run.options, precision, run.checkpoint)
-    other.observer = run.observer
+    other.progress = run.progress
     return other
 
 
 def _seconds(
-    translators: Sequence[Translator], sources: Sequence[str], show_progress: ShowProgress
+    translators: Sequence[Translator], sources: Sequence[str], progress: Progress
 ) -> list[float]:
     """Returns the median time that each translator takes, in alternating turns."""
     turns = []
-    with show_progress("Measuring speed", "turns", _TURNS) as progress:
-        for turn in range(_TURNS):
-            times = []
-            for translator in translators:
-                started = time.monotonic()
-                translator.translate(sources)
-                times.append(time.monotonic() - started)
-            turns.append(times)
-            progress.update(turn + 1)
+    progress.begin("Measuring speed", "turns", _TURNS)
+    for turn in range(_TURNS):
+        times = []
+        for translator in translators:
+            started = time.monotonic()
+            translator.translate(sources)
+            times.append(time.monotonic() - started)
+        turns.append(times)
+        progress.update(turn + 1)
     return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 

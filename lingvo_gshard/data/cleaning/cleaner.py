@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.cleaning import all_rules, near_duplicates, normalization
 from lingvo_gshard.data.cleaning.all_rules import Rule
 from lingvo_gshard.data.cleaning.near_duplicates import NearDuplicates
 from lingvo_gshard.data.cleaning.normalization import Normalizer
-from lingvo_gshard.data.input import Observer, SilentObserver
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 
@@ -107,23 +107,22 @@ class BaseCleaner(Configurable, abc.ABC):
         """
 
     def clean(
-        self, rows: Sequence[Row], split: str, observer: Observer | None = None
+        self, rows: Sequence[Row], split: str, progress: Progress = SILENT
     ) -> tuple[list[Row], CleaningReport]:
         """Returns the rows kept and the report.
 
         Args:
           rows: the rows.
           split: the split they belong to.
-          observer: is told how far cleaning is.
+          progress: is told how far cleaning is.
         """
-        observer = observer or SilentObserver()
         report = CleaningReport(split)
         clean_row = self.rules(split, report)
         seen = near_duplicates.Seen() if split == "train" and self.p.drop_duplicates else None
         kept = []
         for number, row in enumerate(rows):
             if number % _ROWS_BETWEEN_UPDATES == 0:
-                observer.update(number, number / len(rows))
+                progress.update(number, number / len(rows))
             clean = clean_row(row)
             if clean is None:
                 continue

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.data.preparation.job import Job, Task
 from lingvo_gshard.data.preparation.pool import Report
 
@@ -89,11 +90,8 @@ class BeamPool:
 def _perform(task: Task, job: Job) -> str:
     """Does a task and records what became of it. Repeated attempts write the same."""
     try:
-        job.work.finish(task.name, task.run(job, _ignore))
+        # Runners show how many tasks are done.
+        job.work.finish(task.name, task.run(job, SILENT))
     except (UserError, OSError) as error:
         job.work.finish(_MISTAKE.format(task.name), _Mistake(str(error)))
     return task.name
-
-
-def _ignore(rows: int, share: float) -> None:
-    """Tells nobody about progress: runners show how many tasks are done."""

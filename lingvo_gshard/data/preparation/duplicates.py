@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
 from lingvo_gshard.data.cleaning.near_duplicates import NEAR_DUPLICATE, runs
 from lingvo_gshard.data.preparation import read_rows, row_files
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import (
     UNIQUE_STAGE,
     BucketTask,
@@ -105,8 +106,8 @@ class UniqueRows:
             key = row.split, row.language, files.source, files.is_divided
             groups[key].append((row.digest, kept))
             if len(seen) % 4096 == 0:
-                progress(4096, len(seen) / max(self.rows, len(seen)))
-        progress(len(seen) % 4096, 1.0)
+                progress.update(len(seen), len(seen) / max(self.rows, len(seen)))
+        progress.update(len(seen), 1.0)
         record = BucketRecord(tally, [])
         with job.work.writing(bucket_file(self.bucket)) as file:
             for key, rows in sorted(groups.items(), key=lambda item: item[0]):
@@ -213,7 +214,7 @@ class CommonKeys(_RangeTask):
         unique, counts = np.unique(self.load(job, "keys"), return_counts=True)
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, unique[counts > 1])
-        progress(self.rows, 1.0)
+        progress.update(self.rows, 1.0)
         return Done()
 
 
@@ -273,7 +274,7 @@ class CompareCandidates(_RangeTask):
             copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
-        progress(self.rows, 1.0)
+        progress.update(self.rows, 1.0)
         return Done()
 
 
@@ -382,7 +383,7 @@ class CollectWanted:
             rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
             parts.append(Wanted.of(rows))
             done += len(rows)
-            progress(len(rows), done / max(1, self.rows))
+            progress.update(done, done / max(1, self.rows))
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, Wanted.merged(parts).hashes)
         return Done()

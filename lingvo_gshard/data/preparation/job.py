@@ -18,6 +18,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.data.preparation.part_readers import PartOptions
 from lingvo_gshard.data.preparation.sources import Source
@@ -139,19 +140,6 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
             )
 
 
-class Progress(Protocol):
-    """Is told by a task how far it is."""
-
-    def __call__(self, rows: int, share: float) -> None:
-        """Tells how many rows are done since the last call.
-
-        Args:
-          rows: number of rows.
-          share: share of the task's work that is done by now, 0 to 1.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
     """The job that every worker of a preparation knows.
@@ -213,5 +201,5 @@ class Task(Protocol):
     def rows(self) -> int: ...
 
     def run(self, job: Job, progress: Progress) -> Any:
-        """Does the work and returns its record."""
+        """Does the work, tells how many rows are done, and returns the record."""
         ...

@@ -12,9 +12,10 @@ from typing import Any
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.preparation import sources as formats
 from lingvo_gshard.data.preparation import sources as survey
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part, Span, row_groups
 from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv

@@ -17,7 +17,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.data.input import Observer, SilentObserver
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.preparation import (
     duplicates,
     parts,
@@ -67,7 +67,7 @@ def prepare(
     output: str | os.PathLike,
     sources: Sequence[Source | str],
     options: PrepareOptions | None = None,
-    observer: Observer | None = None,
+    progress: Progress = SILENT,
 ) -> Manifest:
     """Prepares the rows of raw files for training: cleans, divides, tokenizes and shards them.
 
@@ -78,7 +78,7 @@ def prepare(
       output: directory to write, local or in a bucket (gs://, s3://).
       sources: what to read; text is parsed as in `Source.parse`.
       options: how to prepare.
-      observer: is told how far preparation is.
+      progress: is told how far preparation is.
 
     Returns:
       The manifest.
@@ -116,7 +116,7 @@ def prepare(
     # A missing file leaves no trace of the attempt.
     files = parts.find_files(parsed)
     with job.work.claimed(), _pool(job, options) as pool:
-        return _Run(job, pool, observer or SilentObserver()).run(files)
+        return _Run(job, pool, progress).run(files)
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
@@ -129,8 +129,8 @@ def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
 class _Run:
     """One run of a preparation."""
 
-    def __init__(self, job: Job, pool: Pool | BeamPool, observer: Observer):
-        self._job, self._pool, self._observer = job, pool, observer
+    def __init__(self, job: Job, pool: Pool | BeamPool, progress: Progress):
+        self._job, self._pool, self._progress = job, pool, progress
         self._tally = Tally()
         self._inspector = Inspector(job, self._tally)
 
@@ -181,14 +181,14 @@ class _Run:
         left = [task for task in tasks if records[task.name] is None]
         if not left:
             return [records[task.name] for task in tasks]
-        self._observer.begin(stage, unit)
+        self._progress.begin(stage, unit)
         total = max(1, sum(task.rows for task in left))
         done = [0, 0.0]
 
         def report(rows: int, work: float) -> None:
             done[0] += rows
             done[1] += work
-            self._observer.update(done[0], min(1.0, done[1] / total))
+            self._progress.update(done[0], min(1.0, done[1] / total))
 
         for task, record in self._pool.run(left, kind, report):
             # As it will be read if the run is killed: a whole number may become a float there.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SilentProgress
 from lingvo_gshard.data.preparation.job import Job, Task
 
 _SECONDS_BETWEEN_REPORTS = 0.25
@@ -78,24 +79,24 @@ class Pool:
             yield task, _perform(task, self._job, shares)
 
 
-class _Shares:
+class _Shares(SilentProgress):
     """Turns the progress of a task into amounts of work of its stage."""
 
     def __init__(self, task: Task, report: Report):
         self._task, self._report = task, report
-        self._rows, self._share, self._sent = 0, 0.0, 0.0
+        self._done, self._told, self._share = 0, 0, 0.0
         self._last = time.monotonic()
 
-    def __call__(self, rows: int, share: float) -> None:
-        self._rows += rows
+    def update(self, done: int, share: float | None = None) -> None:
+        self._done = done
         now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_REPORTS:
+        if share is not None and now - self._last >= _SECONDS_BETWEEN_REPORTS:
             self._last = now
             self.send(share)
 
     def send(self, share: float) -> None:
-        self._report(self._rows, (share - self._share) * self._task.rows)
-        self._rows, self._share = 0, share
+        self._report(self._done - self._told, (share - self._share) * self._task.rows)
+        self._told, self._share = self._done, share
 
 
 def _perform(task: Task, job: Job, shares: _Shares) -> Any:

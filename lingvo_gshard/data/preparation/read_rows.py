@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.preparation import part_readers, row_files
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part
 from lingvo_gshard.data.preparation.row_files import Example, KeyedRow, Tally
 from lingvo_gshard.data.sources.report import CleaningReport
@@ -79,12 +80,14 @@ class ReadPart:
         report = CleaningReport()
         clean_row = job.cleaner.rules(source.split or "train", report)
         tally = writer.record.tally
+        done = 0
         for batch in _batches(reader.part_rows()):
             for row in batch:
                 tally.count_read(row.language)
             kept = [clean for row in batch if (clean := clean_row(row)) is not None]
             writer.add(kept, source.split)
-            progress(len(batch), min(1.0, reader.position / max(1, self.part.bytes)))
+            done += len(batch)
+            progress.update(done, min(1.0, reader.position / max(1, self.part.bytes)))
         _count(report, self.part.number, tally)
         for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
             tally.count_read("", count)

@@ -10,7 +10,8 @@ from typing import IO, NamedTuple
 import msgspec
 import numpy as np
 
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.data.sources.row import Row
 
@@ -125,7 +126,7 @@ class BucketTask:
                 part = rows[begin : begin + _ROWS_AT_A_TIME]
                 yield Batch(group, done, part)
                 done += len(part)
-                progress(len(part), done / total)
+                progress.update(done, done / total)
 
 
 _EXAMPLES = 3

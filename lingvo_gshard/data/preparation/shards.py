@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.preparation import duplicates
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import BucketTask, KeptRow, Tally, read_group
 from lingvo_gshard.data.prepared.manifest import Shard
 from lingvo_gshard.data.prepared.shard_writer import (
@@ -112,7 +113,7 @@ class TokenizeBucket(BucketTask):
                     batch = rows[begin : begin + _ROWS_AT_A_TIME]
                     encoded.append(_encode(batch, *sides))
                     done += len(batch)
-                    progress(len(batch), done / max(1, self.rows))
+                    progress.update(done, done / max(1, self.rows))
                 _write(file, encoded, self.id_bytes)
         return record
 
@@ -217,8 +218,8 @@ class WriteShard:
                     writer.write_record(record, *lengths)
                     done += 1
                     if done % _ROWS_BETWEEN_UPDATES == 0:
-                        progress(_ROWS_BETWEEN_UPDATES, done / total)
-            progress(done % _ROWS_BETWEEN_UPDATES, 1.0)
+                        progress.update(done, done / total)
+            progress.update(done, 1.0)
             shard = writer.close()
         job.deliver(shard.lengths, shard.file)
         if job.local_output != job.output:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
-from lingvo_gshard.data.preparation.job import Job, Progress
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.batching import batches
+from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import Group, read_group
 from lingvo_gshard.data.prepared import manifest as record_format
 from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of

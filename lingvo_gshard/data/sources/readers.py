@@ -13,8 +13,8 @@ from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.input import Observer, SilentObserver
 from lingvo_gshard.data.sources.compression import READ_ERRORS, bounded_lines, decompressed
 from lingvo_gshard.data.sources.row import Row
 
@@ -46,7 +46,7 @@ class Reader(Configurable, abc.ABC):
         on_bad_row="skip", marked as unusable by their format, or removed because they leak
         between splits.
       examples: reason -> a message about the first row left out for it, with its file and line.
-      observer: is told how far reading is.
+      progress: is told how far reading is.
       first_line: number of the first line of what is read of a file; 1 for whole files.
       skip_setting: how a user asks for bad rows to be skipped, for messages.
     """
@@ -73,7 +73,7 @@ class Reader(Configurable, abc.ABC):
             )
         self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, str] = {}
-        self.observer: Observer = SilentObserver()
+        self.progress: Progress = SILENT
         self.first_line = 1
         self._opened: BinaryIO | None = None
 
@@ -119,7 +119,7 @@ class Reader(Configurable, abc.ABC):
         self.examples.setdefault(reason, message)
 
     def _read_all(self, paths: Sequence[str]) -> Iterator[Row]:
-        """Yields the rows of files and tells the observer how far it is, by bytes."""
+        """Yields the rows of files and reports its progress by bytes."""
         sizes = [os.path.getsize(path) for path in paths]
         total, before, count = max(sum(sizes), 1), 0, 0
         for path, size in zip(paths, sizes, strict=True):
@@ -127,10 +127,10 @@ class Reader(Configurable, abc.ABC):
                 count += 1
                 if count % _ROWS_BETWEEN_UPDATES == 0:
                     position = self._opened.tell() if self._opened else 0
-                    self.observer.update(count, min(before + min(position, size), total) / total)
+                    self.progress.update(count, min(before + min(position, size), total) / total)
                 yield row
             before += size
-            self.observer.update(count, before / total)
+            self.progress.update(count, before / total)
 
     @abc.abstractmethod
     def _read_file(self, path: str) -> Iterator[Row]:

@@ -19,11 +19,12 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
-from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.batching import batches
+from lingvo_gshard.data.batching.batches import permutation
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.cleaning.normalization import NFC, NFKC
-from lingvo_gshard.data.input import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.files import of_others, paths_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -49,7 +50,7 @@ class VocabularyTrainer(Configurable):
 
     Attributes:
       unicode_form: "NFC" or "NFKC". A vocabulary trained for NFKC converts all texts to it.
-      observer: is told when training starts.
+      progress: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
 
@@ -111,7 +112,7 @@ class VocabularyTrainer(Configurable):
         if p.joint and p.target_size:
             raise UserError("input.vocabulary.target_size needs vocabulary.joint = False")
         self.unicode_form = NFC
-        self.observer: Observer = SilentObserver()
+        self.progress: Progress = SILENT
         self.notes: list[str] = []
 
     def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
@@ -191,7 +192,7 @@ class VocabularyTrainer(Configurable):
     def _train(self, path: str, sentences: Sequence[str], options: Mapping[str, Any]) -> Vocabulary:
         size = options["vocab_size"]
         characters = sum(map(len, sentences))
-        self.observer.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")
+        self.progress.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(

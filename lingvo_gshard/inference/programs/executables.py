@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.data.input import Observer, SilentObserver
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import without_cache
@@ -222,8 +222,8 @@ class Executables:
         source: ProgramSource,
         devices: Sequence[Device],
         store: ProgramStore | None = None,
-        parts: int = 1,
-        observer: Observer | None = None,
+        batches: int = 1,
+        progress: Progress = SILENT,
         elsewhere: Compiler | None = None,
     ):
         """Prepares to compile.
@@ -232,14 +232,14 @@ class Executables:
           source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
-          parts: parts of a batch that devices decode side by side; see `maker.row_parts`.
-          observer: is told which program is being compiled.
+          batches: batches that the devices decode at once; see `layout.row_parts`.
+          progress: is told which program is being compiled.
           elsewhere: has a program compiled into the store by another process, and waits for it;
             None compiles in this one.
         """
         self.parts, self._elsewhere = parts, elsewhere
         self._source, self._devices, self._store = source, list(devices), store
-        self._observer = observer or SilentObserver()
+        self._progress = progress
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, DecodingExecutable] = {}
@@ -360,7 +360,7 @@ class Executables:
         stored = self._store.read_program(key, self._devices)
         if stored or not self._elsewhere:
             return stored
-        with self._observer.within(f"Compiling {key}"):
+        with self._progress.within(f"Compiling {key}"):
             self._elsewhere(key)
         return self._store.read_program(key, self._devices)
 
@@ -368,7 +368,7 @@ class Executables:
         stored = self._stored_program(key)
         if stored:
             return stored
-        with self._observer.within(f"Compiling {key}"):
+        with self._progress.within(f"Compiling {key}"):
             # TensorFlow traces, and jax switches to 64 bits, for one thread at a time.
             with self._lowering:
                 program = self._source(key)

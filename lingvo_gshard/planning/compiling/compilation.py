@@ -16,11 +16,11 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.compiling.cache import OptimizedHlo, current_settings
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.planning.compiling.cache import CompiledProgram, current_settings
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -87,7 +87,7 @@ class TooLargeError(UserError):
 def compile_for(
     program: Program,
     topology: Topology,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
     options: Mapping[str, str] | None = None,
 ) -> OptimizedHlo:
     """Compiles a program with the topology's compiler.
@@ -99,7 +99,7 @@ def compile_for(
     Args:
       program: the program to compile.
       topology: the topology to compile it for.
-      progress: called with each stage's description.
+      progress: is told each stage as it begins.
       options: compiler options, added to the topology's own.
 
     Raises:
@@ -113,7 +113,7 @@ def compile_for(
     key = key_of(program, topology, chosen.generates_code, options)
     found = chosen.cache.get(key)
     if found is not None:
-        progress("found the compiled program in the cache")
+        progress.begin("found the compiled program in the cache")
         return found
     compiled = _compile_anew(program, topology, progress, options)
     chosen.cache.put(key, compiled)
@@ -124,7 +124,7 @@ def _compile_anew(
     program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
 ) -> OptimizedHlo:
     """Compiles a program that is not in the cache."""
-    progress(f"compiling for {topology.name}")
+    progress.begin(f"compiling for {topology.name}")
     started = time.monotonic()
     try:
         return _compile(program, topology, started, progress, options)
@@ -166,7 +166,7 @@ def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
     if topology.compiler == topology.kind:
         yield
         return
-    timer = threading.Timer(_PATIENCE_SECONDS, progress, [compilers.waiting(topology.chip)])
+    timer = threading.Timer(_PATIENCE_SECONDS, progress.begin, [compilers.waiting(topology.chip)])
     timer.start()
     try:
         yield
@@ -178,7 +178,7 @@ def _compile_for_tpu(
     program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
 ) -> OptimizedHlo:
     def on_code() -> None:
-        progress("generating code")
+        progress.begin("generating code")
 
     with TpuProcess(topology) as process:
         return process.compile(program, current_settings().generates_code, on_code, options)
@@ -212,7 +212,7 @@ def _compile_for_larger(
     larger = _larger_topology(topology)
     if larger is None:
         raise TooLargeError(_too_large(program, topology, message))
-    progress(f"the program does not fit: compiling for {larger.name}, which has more memory")
+    progress.begin(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
         compiled = _compile(program, larger, started, progress)
     except jax.errors.JaxRuntimeError as error:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads import file
 from lingvo_gshard.planning.loads.file import Loads, RouterLoads
 from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.routers.counts import watched_layers
@@ -146,13 +146,13 @@ class GivenLoads:
           batch: shape and dtype of each array of a batch.
           partitioning: mesh and strategy of the step.
           name: name of the experiment.
-          progress: called when tracing begins.
+          progress: is told when tracing begins.
 
         Raises:
           UserError: the loads are of another model, or there is no room for the replicas.
         """
         check_model(loads, watched_layers(trainer.task), name)
-        progress("reading the loads")
+        progress.begin("reading the loads")
         layers = expert_layers(trainer, batch, partitioning)
         check_replicas(replicas, layers)
         return cls(loads, layers, replicas)

@@ -13,6 +13,7 @@ from typing import Any
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning import memory, planner
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan, TensorRow
@@ -23,7 +24,6 @@ from lingvo_gshard.planning.programs.memory_classes import (
     layer_of,
     memory_classes,
 )
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.mesh import Mesh
@@ -239,7 +239,7 @@ def plan_file(
     topology: Topology,
     facts: ProgramFacts,
     tokens: float | None = None,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> Plan:
     """Returns the plan of a program in a file on a topology.
 
@@ -248,12 +248,12 @@ def plan_file(
       topology: the machine.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: called with each stage as it begins.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: the file cannot be planned, or was made for another number of devices; names it.
     """
-    progress("reading the program")
+    progress.begin("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.
     topology.compile_devices()
     planned = read(path, topology, facts)
@@ -282,7 +282,7 @@ def plan_function(
     topology.compile_devices()
     exported = export_function(function, specs, topology)
     planned = jax_program(exported, exported.fun_name, topology, facts)
-    return _plan(planned, exported.fun_name, topology, tokens, ignore_progress)
+    return _plan(planned, exported.fun_name, topology, tokens, SILENT)
 
 
 def _plan(

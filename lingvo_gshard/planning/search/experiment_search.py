@@ -10,12 +10,12 @@ import msgspec
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import planner, roofline
 from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.search.candidates import Candidate, policy_params
 from lingvo_gshard.planning.search.costs import Rates
 from lingvo_gshard.planning.search.search import (
@@ -39,7 +39,7 @@ def candidate_compiler(
     topology: Topology,
     partitioner: str = "gspmd",
     plans: dict[Candidate, Plan] | None = None,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
 
@@ -49,7 +49,7 @@ def candidate_compiler(
       topology: the machine.
       partitioner: "gspmd" or "shardy".
       plans: collects the plan of each compiled candidate.
-      progress: called with each stage of a compilation.
+      progress: is told each stage as it begins.
     """
 
     def compile_candidate(candidate: Candidate) -> CompiledCost:
@@ -117,8 +117,7 @@ def search_experiment(
     topology: Topology,
     compilations: int = 4,
     partitioner: str = "gspmd",
-    log: Callable[[str], None] = ignore_progress,
-    progress: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> ExperimentSearch:
     """Returns the fastest way to partition and rematerialize an experiment's training step.
 
@@ -127,8 +126,7 @@ def search_experiment(
       topology: the machine.
       compilations: number of candidates to compile before deciding; 0 trusts the cost model.
       partitioner: "gspmd" or "shardy".
-      log: called with each event of the search.
-      progress: called with each stage of a compilation.
+      progress: is told each event of the search, and each stage of a compilation.
     """
     paths = tuple(policy_params(experiment.leaves()))
     batch = batch_specs(experiment)
@@ -139,7 +137,7 @@ def search_experiment(
             changed.set_path(path, policy)
         return make_trainer(changed)
 
-    log("tracing the model")
+    progress.say("tracing the model")
     plans: dict[Candidate, Plan] = {}
     compile_candidate = None
     if compilations:
@@ -154,7 +152,7 @@ def search_experiment(
         compile_best=compilations,
         policies=tuple(remat_policy.POLICIES) if paths else (remat_policy.NONE,),
         torus=_torus(topology),
-        log=log,
+        progress=progress,
     )
     plan = plans.get(result.best.candidate) if result.best else None
     if plan is not None:

@@ -25,7 +25,7 @@ from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import optimize, sparse
 from lingvo_gshard.core.letters import ROWS
-from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning.search.candidates import (
     AxisRole,
     Candidate,
@@ -246,7 +246,7 @@ def search(
     policies: Sequence[str] = tuple(remat_policy.POLICIES),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
-    log: Progress = ignore_progress,
+    progress: Progress = SILENT,
 ) -> SearchResult:
     """Returns the fastest ways to run a traced step that fit in memory.
 
@@ -261,7 +261,7 @@ def search(
       policies: rematerialization policies to try.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
-      log: called with each event of the search.
+      progress: is told each event of the search.
     """
     layer_groups = group(step)
     mesh_searches = [
@@ -272,15 +272,15 @@ def search(
     for mesh_search in mesh_searches:
         for row in mesh_search.rows(policies):
             rows.setdefault(row.candidate, row)
-        log(f"{len(rows)} candidates, up to meshes of {mesh_search.shape}")
+        progress.say(f"{len(rows)} candidates, up to meshes of {mesh_search.shape}")
     if not rows:
-        log("no candidate fits by the cost model; looking for the smallest")
+        progress.say("no candidate fits by the cost model; looking for the smallest")
         for mesh_search in mesh_searches:
             rows.update({row.candidate: row for row in mesh_search.smallest(policies)})
     ordered = _simplest_first(rows.values())
     capacity = rates.capacity
     if compile_candidate is not None:
-        ordered = _compile(ordered, compile_candidate, compile_best, capacity, log)
+        ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
     considered = [row for row in ordered if row.compiled] if compile_candidate else ordered
     fitting = [row for row in considered if _fits(row, capacity)]
     if compile_candidate is not None:
@@ -424,7 +424,7 @@ def _compile(
     compile_candidate: CompileCandidate,
     most: int,
     capacity: int,
-    log: Progress,
+    progress: Progress,
 ) -> list[RatedCandidate]:
     """Returns the candidates, the most promising ones with compiled costs."""
     rows = list(rows)
@@ -441,7 +441,7 @@ def _compile(
         smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
         number = fitting[0] if fitting else smallest
         row = rows[number]
-        log(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
+        progress.say(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
         try:
             compiled = compile_candidate(row.candidate)
         except UserError as error:

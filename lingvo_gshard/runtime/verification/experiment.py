@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.options import option
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
@@ -121,7 +122,6 @@ _NOISE = 0.05
 # The parts of a state whose arrays are compared relative to how far the step moved them.
 _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
 
-Say: TypeAlias = "Callable[[str], None]"
 # (kind, name, difference) of tensors.
 TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
 
@@ -144,14 +144,14 @@ class VerifyOptions(PartitioningOptions):
 
 
 def verify_experiment(
-    experiment: Params, options: VerifyOptions, say: Say = lambda text: None
+    experiment: Params, options: VerifyOptions, progress: Progress = SILENT
 ) -> Verification:
     """Compares an experiment's training step over a mesh with the same step on one device.
 
     Args:
       experiment: Params of the experiment.
       options: how to verify it.
-      say: called with each stage.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: there is no mesh, or a hyperparameter or name is wrong.
@@ -162,23 +162,27 @@ def verify_experiment(
         raise UserError("`mesh` is missing, such as `mesh=data=4,model=2`")
     asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
     check(experiment.step, asked, None)
-    say("Building the model")
+    progress.begin("Building the model")
     small = shrinking.shrink(experiment, asked, options)
     partitioning = dataclasses.replace(asked, mesh=small.mesh)
     scales_loss = precision.get(experiment.step.precision).scales_loss
     case = _Case(small.params, partitioning, options, scales_loss)
-    partitioned, whole = case.run(say)
+    partitioned, whole = case.run(progress)
     compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
     mesh = case.partitioning.mesh
     first = find_first(compared, partitioned, case.trainer, mesh)
     if first is not None and options.dropout and shrinking.has_dropout(small.params):
         without = shrinking.without_dropout(small.params)[0]
-        first = _without_dropout(first, _Case(without, partitioning, options, scales_loss), say)
+        first = _without_dropout(
+            first, _Case(without, partitioning, options, scales_loss), progress
+        )
     if first is not None:
         found = first
-        first = narrowed(found, mesh, lambda axes: _factor_along(axes, found, case, whole, say))
+        first = narrowed(
+            found, mesh, lambda axes: _factor_along(axes, found, case, whole, progress)
+        )
     if case.workers:
-        rows, wrong = _compare_outer_step(case, case.workers, say)
+        rows, wrong = _compare_outer_step(case, case.workers, progress)
         compared, first = [*compared, *rows], first or wrong
     return Verification(
         subject=experiment.name,
@@ -239,12 +243,12 @@ class _Case:
         made_of = self.state, self.batch, self.options.partitioner
         return run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
 
-    def run(self, say: Say) -> tuple[ObservedStep, ObservedStep]:
+    def run(self, progress: Progress) -> tuple[ObservedStep, ObservedStep]:
         """Returns the partitioned step and the whole one."""
         mesh = self.partitioning.mesh
-        say(f"Compiling and running the step over {mesh.size} devices")
+        progress.begin(f"Compiling and running the step over {mesh.size} devices")
         partitioned = self.run_partitioned(mesh)
-        say("Compiling and running the step on one device")
+        progress.begin("Compiling and running the step on one device")
         made_of = self.state, self.batch, self.options.partitioner
         one = Mesh(tuple((name, 1) for name in mesh.names))
         alone = dataclasses.replace(self.partitioning, mesh=one)
@@ -375,25 +379,25 @@ def _state_differences(
             yield "counter", path, compare(value, whole.state[path], mesh)
 
 
-def _without_dropout(first: Finding, case: _Case, say: Say) -> Finding:
+def _without_dropout(first: Finding, case: _Case, progress: Progress) -> Finding:
     """Returns a finding that says whether the difference disappears without dropout.
 
     Args:
       first: the finding.
       case: the experiment without dropout.
-      say: called with each stage.
+      progress: is told each stage as it begins.
     """
-    say("They differ. Trying without dropout")
-    if all(each.is_equal for each in _compare(*case.run(say), case)):
+    progress.begin("They differ. Trying without dropout")
+    if all(each.is_equal for each in _compare(*case.run(progress), case)):
         return first.caused_by_dropout()
     return first
 
 
 def _factor_along(
-    axes: tuple[str, ...], first: Finding, case: _Case, whole: ObservedStep, say: Say
+    axes: tuple[str, ...], first: Finding, case: _Case, whole: ObservedStep, progress: Progress
 ) -> float | None:
     """Returns the factor of the first tensor that differs, over the devices along axes alone."""
-    say(f"They differ. Trying {' and '.join(axes)} alone")
+    progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
     partitioned = case.run_partitioned(case.partitioning.mesh.along(axes))
     rows = _compare(partitioned, whole, case)
     factors = [r.difference.factor for r in rows if (r.kind, r.name) == (first.kind, first.name)]
@@ -401,10 +405,10 @@ def _factor_along(
 
 
 def _compare_outer_step(
-    case: _Case, workers: Workers, say: Say
+    case: _Case, workers: Workers, progress: Progress
 ) -> tuple[list[Compared], Finding | None]:
     """Returns what the outer step of local updates changes, compared, and the first difference."""
-    say(f"Compiling and running the outer step of {workers.count} workers")
+    progress.begin(f"Compiling and running the outer step of {workers.count} workers")
     step = OuterStep(case.trainer, workers, case.options.partitioner, case.state)
     rows = [
         Compared("outer weight", name, found, found.relative <= case.options.tolerance)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.packed_input import PairInput
+from lingvo_gshard.core.progress import SILENT, PartProgress, Progress
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 
 
@@ -23,42 +22,6 @@ class EvaluationRuntime(WeightsHolder, Protocol):
     def eval_step(self, batch: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
         """Returns the metrics of one batch without training: name -> (value, weight)."""
         ...
-
-
-class ProgressBar(Protocol):
-    """Shows how much of some work is done."""
-
-    def update(self, done: int) -> None:
-        """Shows that `done` units are done."""
-        ...
-
-
-class ShowProgress(Protocol):
-    """Opens a progress bar for as long as a `with` block lasts."""
-
-    def __call__(
-        self, what: str, unit: str, total: int
-    ) -> contextlib.AbstractContextManager[ProgressBar]:
-        """Opens a bar.
-
-        Args:
-          what: the work, such as "Translating".
-          unit: the unit that is counted, such as "rows".
-          total: number of units in all.
-        """
-        ...
-
-
-class _NoProgressBar:
-    def update(self, done: int) -> None:
-        del done
-
-
-@contextlib.contextmanager
-def no_progress(what: str, unit: str, total: int) -> Iterator[ProgressBar]:
-    """Opens a progress bar that shows nothing."""
-    del what, unit, total
-    yield _NoProgressBar()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +176,7 @@ def measure_likelihood(
     runtime: EvaluationRuntime,
     input_: PairInput,
     rows: Sequence[Row],
-    on_progress: Callable[[int], None] | None = None,
+    progress: Progress = SILENT,
 ) -> Likelihood:
     """Returns how well the model predicts the targets of rows, packed as in training.
 
@@ -221,7 +184,7 @@ def measure_likelihood(
       runtime: holds the weights.
       input_: packs the rows.
       rows: what to predict.
-      on_progress: called after each batch with the number of rows done.
+      progress: is told after each batch how many rows are done.
     """
     batches, rows_too_long = input_.pack_rows(rows)
     means, tokens, done = WeightedMeans(), 0, rows_too_long
@@ -229,8 +192,7 @@ def measure_likelihood(
         means.add(runtime.eval_step(batch))
         tokens += int(np.count_nonzero(batch["target_segments"]))
         done += int(batch["target_segments"].max(axis=1).sum())
-        if on_progress:
-            on_progress(done)
+        progress.update(done)
     return _likelihood(means, tokens, rows_too_long)
 
 
@@ -238,14 +200,13 @@ def measure_by_language(
     runtime: EvaluationRuntime,
     input_: PairInput,
     rows: Sequence[Row],
-    on_progress: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Likelihood]:
     """Returns source language -> the likelihood of its rows; see `measure_likelihood`."""
     found, before = {}, 0
     for language, members in rows_by_language(rows).items():
-        found[language] = measure_likelihood(
-            runtime, input_, members, lambda done, before=before: on_progress(before + done)
-        )
+        part = PartProgress(progress, before)
+        found[language] = measure_likelihood(runtime, input_, members, part)
         before += len(members)
     return found
 

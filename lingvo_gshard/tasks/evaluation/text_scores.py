@@ -19,15 +19,14 @@ import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import bleu, chrf
-from lingvo_gshard.data.batching.permutations import permutation
-from lingvo_gshard.data.packed_input import TextInput, TextSize
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.batching.batches import permutation
+from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
-    ShowProgress,
     Table,
     WeightedMeans,
-    no_progress,
     perplexity,
 )
 
@@ -267,7 +266,7 @@ def measure(
     runtime: EvaluationRuntime,
     input_: TextInput,
     split: str,
-    show_progress: ShowProgress = no_progress,
+    progress: Progress = SILENT,
 ) -> TextScores:
     """Returns the scores of a split, packed and cut into windows as in training.
 
@@ -278,10 +277,10 @@ def measure(
     if not size.documents:
         raise UserError(f"`split={split}`: the run's corpus has no documents in it")
     means, tokens = WeightedMeans(), 0
-    with show_progress("Cross-entropy", "tokens", input_.count_tokens(split)) as progress:
-        for batch in input_.evaluation_batches(split):
-            means.add(runtime.eval_step(batch))
-            tokens += int(np.count_nonzero(batch["target_segments"]))
-            progress.update(tokens)
+    progress.begin("Cross-entropy", "tokens", input_.count_tokens(split))
+    for batch in input_.evaluation_batches(split):
+        means.add(runtime.eval_step(batch))
+        tokens += int(np.count_nonzero(batch["target_segments"]))
+        progress.update(tokens)
     found = means.means()
     return TextScores.from_means(found["cross_entropy"], found["accuracy"], tokens, size)

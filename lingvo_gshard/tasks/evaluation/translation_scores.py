@@ -10,7 +10,8 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.batching.batches import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tasks.evaluation import text_scores
@@ -18,11 +19,9 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
     Likelihood,
-    ShowProgress,
     Table,
     combined,
     measure_by_language,
-    no_progress,
 )
 from lingvo_gshard.tasks.evaluation.text_scores import LanguageScores
 
@@ -44,8 +43,8 @@ class Translations(Protocol):
     def cut(self) -> Sequence[int]: ...
 
 
-# Translates sentences. Calls its second argument with the number of sentences done.
-Translate = Callable[[Sequence[str], Callable[[int], None]], Translations]
+# Translates sentences, and tells how many are done.
+Translate = Callable[[Sequence[str], Progress], Translations]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +185,7 @@ def measure(
     translate: Translate,
     rows: Sequence[Row],
     with_shuffled: bool = True,
-    show_progress: ShowProgress = no_progress,
+    progress: Progress = SILENT,
 ) -> TranslationScores:
     """Translates rows and scores them.
 
@@ -196,13 +195,13 @@ def measure(
       translate: translates the rows' sources.
       rows: what to score.
       with_shuffled: whether to score shuffled sources, too; see `LanguageScores`.
-      show_progress: opens progress bars.
+      progress: is told each stage, and how much of it is done.
     """
-    with show_progress("Cross-entropy", "rows", len(rows)) as progress:
-        likelihoods = measure_by_language(runtime, input_, rows, progress.update)
+    progress.begin("Cross-entropy", "rows", len(rows))
+    likelihoods = measure_by_language(runtime, input_, rows, progress)
     sources = [row.source for row in rows]
-    with show_progress("Translating", "rows", len(rows)) as progress:
-        translations = translate(sources, progress.update)
+    progress.begin("Translating", "rows", len(rows))
+    translations = translate(sources, progress)
     scores = text_scores.score_languages(
         [row.language for row in rows],
         sources,

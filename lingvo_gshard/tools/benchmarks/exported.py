@@ -25,6 +25,7 @@ import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -49,7 +50,7 @@ class SavedStep:
     def __init__(
         self,
         path: str,
-        report: Callable[[str], None],
+        progress: Progress,
         initial: str | None = None,
         options: Mapping[str, str] | None = None,
     ):
@@ -57,7 +58,7 @@ class SavedStep:
 
         Args:
           path: file of the training step.
-          report: called with each stage.
+          progress: is told each stage as it begins.
           initial: file of an init_state program; None for synthetic weights.
           options: options of XLA's compiler.
 
@@ -75,11 +76,11 @@ class SavedStep:
         self.devices, self._exported = _devices(path, record), exported
         self._options = dict(options or {})
         self.gemm_dtype = product_dtype(exported.mlir_module())
-        report("compiling the step")
+        progress.begin("compiling the step")
         started = time.perf_counter()
         self.compiled = _compile(record, exported, self.devices, self._options)
         self.compile_seconds = time.perf_counter() - started
-        report("making a state")
+        progress.begin("making a state")
         shardings = _shardings(record, record.inputs, self.devices)
         pairs = list(zip(record.inputs, shardings, strict=True))
         with jax.enable_x64(True):
@@ -330,8 +331,8 @@ def measure(
     initial: str | None,
     repeats: int,
     gemm_size: int | None,
-    report: Callable[[str], None],
-) -> ProgramTiming:
+    progress: Progress,
+) -> Row:
     """Measures a saved step; runs of steps alternate with runs of matrix products.
 
     Args:
@@ -339,21 +340,19 @@ def measure(
       initial: file of an init_state program; None for synthetic weights.
       repeats: number of runs.
       gemm_size: rows and columns of the reference product; None chooses them for the device.
-      report: called with each stage.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: names the file that cannot be run, or whose loss is not finite.
     """
     try:
-        return measure_step(SavedStep(path, report, initial), repeats, gemm_size, report)
+        return measure_step(SavedStep(path, progress, initial), repeats, gemm_size, progress)
     except _NotFiniteError as error:
         hint = "" if initial else "; pass real weights with --init_state=FILE"
         raise UserError(f"{error}{hint}") from None
 
 
-def measure_step(
-    step: SavedStep, repeats: int, gemm_size: int | None, report: Callable[[str], None]
-) -> ProgramTiming:
+def measure_step(step: SavedStep, repeats: int, gemm_size: int | None, progress: Progress) -> Row:
     """Measures a step as `measure` does.
 
     Raises:
@@ -362,14 +361,14 @@ def measure_step(
     losses = [step()() for _ in range(3)]
     # Before the matrices of products take memory.
     memory_in_use = step.memory_in_use
-    report("sizing the product")
+    progress.begin("sizing the product")
     gemm_size = gemm_size or _large_enough(step.devices, step.gemm_dtype)
     product = products(step.devices, step.gemm_dtype, gemm_size)
     run = max(1, min(_LONGEST_RUN, round(_RUN_SECONDS / pipelined_seconds(step, 1))))
     once = pipelined_seconds(product, 1)
     step_seconds, product_seconds = [], []
     for repeat in range(repeats):
-        report(f"measuring, {repeat + 1} of {repeats}")
+        progress.begin(f"measuring, {repeat + 1} of {repeats}")
         step_seconds.append(pipelined_seconds(step, run))
         count = max(1, round(step_seconds[-1] * run / once))
         product_seconds.append(pipelined_seconds(product, count))
@@ -447,7 +446,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS, help="how many runs are timed")
     parser.add_argument("--gemm_size", type=int, help="rows and columns of the product's matrices")
     given = parser.parse_args()
-    row = measure(given.file, given.init_state, given.repeats, given.gemm_size, lambda _: None)
+    row = measure(given.file, given.init_state, given.repeats, given.gemm_size, SILENT)
     print(json.dumps({"device": device(), "rows": [dataclasses.asdict(row)]}))
 
 

@@ -13,6 +13,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
@@ -230,8 +231,8 @@ def measure(
     skew: float,
     repeats: int,
     gemm_size: int,
-    report: Callable[[str], None],
-) -> list[LayerTiming]:
+    progress: Progress,
+) -> list[Row]:
     """Measures each case; it alternates with three other programs.
 
     These are a dense layer, the same layer without experts, and square matrix products with as many
@@ -244,13 +245,13 @@ def measure(
       skew: share of tokens whose first expert is expert 0 in skewed loads.
       repeats: number of turns.
       gemm_size: rows and columns of the matrices.
-      report: called with each stage.
+      progress: is told each stage as it begins.
     """
     dense, product = dense_pass(sizes), _as_many_products(sizes, gemm_size)
     rows = []
     for case in (case for count in experts for case in cases(count, skew)):
         name = f"{case.experts} experts, {case.dispatch}, {case.load}"
-        report(f"compiling {name}")
+        progress.begin(f"compiling {name}")
         layer = layer_params(case, sizes).instantiate(path="moe")
         whole = Pass(layer, sizes)
         without = layer_params(case, sizes)
@@ -258,7 +259,7 @@ def measure(
         rest = Pass(without.instantiate(path="moe"), sizes)
         *_, dropped = whole.run()
         turns = [whole.run, dense.run, rest.run, product]
-        report(f"measuring {name}")
+        progress.begin(f"measuring {name}")
         rows.append(_row(case, sizes, _in_turns(turns, repeats), float(dropped), whole.memory()))
     return rows
 

@@ -17,6 +17,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
@@ -134,7 +135,7 @@ def measure(
     cases: list[StepCase],
     repeats: int,
     gemm_size: int,
-    report: Callable[[str], None],
+    progress: Progress,
     profile: Callable[[StepCase, SingleDeviceRuntime], None] | None = None,
 ) -> list[StepTiming]:
     """Measures each case: the best of `repeats` steps, alternating with matrix products.
@@ -147,7 +148,7 @@ def measure(
       cases: the steps.
       repeats: number of measurements.
       gemm_size: rows and columns of the matrices.
-      report: called with each stage.
+      progress: is told each stage as it begins.
       profile: called with each case and its runtime at the end; None profiles nothing.
     """
     product_flops = 2 * gemm_size**3
@@ -155,14 +156,14 @@ def measure(
     product = gemm(gemm_size)
     runtimes, compile_seconds = [], []
     for case in cases:
-        report(f"compiling {case.name}")
+        progress.begin(f"compiling {case.name}")
         runtime = SingleDeviceRuntime(case.trainer)
         runtime.init_state()
         compile_seconds.append(step_seconds(runtime, case.batch))
         runtimes.append(runtime)
     seconds, gemm_seconds = [[] for _ in cases], [[] for _ in cases]
     for repeat in range(repeats):
-        report(f"measuring, {repeat + 1} of {repeats}")
+        progress.begin(f"measuring, {repeat + 1} of {repeats}")
         for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
             seconds[index].append(step_seconds(runtime, case.batch))
             gemm_seconds[index].append(
@@ -170,7 +171,7 @@ def measure(
             )
     for case, runtime in zip(cases, runtimes, strict=True):
         if profile is not None:
-            report(f"profiling {case.name}")
+            progress.begin(f"profiling {case.name}")
             profile(case, runtime)
     rows = []
     for index, case in enumerate(cases):

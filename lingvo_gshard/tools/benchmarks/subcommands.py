@@ -16,6 +16,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import moe, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
 from lingvo_gshard.tools.benchmarks.step import make_directory, profile_case
+from lingvo_gshard.tools.console.stages import transient_stages
 
 
 def run(
@@ -45,9 +46,9 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
     def profile(case: step.StepCase, runtime: SingleDeviceRuntime) -> None:
         profile_case(case, runtime, directory, console)
 
-    with console.status("starting") as status:
+    with transient_stages(console, "starting") as progress:
         return step.measure(
-            cases, values.repeats, values.gemm_size, status.update, profile if directory else None
+            cases, values.repeats, values.gemm_size, progress, profile if directory else None
         )
 
 
@@ -55,10 +56,8 @@ def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list
     """Returns the rows of `gshard-bench moe`."""
     experts = numbers("experts", values.experts)
     sizes = moe.Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
-    with console.status("starting") as status:
-        return moe.measure(
-            sizes, experts, values.skew, values.repeats, values.gemm_size, status.update
-        )
+    with transient_stages(console, "starting") as progress:
+        return moe.measure(sizes, experts, values.skew, values.repeats, values.gemm_size, progress)
 
 
 def numbers(flag: str, given: list[str]) -> list[int]:

@@ -232,7 +232,7 @@ def answer_with_run(
             precision=values.precision,
             checkpoint=values.checkpoint,
         )
-        run.observer = progress.stages
+        run.progress = progress.stages
         run.check_decoder(decoder)
         given = given_options(values, DecodingOptions)
         options = run.published_settings.options(usual, given)

@@ -1,4 +1,4 @@
-"""Stages of work without a known total: a spinner on a terminal, a line per stage elsewhere."""
+"""Displays of commands: the stages of a plan, and how far a command that answers lines is."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import rich.console
 import rich.progress
 
+from lingvo_gshard.core.progress import SilentProgress, duration
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
-from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal, duration
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 # Columns of the spinner and the elapsed time.
 _BESIDE_STAGE = 10
 
 
-class Stages:
+class Stages(SilentProgress):
     """Shows on standard error which stage runs and for how long. Used as a context manager.
 
     Standard error itself is hidden while a compiler works, so the stages go to a duplicate of it.
@@ -62,7 +62,7 @@ class Stages:
         elapsed = duration(time.monotonic() - self._started)
         self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def begin(self, stage: str) -> None:
+    def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
         """Shows that a stage begins.
 
         A stage that is wider than the terminal is printed above the spinner, which cannot wrap.
@@ -77,69 +77,35 @@ class Stages:
             self.say(stage)
 
 
-_SECONDS_BETWEEN_LINES = 10.0
+@contextlib.contextmanager
+def transient_stages(console: rich.console.Console, first: str) -> Iterator[StageDisplay]:
+    """Shows stages on a terminal, and leaves no line; shows nothing elsewhere.
 
-
-class Progress(BarOnTerminal):
-    """Shows how much is done, how fast, and the time left. Used as a context manager."""
-
-    def __init__(self, console: rich.console.Console, what: str, unit: str, total: int):
-        """Prepares the bar.
-
-        Args:
-          console: where to show it.
-          what: the work, such as "Translating".
-          unit: what is counted, such as "sentences".
-          total: number of units in all.
-        """
-        self._console = console
-        self._what, self._unit, self._total = what, unit, total
-        self._started = self._last_line = time.monotonic()
-        self._bar = None
-        if console.is_terminal:
-            columns = (
-                rich.progress.TextColumn(what),
-                rich.progress.BarColumn(bar_width=None),
-                rich.progress.TextColumn("{task.description}"),
-            )
-            self._bar = rich.progress.Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("compiling", total=total)
-
-    def update(self, done: int) -> None:
-        """Shows that `done` units are done."""
-        now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=self._describe(done, now))
-        elif done == self._total or now - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            text = f"{self._what}: {self._describe(done, now)}"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def _describe(self, done: int, now: float) -> str:
-        seconds = max(now - self._started, 1e-9)
-        text = f"{done:,}/{self._total:,} {self._unit}  {done / seconds:,.0f} {self._unit}/s"
-        if done == self._total:
-            return f"{text}  in {duration(seconds)}"
-        return f"{text}  {duration(seconds * (self._total - done) / max(done, 1))} left"
+    Args:
+      console: where to show them.
+      first: the first stage.
+    """
+    with StageDisplay(console, is_transient=True) as stages:
+        stages.begin(first)
+        yield stages
 
 
 @contextlib.contextmanager
-def stages_on_terminal() -> Iterator[DataProgress]:
+def stages_on_terminal() -> Iterator[StageDisplay]:
     """Shows stages on standard error if that is a terminal, for as long as a `with` block lasts.
 
     Standard error itself is hidden while libraries are loaded, so they go to a duplicate of it.
     """
     stream, is_own = output.copy_of_standard_error()
     try:
-        with DataProgress(rich.console.Console(file=stream), is_transient=True) as stages:
-            stages.begin("Starting")
+        with transient_stages(rich.console.Console(file=stream), "Starting") as stages:
             yield stages
     finally:
         if is_own:
             stream.close()
 
 
-class LineProgress:
+class LineProgress(SilentProgress):
     """Shows the progress of a command that reads and answers lines. Used as a context manager.
 
     The display is on standard error if standard error is a terminal. It is hidden while the command
@@ -182,7 +148,7 @@ class LineProgress:
             self._is_on, self._first = True, before
             self.stages.begin(self._what, "lines")
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, share: float | None = None) -> None:
         """Shows how many lines of the batch are done."""
         if self._is_on:
             self.stages.update(self._before - self._first + done)

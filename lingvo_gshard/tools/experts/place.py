@@ -29,7 +29,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.routers.counts import watched_layers
 from lingvo_gshard.training.surgery import expert_placement
 
@@ -53,10 +53,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
     loads = _loads(values.plan)
-    with DataProgress(console) as stages:
+    with StageDisplay(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
-        run.observer = stages
+        run.progress = stages
         source = SourceRun.read(run)
     layers = watched_layers(source.trainer.task)
     try:

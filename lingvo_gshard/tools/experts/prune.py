@@ -33,8 +33,8 @@ from lingvo_gshard.tools.experts.report import (
 )
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.surgery import pruning
 
 
@@ -61,10 +61,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
         raise UserError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
-    with DataProgress(console) as stages:
+    with StageDisplay(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
-        run.observer = stages
+        run.progress = stages
         run.check_decoder(Translator)
         params = run.params.copy()
         try:
@@ -73,8 +73,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
             raise UserError(f"--logdir={values.logdir}: {error}") from None
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run)
-    pruned = source.trainer_of(params)
-    by_language = use_by_language(run, source.trainer.task, source.theta, rows, console)
+        pruned = source.trainer_of(params)
+        by_language = use_by_language(run, source.trainer.task, source.theta, rows)
     use = _sum_over_languages(by_language)
     kept = pruning.chosen(params.task, use, values.by)
     checkpoint = source.checkpoint

@@ -54,13 +54,12 @@ from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import Progress
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring import expert_use
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
-from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
+from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
 # ISO 639's; a creole stands with the language of its words.
@@ -170,7 +169,7 @@ def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
 
 
 def use_by_language(
-    run: Run, task: Layer, theta: NestedMap, rows: Sequence[Row], console: rich.console.Console
+    run: Run, task: Layer, theta: NestedMap, rows: Sequence[Row]
 ) -> dict[str, dict[str, ExpertUse]]:
     """Returns language -> path of a layer -> the use of its experts for the language's rows.
 
@@ -182,24 +181,23 @@ def use_by_language(
       task: its task.
       theta: its weights.
       rows: rows of all languages.
-      console: shows progress.
 
     Raises:
       UserError: the model has no experts.
     """
     found: dict[str, dict[str, ExpertUse]] = {}
     done = 0
-    with Progress(console, "Experts", "rows", len(rows)) as progress:
+    run.progress.begin("Experts", "rows", len(rows))
 
-        def count(batch: dict[str, np.ndarray]) -> None:
-            nonlocal done
-            done += int(batch["target_segments"].max(axis=1).sum())
-            progress.update(done)
+    def count(batch: dict[str, np.ndarray]) -> None:
+        nonlocal done
+        done += int(batch["target_segments"].max(axis=1).sum())
+        run.progress.update(done)
 
-        for language, members in rows_by_language(rows).items():
-            batches = _batches(run, members)
-            found[language] = expert_use.measure(task, theta, batches, count)
-        progress.update(len(rows))
+    for language, members in rows_by_language(rows).items():
+        batches = _batches(run, members)
+        found[language] = expert_use.measure(task, theta, batches, count)
+    run.progress.update(len(rows))
     found = {language: use for language, use in found.items() if use}
     if not found:
         raise UserError(
@@ -379,14 +377,14 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     output.check_writable(values, "html")
-    with DataProgress(console) as stages:
+    with StageDisplay(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
-        run.observer = stages
+        run.progress = stages
         run.check_decoder(Translator)
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run, parts=("theta",))
-    use = use_by_language(run, source.trainer.task, source.theta, rows, console)
+        use = use_by_language(run, source.trainer.task, source.theta, rows)
     record = {
         "logdir": values.logdir,
         "experiment": run.params.name,

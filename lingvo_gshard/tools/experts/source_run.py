@@ -60,7 +60,7 @@ class SourceRun:
           run: the run.
           parts: names of the parts to read, such as "theta"; empty for all.
         """
-        run.observer.begin("Restoring the weights")
+        run.progress.begin("Restoring the weights")
         with run.open_checkpoints() as (store, _):
             checkpoint = store.restore(parts=parts)
         if checkpoint is None:

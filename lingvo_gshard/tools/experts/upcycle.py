@@ -36,7 +36,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_settings_flags, required_logdir
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import upcycling
 
@@ -80,10 +80,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
     if values.experts < 2:
         raise UserError(f"--experts={values.experts}; 2 or more were expected")
-    with DataProgress(console) as stages:
+    with StageDisplay(console) as stages:
         stages.begin("Starting")
         run = Run(required_logdir(values))
-        run.observer = stages
+        run.progress = stages
         run.check_decoder(Translator)
         params = _params(values, run.params)
         source = SourceRun.read(run)

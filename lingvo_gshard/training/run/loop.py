@@ -12,6 +12,7 @@ import rich.console
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training.run import processes
@@ -22,7 +23,6 @@ from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.run.determinism import batch_digest
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.compilations import CompilationWatch
-from lingvo_gshard.training.run.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError, diagnose
 from lingvo_gshard.training.run.monitoring.metrics import (
     BATCH_DIGEST,
@@ -155,16 +155,14 @@ class TrainingLoop:
         self._last_row: MetricsRow = {}
         self.step = 0
 
-    def run(
-        self, checkpoint: Checkpoint | None = None, progress: DataProgress | None = None
-    ) -> Outcome:
+    def run(self, checkpoint: Checkpoint | None = None, progress: Progress = SILENT) -> Outcome:
         """Trains from a checkpoint, or from the initial weights if there is none.
 
         Checks the dev split before the first step, so that errors in it cost no training.
 
         Args:
           checkpoint: the checkpoint to resume from.
-          progress: shows the stages before the first step; closed there.
+          progress: is told the stages before the first step; closed there.
 
         Raises:
           UserError: the dev split cannot be read, or has no examples.
@@ -181,11 +179,9 @@ class TrainingLoop:
                 self._input.train_batches(p.seed), self._roll_backs.skipped
             )
             stack.callback(self._batches.close)
-            if progress:
-                progress.begin("Initializing the weights" if checkpoint is None else "Loading")
+            progress.begin("Initializing the weights" if checkpoint is None else "Loading")
             self._load(checkpoint)
-            if progress:
-                progress.close()
+            progress.close()
             guessing_loss = self._trainer.task.guessing_loss()
             watch = CompilationWatch(lambda: self._input.declared_batches(self._input.p))
             log = RunLog(self._console, self._logdir, self._params, self.step, guessing_loss, watch)

@@ -15,6 +15,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.told import Told
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.slow
@@ -95,15 +96,15 @@ def test_process_that_dies_is_reported():
 
 
 def test_second_compilation_is_read_from_the_cache(tmp_path):
-    told = []
+    told = Told()
     cache = CompilationCache(tmp_path)
     with using_settings(Settings(cache)):
-        first = compilation.compile_for(program(), TOPOLOGY, told.append)
-        second = compilation.compile_for(program(), TOPOLOGY, told.append)
+        first = compilation.compile_for(program(), TOPOLOGY, told)
+        second = compilation.compile_for(program(), TOPOLOGY, told)
         with using_settings(Settings(cache, generates_code=True)):
-            third = compilation.compile_for(program(), TOPOLOGY, told.append)
+            third = compilation.compile_for(program(), TOPOLOGY, told)
     assert first == second and not first.has_code and third.has_code
     compiling = "compiling for v3:2x2"
     found = "found the compiled program in the cache"
-    assert told == [compiling, found, compiling, "generating code"]
+    assert told.stages == [compiling, found, compiling, "generating code"]
     assert (cache.read, cache.compiled) == (1, 2)

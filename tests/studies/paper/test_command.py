@@ -19,7 +19,7 @@ def planned(monkeypatch):
 
     def plan_experiment(params, topology, options, progress):
         del options
-        progress("tracing and lowering")
+        progress.begin("tracing and lowering")
         calls.append((params, topology))
         return example_plan.as_plan(example_plan.example_plan())
 

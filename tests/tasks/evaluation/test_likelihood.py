@@ -10,6 +10,7 @@ from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInp
 from lingvo_gshard.tasks.evaluation import evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
 from tests.data.prepared import corpora
+from tests.told import Told
 
 
 class NatsOfIds:
@@ -42,8 +43,8 @@ class LikelihoodTest(testing.TestCase):
         corpora.prepare(folder)
         params = PreparedTranslationInput.params().set(directory=str(folder), batch_rows=4)
         input_ = params.set(source_length=12, target_length=8).instantiate()
-        rows, done = input_.rows("dev"), []
-        found = evaluation.measure_by_language(NatsOfIds(), input_, rows, done.append)
+        rows, told = input_.rows("dev"), Told()
+        found = evaluation.measure_by_language(NatsOfIds(), input_, rows, told)
         self.assertEqual(list(found), ["de", "fr"])
         for language, measured in found.items():
             labels, too_long = labels_of(input_, [row for row in rows if row.language == language])
@@ -53,8 +54,8 @@ class LikelihoodTest(testing.TestCase):
             self.assertAllClose(
                 measured.perplexity, math.exp(labels.mean() / 100), rtol=1e-6, atol=0
             )
-        self.assertEqual(done, sorted(done))
-        self.assertEqual(done[-1], len(rows))
+        self.assertEqual(told.done, sorted(told.done))
+        self.assertEqual(told.done[-1], len(rows))
         labels, too_long = labels_of(input_, rows)
         self.assertGreater(too_long, 0)
         everything = evaluation.combined(found.values())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -23,6 +24,7 @@ from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import exported as exported_bench
 from lingvo_gshard.tools.benchmarks.exported import SavedStep, product_dtype
 from lingvo_gshard.tools.console import startup
+from tests.told import Told
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROWS, LENGTH, VOCABULARY, MODEL = 4, 20, 8, 6
@@ -45,6 +47,8 @@ import sys
 sys.modules["tensorflow"] = None
 sys.argv[0] = "gshard-bench"
 from lingvo_gshard.tools.console import launcher
+from lingvo_gshard.core.progress import SILENT
+from tests.told import Told
 launcher.run_script()
 """
 
@@ -154,12 +158,12 @@ def test_results_are_medians_of_alternating_runs(files, monkeypatch):
         return next(clock)
 
     monkeypatch.setattr(exported_bench, "pipelined_seconds", seconds)
-    said = []
-    row = exported_bench.measure(str(files / "step.zip"), None, 3, 8, said.append)
+    told = Told()
+    row = exported_bench.measure(str(files / "step.zip"), None, 3, 8, told)
     assert (row.step_seconds, row.fastest_seconds, row.slowest_seconds) == (0.2, 0.1, 0.3)
     assert row.gemm_rate == pytest.approx(2 * 8**3 / 0.02)
     assert counts == [1, 1, 5, 20, 5, 30, 5, 10]
-    assert said[-1] == "measuring, 3 of 3"
+    assert told.stages[-1] == "measuring, 3 of 3"
 
 
 def test_reference_matmul_is_large_enough_for_full_speed(monkeypatch):
@@ -179,7 +183,7 @@ def test_non_finite_loss_is_an_error(files, monkeypatch):
     with pytest.raises(
         ValueError, match="step.zip: the loss is 1.0 and then nan; pass real weights"
     ):
-        exported_bench.measure(str(files / "step.zip"), None, 1, 8, lambda _: None)
+        exported_bench.measure(str(files / "step.zip"), None, 1, 8, SILENT)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,18 @@
-"""Checks that progress is a bar on a terminal and plain lines elsewhere."""
+"""Checks that stages and steps are a bar on a terminal and plain lines elsewhere."""
 
 import io
+import re
 import time
 
-import pytest
 import rich.console
 
 from lingvo_gshard.training.run.monitoring import progress as progress_lib
-from lingvo_gshard.training.run.monitoring.progress import Progress, Waiting, duration
+from lingvo_gshard.training.run.monitoring.progress import StageDisplay, StepDisplay, Waiting
 
 
 def show(**console):
     screen = io.StringIO()
-    with Progress(rich.console.Console(file=screen, width=120, **console), 0, 6, 3) as progress:
+    with StepDisplay(rich.console.Console(file=screen, width=120, **console), 0, 6, 3) as progress:
         for step in range(1, 7):
             progress.count(100.0)
             progress.update(step, {"loss": 2.0 / step, "accuracy": 0.5})
@@ -34,14 +34,6 @@ def test_a_terminal_gets_a_bar():
     assert "6/6" in shown and "loss 0.3333" in shown and "a line" in shown
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
-)
-def test_durations_are_formatted(seconds, words):
-    assert duration(seconds) == words
-
-
 def test_long_work_is_said_at_growing_intervals(monkeypatch):
     monkeypatch.setattr(progress_lib, "_FIRST_WAIT", 0.01)
     said = []
@@ -54,3 +46,84 @@ def test_long_work_is_said_at_growing_intervals(monkeypatch):
     with Waiting("compiling", said.append):
         pass
     assert len(said) <= 5
+
+
+def make_fast(monkeypatch):
+    monkeypatch.setattr(progress_lib, "_SHORTEST_SHOWN", 0.04)
+    monkeypatch.setattr(progress_lib, "_SECONDS_BETWEEN_LINES", 0.02)
+    monkeypatch.setattr(progress_lib, "_ANNOUNCED", 0.0)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_lines_without_a_terminal(monkeypatch):
+    make_fast(monkeypatch)
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, width=99)) as progress:
+        progress.begin("Reading train", "rows")
+        wait_for(lambda: stream.getvalue().startswith("Reading train\n"))
+        progress.update(500, 0.5)
+        wait_for(lambda: "left" in stream.getvalue())
+        progress.begin("Training a vocabulary")
+        wait_for(lambda: "so far" in stream.getvalue())
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "Reading train"
+    assert any(line.startswith("Reading train: 500 rows  ") for line in lines)
+    assert re.match(r"Training a vocabulary: \d+ s", lines[-1])
+
+
+def test_short_stages_leave_no_line():
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, width=99)) as progress:
+        progress.begin("Reading train", "rows")
+        progress.update(1, 1.0)
+        progress.begin("Cleaning train", "rows")
+    assert stream.getvalue() == ""
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    make_fast(monkeypatch)
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, force_terminal=True, width=99)) as progress:
+        progress.begin("Reading train", "rows")
+        progress.update(500, 0.5)
+        wait_for(lambda: "500 rows" in stream.getvalue())
+        progress.begin("Training a vocabulary")
+        time.sleep(0.05)
+    progress.begin("Reading dev")
+    assert "500 rows" in stream.getvalue() and "Training a vocabulary: 0 s" in stream.getvalue()
+
+
+def test_stages_after_the_end_are_not_shown():
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, force_terminal=True, width=99)) as progress:
+        progress.begin("Starting")
+        progress.close()
+        shown = stream.getvalue()
+        progress.begin("Tokenizing dev", "rows")
+        progress.update(5, 0.5)
+    assert "Starting" in shown and stream.getvalue() == shown
+
+
+def test_a_stage_of_known_size_leaves_a_line_once_all_is_done():
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, width=99)) as progress:
+        progress.begin("Translating", "rows", 4)
+        for done in (1, 2, 4):
+            progress.update(done)
+        progress.begin("Scoring")
+    (line,) = stream.getvalue().splitlines()
+    assert re.fullmatch(r"Translating: 4/4 rows  [\d,]+ rows/s  in 0 s", line)
+
+
+def test_transient_stages_leave_nothing_and_say_nothing_without_a_terminal():
+    stream = io.StringIO()
+    with StageDisplay(rich.console.Console(file=stream, width=99), is_transient=True) as progress:
+        progress.begin("Translating", "rows", 4)
+        progress.update(4)
+        progress.say("a line")
+    assert stream.getvalue() == ""

@@ -14,7 +14,7 @@ from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.stages import Stages
+from lingvo_gshard.tools.console.stages import Stages, transient_stages
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
@@ -75,7 +75,7 @@ def run_fill(values: flags.FlagValues, console: rich.console.Console) -> tuple[s
     )
     with Stages(topology.compiler_choice) as shown:
         try:
-            record, plan = fill(wanted, values.folder, shown.begin)
+            record, plan = fill(wanted, values.folder, shown)
         except OSError as error:
             raise UserError(
                 f"--folder={values.folder} cannot be written: {error.strerror}"
@@ -97,8 +97,8 @@ def run_card(
             "--folder=FOLDER"
         )
     gemm_size = values.gemm_size if values["gemm_size"].present else None
-    with console.status("starting") as status:
-        row = measure(folders[0], values.repeats, gemm_size, status.update)
+    with transient_stages(console, "starting") as progress:
+        row = measure(folders[0], values.repeats, gemm_size, progress)
     _print_measured(row, exported.device(), console)
     return exported.device(), row
 

@@ -11,6 +11,7 @@ import msgspec
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.planning import planned_program, planner
 from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines import cuda
@@ -50,13 +51,13 @@ class Wanted:
         return experiment(self.experiment, [*self.settings, *chosen], [])
 
 
-def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[CardRecord, Plan]:
+def fill(wanted: Wanted, folder: str, progress: Progress) -> tuple[CardRecord, Plan]:
     """Writes the largest step that fits, with its plan, to a folder.
 
     Args:
       wanted: what fills which card.
       folder: the folder; it is made.
-      begin: called with each stage as it begins.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: the setting is no number of the experiment, or nothing fits the card.
@@ -71,7 +72,7 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
     made: dict[int, tuple[Program, Plan]] = {}
 
     def peak(value: int) -> int:
-        begin(f"planning {wanted.grown} = {value:,}")
+        progress.begin(f"planning {wanted.grown} = {value:,}")
         made[value] = _planned(wanted.params(value), wanted.topology, options)
         return made[value][1].bytes_per_device.peak
 
@@ -85,7 +86,7 @@ def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[Car
             f"the memory of {wanted.topology.chip.name}; choose a smaller model by --gin_param"
         )
     program, plan = made[value]
-    begin("writing the step")
+    progress.begin("writing the step")
     record = CardRecord(
         experiment=wanted.experiment,
         settings=list(wanted.settings),

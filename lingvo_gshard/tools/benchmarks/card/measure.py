@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.operation_rows import ROUTING
@@ -226,9 +227,7 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
 
 
-def measure(
-    folder: str, repeats: int, gemm_size: int | None, report: Callable[[str], None]
-) -> CardRow:
+def measure(folder: str, repeats: int, gemm_size: int | None, progress: Progress) -> CardRow:
     """Measures the step of a folder on the devices of this machine.
 
     Also writes the trace of some steps to the folder.
@@ -237,16 +236,16 @@ def measure(
       folder: what `gshard-bench fill` wrote.
       repeats: number of runs.
       gemm_size: rows and columns of the reference product; None chooses them for the device.
-      report: called with each stage.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: names the folder or file that cannot be read, or that is for another card.
     """
     read = card_folder.read(folder)
     _check_card(folder, read.card, jax.devices()[0])
-    step = SavedStep(read.step, report, options=read.card.options)
-    row = exported.measure_step(step, repeats, gemm_size, report)
-    report("tracing")
+    step = SavedStep(read.step, progress, options=read.card.options)
+    row = exported.measure_step(step, repeats, gemm_size, progress)
+    progress.begin("tracing")
     source = f"{row.gemm_dtype} products of {row.gemm_size} x {row.gemm_size}, timed here"
     rate = Rate(flops_per_second=row.gemm_rate, source=source)
     profile, trace = profiled_step(step, read.card.experiment, rate)
@@ -296,7 +295,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=exported.REPEATS, help="how many runs")
     parser.add_argument("--gemm_size", type=int, help="rows and columns of the product's matrices")
     given = parser.parse_args()
-    row = measure(given.folder, given.repeats, given.gemm_size, lambda _: None)
+    row = measure(given.folder, given.repeats, given.gemm_size, SILENT)
     print(msgspec.json.encode({"device": exported.device(), "rows": [row]}).decode())
 
 

@@ -18,6 +18,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import measure
+from lingvo_gshard.tools.console.stages import transient_stages
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
 _POSITIONS = 256
@@ -26,11 +27,11 @@ _POSITIONS = 256
 def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.DecodingTiming]:
     """Runs the benchmark, prints its table and returns the rows."""
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
-    with console.status("reading the test sentences") as status:
+    with transient_stages(console, "reading the test sentences") as progress:
         models, found = make_cases(
             registry.get(values.experiment), registry.get(values.language_model), values.sentences
         )
-        for row in measure.measure(models, found, None, threads, values.repeats, status.update):
+        for row in measure.measure(models, found, None, threads, values.repeats, progress):
             show_row(console, row)
             rows.append(row)
     return rows

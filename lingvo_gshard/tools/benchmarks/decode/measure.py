@@ -15,6 +15,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
@@ -252,8 +253,8 @@ def measure(
     others: OtherEngines | None,
     threads: int,
     repeats: int,
-    report: Callable[[str], None],
-) -> Iterator[DecodingTiming]:
+    progress: Progress,
+) -> Iterator[Row]:
     """Measures each case by every engine in turn.
 
     Args:
@@ -262,7 +263,7 @@ def measure(
       others: other engines; None measures only our engine.
       threads: workers of our engine.
       repeats: number of turns.
-      report: called with each stage.
+      progress: is told each stage as it begins.
 
     Yields:
       The rows of a case as soon as the case is measured, our rows first.
@@ -278,11 +279,11 @@ def measure(
             }
             product = _product(model, case)
             turns = []
-            report(f"{case.name}: preparing")
+            progress.begin(f"{case.name}: preparing")
             for engine in own.values():
                 _warm_up(engine, case)
             for turn in range(repeats):
-                report(f"{case.name}: turn {turn + 1} of {repeats}")
+                progress.begin(f"{case.name}: turn {turn + 1} of {repeats}")
                 seconds = [_seconds(name, own, others, case) for name in names]
                 turns.append([*seconds, product.flops / seconds_of(product.run)])
         *engines, rates = np.array(turns).T

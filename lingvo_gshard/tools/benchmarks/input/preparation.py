@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import rich.box
@@ -17,6 +17,7 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.tools.benchmarks.input import reading
 from lingvo_gshard.tools.console.units import in_bytes
 
@@ -55,22 +56,22 @@ class PreparationTiming:
     peak_bytes: int
 
 
-def measure(rows: int, workers: int, folder: str, tell: Callable[[str], None]) -> PreparationTiming:
+def measure(rows: int, workers: int, folder: str, progress: Progress) -> Row:
     """Makes text and prepares it in a process of its own.
 
     Args:
       rows: number of rows to make.
       workers: number of workers.
       folder: an empty folder; the prepared data is then in its folder `prepared`.
-      tell: shows what is being done.
+      progress: is told each stage as it begins.
 
     Raises:
       RuntimeError: preparation fails.
     """
     source = pathlib.Path(folder) / "made.tsv"
-    tell(f"making {rows:,} rows")
+    progress.begin(f"making {rows:,} rows")
     reading.write_tsv(source, rows)
-    tell(f"preparing {rows:,} rows")
+    progress.begin(f"preparing {rows:,} rows")
     module = "lingvo_gshard.tools.benchmarks.input.prepare_run"
     command = [sys.executable, "-m", module, source, f"{folder}/prepared", str(workers)]
     before = os.times()

@@ -7,18 +7,18 @@ import time
 
 import msgspec
 
-from lingvo_gshard.data.input import SilentObserver
+from lingvo_gshard.core.progress import SilentProgress
 from lingvo_gshard.data.preparation.pipeline import PrepareOptions, prepare
 
 
-class _Times(SilentObserver):
+class _Times(SilentProgress):
     """Notes the time when each stage begins."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
         self._stage, self._began = "Starting", time.monotonic()
 
-    def begin(self, stage: str, unit: str = "") -> None:
+    def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
         """Ends a stage and begins the next one."""
         now = time.monotonic()
         self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began

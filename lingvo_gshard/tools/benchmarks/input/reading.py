@@ -6,7 +6,7 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import rich.table
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
 from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
@@ -120,21 +121,21 @@ class ReadingTiming:
     memory_bytes: int
 
 
-def measure(directory: str, tell: Callable[[str], None]) -> list[ReadingTiming]:
+def measure(directory: str, progress: Progress) -> list[Row]:
     """Measures reading alone with rows of 128 and 512, and training steps of the quickstart.
 
     Args:
       directory: prepared sentence pairs.
-      tell: shows what is being done.
+      progress: is told each stage as it begins.
 
     Raises:
       UserError: the directory cannot be read.
     """
     rows = []
     for source_length, longest_target, batch_rows in _SHAPES:
-        tell(f"reading rows of {source_length}")
+        progress.begin(f"reading rows of {source_length}")
         rows.append(_read(_input(directory, source_length, longest_target, batch_rows)))
-    tell("training")
+    progress.begin("training")
     rows.append(_train(_input(directory, *_SHAPE_OF_STEPS)))
     return rows
 

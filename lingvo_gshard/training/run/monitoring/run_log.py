@@ -26,8 +26,8 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     Pictures,
     first_and_last,
 )
-from lingvo_gshard.training.run.monitoring.progress import Progress, Waiting
-from lingvo_gshard.training.run.monitoring.trackers import open_trackers
+from lingvo_gshard.training.run.monitoring.progress import StepDisplay, Waiting
+from lingvo_gshard.training.run.monitoring.writers import open_writers
 
 _MOST_LINES = 20
 
@@ -107,14 +107,14 @@ class RunLog:
         self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
 
     def __enter__(self) -> RunLog:
-        self._progress = Progress(
+        self._display = StepDisplay(
             self._console,
             self._step,
             self._options.steps,
             self._options.log_every_steps,
             self._balance.digest,
         )
-        self._progress.__enter__()
+        self._display.__enter__()
         self._go_on_after(self._step)
         chosen = self._options.writers if processes.is_main() else ()
         given = self._logdir.params_as_text()
@@ -128,8 +128,8 @@ class RunLog:
         traceback: TracebackType | None,
     ) -> None:
         self._writer.close()
-        self._trackers.close(is_finished=kind is None)
-        self._progress.__exit__(kind, error, traceback)
+        self._row_writers.close(is_finished=kind is None)
+        self._display.__exit__(kind, error, traceback)
 
     def _go_on_after(self, step: int) -> None:
         """Opens the files to write the rows after a step; removes the rows of later steps."""
@@ -143,7 +143,7 @@ class RunLog:
     def roll_back(self, step: int) -> None:
         """Removes the rows after a step that the run goes back to."""
         self._writer.close()
-        self._progress.pause()
+        self._display.pause()
         self._go_on_after(step)
 
     def compiling(self) -> contextlib.AbstractContextManager[object]:
@@ -161,7 +161,7 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Shows a line, above the progress bar if there is one."""
-        self._progress.say(text)
+        self._display.say(text)
 
     def is_logged(self, step: int) -> bool:
         """Returns whether the step gets a log line and a point on each curve."""
@@ -171,11 +171,11 @@ class RunLog:
         """Shows the metrics of a training step, and adds derived ones to `row`."""
         if "cross_entropy" in row:
             row["perplexity"] = perplexity(row["cross_entropy"])
-        self._progress.count(row.get("tokens", 0.0))
-        if self._progress.tokens_per_second:
-            row["tokens_per_second"] = self._progress.tokens_per_second
+        self._display.count(row.get("tokens", 0.0))
+        if self._display.tokens_per_second:
+            row["tokens_per_second"] = self._display.tokens_per_second
         self._balance.add(row)
-        self._progress.update(step, row)
+        self._display.update(step, row)
         for warning in (self._spikes.add(step, row), self._divergence.add(step, row)):
             if warning:
                 self.say(warning)
@@ -207,7 +207,7 @@ class RunLog:
 
     def pause(self) -> None:
         """Excludes the time until the next step from the throughput."""
-        self._progress.pause()
+        self._display.pause()
 
     def lacks_evaluation(self, step: int) -> bool:
         """Returns whether the step that the run resumes from has a row without dev metrics."""

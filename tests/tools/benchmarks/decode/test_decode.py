@@ -3,6 +3,7 @@
 import pytest
 
 from lingvo_gshard import params as experiments  # noqa: F401
+from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.tools.benchmarks.decode import measure
 from tests.inference import tiny_engine
 
@@ -65,7 +66,7 @@ def test_flops_of_a_case_are_those_of_its_products():
 @pytest.mark.slow
 def test_tiny_models_are_measured():
     found = tiny_cases()
-    rows = list(measure.measure(tiny_models(), found, None, 1, 1, lambda stage: None))
+    rows = list(measure.measure(tiny_models(), found, None, 1, 1, SILENT))
     pairs = [(case, engine) for case in found for engine in measure.OURS]
     for (case, engine), row in zip(pairs, rows, strict=True):
         assert (row.case, row.engine) == (case.name, engine)
