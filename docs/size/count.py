@@ -16,20 +16,21 @@ from collections.abc import Iterable
 _TRACED = """
 import json, sys, threading
 package, logdir, path = sys.argv[1:4]
-executed, in_step, depth = set(), set(), [0]
+executed, in_step, depth = set(), set(), threading.local()
 
 def profile(frame, event, _):
     file = frame.f_code.co_filename
     if event not in ("call", "return") or not file.startswith(package):
         return
     is_step = frame.f_code.co_name == "train_step" and file.endswith("step/trainer.py")
+    now = getattr(depth, "steps", 0)
     if event == "call":
-        depth[0] += is_step
+        depth.steps = now + is_step
         executed.add(file)
-        if depth[0]:
+        if depth.steps:
             in_step.add(file)
     else:
-        depth[0] -= is_step
+        depth.steps = now - is_step
 
 # Importing defines functions and classes: their own code is not executed work.
 from lingvo_gshard.tools import train

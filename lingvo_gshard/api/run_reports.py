@@ -1,81 +1,24 @@
-"""Records how a run is started or resumed."""
+"""evaluate and report: scores a run and records them; reads what runs have recorded."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.training.run import processes, records
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.runtime_protocol import Runtime
-from lingvo_gshard.training.step.trainer import Trainer
-
-
-def record_launch(
-    logdir: Logdir,
-    params: Params,
-    trainer: Trainer,
-    runtime: Runtime,
-    backend: Backend,
-    step: int,
-    say: Callable[[str], None],
-) -> None:
-    """Writes command, versions, devices and sharding into the run's directory.
-
-    Only the main process writes. If it cannot, it says so, and the run goes on.
-
-    Args:
-      logdir: the run's directory.
-      params: the experiment.
-      trainer: its trainer.
-      runtime: what runs the trainer.
-      backend: what made the runtime.
-      step: the step that the run resumes from; 0 for a new run.
-      say: shows a line to the user.
-    """
-    count = processes.count()
-    if not backend.is_main:
-        return
-    row = run_records.Launch(
-        time=time.time(),
-        step=step,
-        steps=trainer.steps,
-        experiment=params.name,
-        command=run_records.command_line(),
-        directory=run_records.directory(),
-        host=platform.node(),
-        processes=count,
-        runtime=backend.kind,
-        devices=runtime.device_summary,
-        parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
-        active_parameters=trainer.task.active_parameters(),
-        versions=run_records.versions(),
-        environment=run_records.settings(run_records.environment_at_start()),
-    )
-    try:
-        run_records.append_launch(logdir.path, row)
-        run_records.write_sharding(
-            logdir.path, run_records.trainer_sharding(trainer, backend.partitioning)
-        )
-    except OSError as error:
-        say(f"Warning: how the run was started cannot be recorded ({error.strerror})")
+from lingvo_gshard.training.run import records
 
 
 def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:

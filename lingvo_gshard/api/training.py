@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, cast
 
@@ -13,12 +16,11 @@ import rich.console
 from lingvo_gshard.api import summary
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.api.run_reports import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.open_models.starting import PublishedStart, is_published
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
+from lingvo_gshard.training.run import processes, records
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -31,8 +33,9 @@ from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
-from lingvo_gshard.training.run.starting import StartingPoint
+from lingvo_gshard.training.run.starting import FirstWeights, StartingPoint
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -130,7 +133,7 @@ def _train(
     params: Params,
     backend: Backend,
     logdir: Logdir,
-    start: StartingPoint | PublishedStart | None,
+    start: FirstWeights | None,
     stop: StopRequest,
     console: rich.console.Console,
     progress: Progress,
@@ -194,11 +197,14 @@ def _starting_point(
     logdir: Logdir,
     params: Params,
     console: rich.console.Console,
-) -> StartingPoint | PublishedStart | None:
+) -> FirstWeights | None:
     """Returns what gives the first weights of a new run: a run, a published model, or nothing."""
     say = functools.partial(_say, console)
     if not init_from or logdir.has_checkpoints():
         return None
+    # A run that starts from nothing does not wait for published models.
+    from lingvo_gshard.open_models.starting import PublishedStart, is_published
+
     if is_published(init_from):
         return PublishedStart(init_from, params, say)
     return StartingPoint(init_from, say)
@@ -229,3 +235,51 @@ def _warn_of_new_schedule(
 
 def _say(console: rich.console.Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def record_launch(
+    logdir: Logdir,
+    params: Params,
+    trainer: Trainer,
+    runtime: Runtime,
+    backend: Backend,
+    step: int,
+    say: Callable[[str], None],
+) -> None:
+    """Writes command, versions, devices and sharding into the run's directory.
+
+    Only the main process writes. If it cannot, it says so, and the run goes on.
+
+    Args:
+      logdir: the run's directory.
+      params: the experiment.
+      trainer: its trainer.
+      runtime: what runs the trainer.
+      backend: what made the runtime.
+      step: the step that the run resumes from; 0 for a new run.
+      say: shows a line to the user.
+    """
+    count = processes.count()
+    if not backend.is_main:
+        return
+    row = records.Launch(
+        time=time.time(),
+        step=step,
+        steps=trainer.steps,
+        experiment=params.name,
+        command=records.command_line(),
+        directory=records.directory(),
+        host=platform.node(),
+        processes=count,
+        runtime=backend.kind,
+        devices=runtime.device_summary,
+        parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
+        active_parameters=trainer.task.active_parameters(),
+        versions=records.versions(),
+        environment=records.settings(records.environment_at_start()),
+    )
+    try:
+        records.append_launch(logdir.path, row)
+        records.write_sharding(logdir.path, records.trainer_sharding(trainer, backend.partitioning))
+    except OSError as error:
+        say(f"Warning: how the run was started cannot be recorded ({error.strerror})")

@@ -15,7 +15,6 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.runtime.step_compiler import StepMetrics
 from lingvo_gshard.training.run.monitoring.compilations import (
     Compilation,
     Inputs,
@@ -28,7 +27,7 @@ from lingvo_gshard.training.run.monitoring.expert_use import (
     values_and_weights,
 )
 from lingvo_gshard.training.run.routers.counts import ReadSums, routing_sums, watched_batch
-from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
+from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -27,19 +27,13 @@ from lingvo_gshard.runtime.program.step_programs import (
     state_arrays,
     train_program,
 )
-from lingvo_gshard.runtime.step_compiler import (
-    CompiledStep,
-    StepCompiler,
-    StepMetrics,
-    batch_key,
-    batch_specs,
-)
+from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key, batch_specs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.run.monitoring.expert_use import pair_with_weights
 from lingvo_gshard.training.run.routers.counts import ReadSums, watched_batch
-from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
+from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
 from lingvo_gshard.training.step.trainer import Trainer
 
 

@@ -92,7 +92,7 @@ from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import goodput, program, runtime
+from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
@@ -127,7 +127,7 @@ def define_flags() -> flags.FlagValues:
     goodput.define_budget_flags(values)
     define_option_flags(values, LoadsOptions())
     define_option_flags(values, PlanOptions())
-    runtime.define_compiling_flags(values)
+    program.define_compiling_flags(values)
     flags.DEFINE_integer(
         "remedies",
         3,
@@ -193,7 +193,7 @@ def main(argv: list[str]) -> int:
     program.check_loads_flags(values)
     if values.budget is not None:
         return _budget(values, console)
-    with runtime.using_flags(values, console):
+    with program.using_flags(values, console):
         return _planned(values, path, console)
 
 

@@ -60,11 +60,9 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
-from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
@@ -80,7 +78,6 @@ from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
-from lingvo_gshard.training.run.starting import params_of
 
 NAME = "gshard-train"
 
@@ -202,6 +199,11 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
     if values.logdir and Logdir(values.logdir).has_checkpoints():
         saved = Logdir(values.logdir).read_params()
     elif values.init_from:
+        # A run that starts from nothing does not wait for published models.
+        from lingvo_gshard.api.importing import open_model
+        from lingvo_gshard.open_models.starting import is_published
+        from lingvo_gshard.training.run.starting import params_of
+
         published = is_published(values.init_from)
         saved = open_model(values.init_from) if published else params_of(values.init_from)
     else:

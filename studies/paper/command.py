@@ -24,7 +24,7 @@ from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.flags import program
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal
 from studies.paper import report as paper_report
@@ -46,7 +46,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     define_option_flags(values, PlanOptions(), ["partitioner", "device_order"])
-    runtime.define_compiling_flags(values)
+    program.define_compiling_flags(values)
     output.define_json_flag(values, "the comparison and a summary of each plan")
     return values
 
@@ -58,7 +58,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
       UserError: a row is unknown.
     """
     options = read_options(values, PlanOptions)
-    with runtime.using_flags(values, console):
+    with program.using_flags(values, console):
         report = compare(values.rows, options, console)
     print_report(report, console)
     output.write_json(values.json, report)

@@ -7,7 +7,6 @@ import dataclasses
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.replay import replay
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.runtime import runtime_options
@@ -52,6 +51,9 @@ def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
                 f"--{name}={shown} cannot be combined with --replay_step={values.replay_step}: a "
                 "run is replayed with its own Params"
             )
+    # Training does not wait for what a replay needs.
+    from lingvo_gshard.api.replay import replay
+
     found = replay(
         values.logdir, values.replay_step, options=runtime_options(values), console=console
     )

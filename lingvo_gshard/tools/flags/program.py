@@ -1,21 +1,29 @@
-"""The file of a program that gshard-plan plans, and the flags that only apply to it."""
+"""Flags of plans: the file of a program, generation, loads, and how programs are compiled."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterator, Sequence
 
+import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import cached
+from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.planning.generation import GenerationOptions
 from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
 from lingvo_gshard.planning.programs.planned import ProgramFacts
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
+# The user's directory of the cache of compiled programs.
+_NAME = "plans"
 _GENERATION_FLAGS = ("batch", "largest_batch", "prompt", "every_layer")
 _NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration")
 
@@ -148,4 +156,43 @@ def program_facts(values: flags.FlagValues) -> ProgramFacts:
         mesh=values.mesh,
         patterns=MemoryPatterns(values.weights, values.moments),
         step_tokens=values.step_tokens,
+    )
+
+
+def define_compiling_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `using_flags`."""
+    flags.DEFINE_string(
+        "compilation_cache",
+        None,
+        "Directory that keeps compiled programs for later plans; '' disables it. Default: "
+        "lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "generate_code",
+        False,
+        "Has libtpu generate the code of a device, too. Takes about ten times as long, and adds "
+        "the bytes of the code to the peak.",
+        flag_values=values,
+    )
+
+
+@contextlib.contextmanager
+def using_flags(values: flags.FlagValues, console: rich.console.Console) -> Iterator[None]:
+    """Has plans inside a `with` block compile as the flags say, and says what the cache did."""
+    cache = None
+    if values.compilation_cache != "":
+        directory = cached.directory(_NAME, values.compilation_cache)
+        cache = CompilationCache(pathlib.Path(directory))
+    with using_settings(Settings(cache, values.generate_code)):
+        yield
+    if cache and (cache.read or cache.compiled):
+        output.say(console, _counts(cache))
+
+
+def _counts(cache: CompilationCache) -> str:
+    damaged = f", {cache.damaged} of them because a file was damaged" if cache.damaged else ""
+    return (
+        f"Compilation cache {cache.directory}: {cache.read} read, {cache.compiled} "
+        f"compiled{damaged}."
     )

@@ -1,4 +1,4 @@
-"""StartingPoint: a run whose weights another run starts from, such as an imported one."""
+"""The weights that a new run starts from: those of another run, such as an imported one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,6 +24,27 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.step.trainer import Trainer
 
 PART = "theta"
+
+
+class FirstWeights(Protocol):
+    """Gives the first weights of a new run, such as `StartingPoint` and `PublishedStart`."""
+
+    @property
+    def extras(self) -> pathlib.Path:
+        """A directory with vocabularies."""
+        ...
+
+    def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
+        """Returns a checkpoint of step 0 with the weights.
+
+        Args:
+          trainer: the trainer of the new run.
+          abstract_state: the state of its runtime. Each process reads its own shards.
+
+        Raises:
+          UserError: the weights do not fit the model of the new run, or cannot be read.
+        """
+        ...
 
 
 class StartingPoint:
