@@ -1,4 +1,4 @@
-"""The weights that a new run starts from: those of another run, such as an imported one."""
+"""The first weights of a new run, taken from another run, such as an imported one."""
 
 from __future__ import annotations
 
