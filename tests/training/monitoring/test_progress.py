@@ -69,7 +69,7 @@ def test_lines_without_a_terminal(monkeypatch):
         progress.update(500, 0.5)
         wait_for(lambda: "left" in stream.getvalue())
         progress.begin("Training a vocabulary")
-        wait_for(lambda: "so far" in stream.getvalue())
+        wait_for(lambda: "Training a vocabulary: 0 s so far" in stream.getvalue())
     lines = stream.getvalue().splitlines()
     assert lines[0] == "Reading train"
     assert any(line.startswith("Reading train: 500 rows  ") for line in lines)
