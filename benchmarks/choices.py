@@ -119,7 +119,9 @@ def choices() -> dict[str, Choice]:
     }
 
 
-def measure(experiment: Params, layers: int, repeats: int, progress: Progress) -> Iterator[Row]:
+def measure(
+    experiment: Params, layers: int, repeats: int, progress: Progress
+) -> Iterator[TechniqueTiming]:
     """Measures each technique; its steps alternate with steps without any technique.
 
     Args:

@@ -85,7 +85,7 @@ def measure(
     length: int,
     repeats: int,
     progress: Progress,
-) -> list[Row]:
+) -> list[DepthTiming]:
     """Measures every depth as a loop, and the smallest depth also layer by layer.
 
     At the smallest depth the two alternate; seconds and ratio are medians over `repeats` turns.

@@ -107,7 +107,7 @@ class Unannotated:
         return jax.jit(program.exported().call, donate_argnums=program.donated)
 
 
-def measure(case: StepCase, repeats: int, progress: Progress) -> list[Row]:
+def measure(case: StepCase, repeats: int, progress: Progress) -> list[PartitionTiming]:
     """Measures a step without annotations, by the spmd runtime and by the single-device runtime.
 
     The three alternate. Each time is the best of `repeats` runs of `_RUN` steps; metrics are read

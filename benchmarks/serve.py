@@ -112,7 +112,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     return common.write(values, [row], "CPU")
 
 
-def measure(logdir: str, clients: int, seconds: float, beam_size: int, progress: Progress) -> Row:
+def measure(
+    logdir: str, clients: int, seconds: float, beam_size: int, progress: Progress
+) -> ServerTiming:
     """Returns the measurement of a server that this starts, and stops by SIGTERM.
 
     Args:

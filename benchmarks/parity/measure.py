@@ -65,7 +65,7 @@ class ModelDifference:
 
 def measure(
     cases: Sequence[Case], peer: Peer, folder: pathlib.Path, progress: Progress
-) -> Iterator[Row]:
+) -> Iterator[ModelDifference]:
     """Yields the row of each case.
 
     Args:

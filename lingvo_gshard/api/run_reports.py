@@ -18,7 +18,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.training.run import records
+from lingvo_gshard.training.run import run_records
 
 
 def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
@@ -36,7 +36,7 @@ def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
         if decodes.has_source:
             options["translate"] = run.translator(decoding).translate
         else:
-            options["write"] = run.writer(decoding).write
+            options["write"] = run.text_generator(decoding).write
     found = model.task.evaluate(model.runtime, model.input, split, run.progress, **options)
     if run.backend.is_main:
         _record(run, split, given, found)

@@ -20,7 +20,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run import processes, records
+from lingvo_gshard.training.run import processes, run_records
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -262,24 +262,26 @@ def record_launch(
     count = processes.count()
     if not backend.is_main:
         return
-    row = records.Launch(
+    row = run_records.Launch(
         time=time.time(),
         step=step,
         steps=trainer.steps,
         experiment=params.name,
-        command=records.command_line(),
-        directory=records.directory(),
+        command=run_records.command_line(),
+        directory=run_records.directory(),
         host=platform.node(),
         processes=count,
         runtime=backend.kind,
         devices=runtime.device_summary,
         parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
         active_parameters=trainer.task.active_parameters(),
-        versions=records.versions(),
-        environment=records.settings(records.environment_at_start()),
+        versions=run_records.versions(),
+        environment=run_records.settings(run_records.environment_at_start()),
     )
     try:
-        records.append_launch(logdir.path, row)
-        records.write_sharding(logdir.path, records.trainer_sharding(trainer, backend.partitioning))
+        run_records.append_launch(logdir.path, row)
+        run_records.write_sharding(
+            logdir.path, run_records.trainer_sharding(trainer, backend.partitioning)
+        )
     except OSError as error:
         say(f"Warning: how the run was started cannot be recorded ({error.strerror})")

@@ -13,10 +13,9 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching import batches, packing
-from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.input import Input, TrainBatches
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, Shares
+from lingvo_gshard.data.batching.table import Group, MemoryTable
+from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies import vocabulary_trainer
@@ -188,36 +187,14 @@ class CorpusInput(PackedInput):
         return self._tokenized[split]
 
 
-def encode(
-    texts: Sequence[str],
-    vocabulary: Vocabulary,
-    progress: Progress = SILENT,
-    first: Sequence[int] = (),
-    encode_batch: EncodeBatch | None = None,
-) -> Tokens:
-    """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
-
-    Args:
-      texts: lines or documents.
-      vocabulary: encodes them.
-      progress: is told how far encoding is.
-      first: ids that each text begins with.
-      encode_batch: encodes in place of `vocabulary.encode_batch`.
-    """
-    encode_batch = encode_batch or vocabulary.encode_batch
-    numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
-    unique = list(numbers)
-    parts = []
-    # In parts, since lists of Python integers of millions of lines would take gigabytes.
-    for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
-        progress.update(begin, begin / len(unique))
-        encoded = encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
-        if first:
-            encoded = [[*first, *ids] for ids in encoded]
-        parts.append(Tokens.concatenate(encoded).with_end(vocabulary.eos_id))
-    table = Tokens.join(parts)
-    chosen = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
-    return Tokens.of(table.gather(chosen), table.lengths[chosen])
+def _groups_of(pieces: Pieces, table: MemoryTable) -> list[Group]:
+    """Returns the groups of a table with numbers of pieces in place of numbers of rows."""
+    ends = [group.begin + group.rows for group in table.groups]
+    begins = [0, *np.searchsorted(pieces.rows, ends).tolist()]
+    return [
+        dataclasses.replace(group, begin=begin, rows=end - begin)
+        for group, begin, end in zip(table.groups, begins, begins[1:], strict=False)
+    ]
 
 
 def _check_any_left(report: CleaningReport, split: str) -> None:

@@ -76,16 +76,8 @@ class LanguageModelInput(TextInput, CorpusInput):
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
         del split
-        texts, vocabulary = [row.target for row in rows], self.vocabulary
         self.progress.begin("Tokenizing", "documents")
-        documents = encode(texts, vocabulary, self.progress)
-        windows = Windows.cut(documents, (self.p.batch_rows, self.p.length), vocabulary.bos_id)
-        every = np.arange(len(windows.labels))
-        languages = [rows[document].language for document in windows.documents]
-        return Examples(windows, every, languages, report)
-
-    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        return {"target": ("target_inputs", self.vocabulary)}
-
-    def _settings(self) -> tuple[object, ...]:
-        return self.p.batch_rows, self.p.length, self.p.packing_window
+        documents = encode([row.target for row in rows], self.vocabulary, self.progress)
+        no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
+        table = MemoryTable(no_sources, documents, [row.language for row in rows])
+        return TokenizedRows(table, report)

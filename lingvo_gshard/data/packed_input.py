@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.mixture_plan import (
     Bucket,
     Pieces,
@@ -28,7 +29,7 @@ from lingvo_gshard.data.batching.mixture_plan import (
 )
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.batching.table import MemoryTable, Table
-from lingvo_gshard.data.input import Input, Observer, SilentObserver, TextIds, TrainBatches
+from lingvo_gshard.data.input import Input, TextIds, TrainBatches
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabularies import files
@@ -368,7 +369,7 @@ _ENCODED_AT_A_TIME = 10_000
 def encode(
     texts: Sequence[str],
     vocabulary: Vocabulary,
-    observer: Observer | None = None,
+    progress: Progress = SILENT,
     first: Sequence[int] = (),
     encode_batch: EncodeBatch | None = None,
 ) -> Tokens:
@@ -377,18 +378,17 @@ def encode(
     Args:
       texts: lines or documents.
       vocabulary: encodes them.
-      observer: is told how far encoding is.
+      progress: is told how far encoding is.
       first: ids that each text begins with.
       encode_batch: encodes in place of `vocabulary.encode_batch`.
     """
     encode_batch = encode_batch or vocabulary.encode_batch
-    observer = observer or SilentObserver()
     numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
     unique = list(numbers)
     parts = []
     # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
-        observer.update(begin, begin / len(unique))
+        progress.update(begin, begin / len(unique))
         encoded = encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
         if first:
             encoded = [[*first, *ids] for ids in encoded]

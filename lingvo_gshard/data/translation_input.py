@@ -14,13 +14,12 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.batching.packing import Tokens
+from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.corpus_input import CorpusInput, EncodeBatch, Examples, encode
+from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
+from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
@@ -101,28 +100,15 @@ class TranslationInput(PairInput, CorpusInput):
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._trainer.train(self.rows("train"), self.p.temperature)
 
-    def pack_rows(self, rows: Sequence[Row]) -> tuple[Iterator[Batch], int]:
-        """Packs given rows as in training, in their order.
-
-        Returns:
-          The batches, and the number of rows left out because they are longer than a batch's row.
-        """
-        sources, targets = self._encode(rows, SILENT)
-        kept = np.flatnonzero(self._fits(sources, targets))
-        return packing.in_order(self._pairs(sources, targets), kept), len(rows) - len(kept)
-
-    def _encode(
-        self, rows: Sequence[Row], progress: Progress, segmentation: int = 0
-    ) -> tuple[Tokens, Tokens]:
+    def _encode(self, rows: Sequence[Row], segmentation: int) -> tuple[Tokens, Tokens]:
         """Returns the tokens of all sources and of all targets, with the ids around each text.
 
         Args:
           rows: the sentence pairs.
-          progress: is told how far encoding is.
           segmentation: its number. 0 is the likeliest one; every other number is the seed of a
             random one.
         """
-        (source, target), observer = self._vocabularies, self.observer
+        (source, target), progress = self._vocabularies, self.progress
         number = (
             f", segmentation {segmentation + 1} of {self.p.segmentations}" if segmentation else ""
         )
@@ -173,7 +159,7 @@ class TranslationInput(PairInput, CorpusInput):
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
         # Example i is row i % len(rows) in segmentation i // len(rows).
         count = self.p.segmentations if split == "train" else 1
-        encoded = [self._encode(rows, self.progress, number) for number in range(count)]
+        encoded = [self._encode(rows, number) for number in range(count)]
         sources, targets = map(Tokens.join, zip(*encoded, strict=True))
         fits = self._fits(sources, targets)
         kept = np.flatnonzero(fits)

@@ -27,7 +27,7 @@ from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import program
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal
-from studies.paper import report as paper_report
+from studies.paper import planned_comparisons
 from studies.paper import rows as paper_rows
 from studies.paper.comparison import Case, ComparisonRow
 from studies.paper.planned_comparisons import PaperReport
@@ -82,13 +82,13 @@ def compare(
         def plan_case(case: Case) -> Plan:
             progress.begin_case(case)
             try:
-                params = paper_report.case_params(case)
+                params = planned_comparisons.case_params(case)
                 topology = topologies.get(case.topology)
                 return plan_experiment(params, topology, options, progress)
             finally:
                 progress.end_case()
 
-        return paper_report.make_report(chosen, plan_case)
+        return planned_comparisons.make_report(chosen, plan_case)
 
 
 def print_report(report: PaperReport, console: rich.console.Console) -> None:

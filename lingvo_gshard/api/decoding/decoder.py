@@ -96,8 +96,8 @@ def _opened_now(run: SavedRun) -> Decoder:
         model.task, facts, backend.partitioning, backend.partitioner, run.precision
     )
     entry = _entry(run, _checkpoint(run, model.step))
-    batches = row_parts(backend.partitioning)
-    executables = Executables(maker.make, devices, entry, batches, run.progress)
+    parts = row_parts(backend.partitioning)
+    executables = Executables(maker.make, devices, entry, parts, run.progress)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)

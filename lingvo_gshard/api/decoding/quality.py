@@ -10,7 +10,7 @@ from typing import Any
 
 from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.batches import permutation
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator

@@ -10,7 +10,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching import batches
+from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import Group, read_group
 from lingvo_gshard.data.prepared import manifest as record_format

@@ -18,7 +18,7 @@ from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import mirror, objects, stores
+from lingvo_gshard.core.files import local_copies, objects, stores
 from lingvo_gshard.data.batching.table import Group, Records
 from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode, encode
 

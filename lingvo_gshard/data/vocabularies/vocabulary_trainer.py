@@ -20,8 +20,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching import batches
-from lingvo_gshard.data.batching.batches import permutation
+from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.cleaning.normalization import NFC, NFKC

@@ -222,7 +222,7 @@ class Executables:
         source: ProgramSource,
         devices: Sequence[Device],
         store: ProgramStore | None = None,
-        batches: int = 1,
+        parts: int = 1,
         progress: Progress = SILENT,
         elsewhere: Compiler | None = None,
     ):
@@ -232,7 +232,7 @@ class Executables:
           source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
-          batches: batches that the devices decode at once; see `layout.row_parts`.
+          parts: parts of a batch that devices decode side by side; see `maker.row_parts`.
           progress: is told which program is being compiled.
           elsewhere: has a program compiled into the store by another process, and waits for it;
             None compiles in this one.

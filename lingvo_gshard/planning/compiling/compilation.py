@@ -17,7 +17,7 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.planning.compiling.cache import CompiledProgram, current_settings
+from lingvo_gshard.planning.compiling.cache import OptimizedHlo, current_settings
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology

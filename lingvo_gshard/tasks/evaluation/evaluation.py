@@ -13,6 +13,7 @@ import numpy as np
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import SILENT, PartProgress, Progress
+from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import bleu, chrf
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.batches import permutation
-from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
+from lingvo_gshard.data.batching.permutations import permutation
+from lingvo_gshard.data.packed_input import TextInput, TextSize
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,

@@ -11,7 +11,7 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.batches import permutation
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tasks.evaluation import text_scores

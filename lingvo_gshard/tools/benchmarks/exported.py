@@ -332,7 +332,7 @@ def measure(
     repeats: int,
     gemm_size: int | None,
     progress: Progress,
-) -> Row:
+) -> ProgramTiming:
     """Measures a saved step; runs of steps alternate with runs of matrix products.
 
     Args:
@@ -352,7 +352,9 @@ def measure(
         raise UserError(f"{error}{hint}") from None
 
 
-def measure_step(step: SavedStep, repeats: int, gemm_size: int | None, progress: Progress) -> Row:
+def measure_step(
+    step: SavedStep, repeats: int, gemm_size: int | None, progress: Progress
+) -> ProgramTiming:
     """Measures a step as `measure` does.
 
     Raises:

@@ -232,7 +232,7 @@ def measure(
     repeats: int,
     gemm_size: int,
     progress: Progress,
-) -> list[Row]:
+) -> list[LayerTiming]:
     """Measures each case; it alternates with three other programs.
 
     These are a dense layer, the same layer without experts, and square matrix products with as many

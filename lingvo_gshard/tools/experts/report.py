@@ -59,7 +59,7 @@ from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
-from lingvo_gshard.training.run.routers.records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
 # ISO 639's; a creole stands with the language of its words.

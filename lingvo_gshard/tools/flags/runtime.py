@@ -5,7 +5,7 @@ from __future__ import annotations
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.runtime.cluster.place import ClusterOptions
+from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 
 

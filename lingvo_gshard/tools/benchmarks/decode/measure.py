@@ -254,7 +254,7 @@ def measure(
     threads: int,
     repeats: int,
     progress: Progress,
-) -> Iterator[Row]:
+) -> Iterator[DecodingTiming]:
     """Measures each case by every engine in turn.
 
     Args:

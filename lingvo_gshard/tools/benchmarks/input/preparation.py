@@ -56,7 +56,7 @@ class PreparationTiming:
     peak_bytes: int
 
 
-def measure(rows: int, workers: int, folder: str, progress: Progress) -> Row:
+def measure(rows: int, workers: int, folder: str, progress: Progress) -> PreparationTiming:
     """Makes text and prepares it in a process of its own.
 
     Args:

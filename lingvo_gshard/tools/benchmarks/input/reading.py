@@ -121,7 +121,7 @@ class ReadingTiming:
     memory_bytes: int
 
 
-def measure(directory: str, progress: Progress) -> list[Row]:
+def measure(directory: str, progress: Progress) -> list[ReadingTiming]:
     """Measures reading alone with rows of 128 and 512, and training steps of the quickstart.
 
     Args:

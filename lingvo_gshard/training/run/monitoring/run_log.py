@@ -27,7 +27,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     first_and_last,
 )
 from lingvo_gshard.training.run.monitoring.progress import StepDisplay, Waiting
-from lingvo_gshard.training.run.monitoring.writers import open_writers
+from lingvo_gshard.training.run.monitoring.trackers import open_trackers
 
 _MOST_LINES = 20
 
@@ -128,7 +128,7 @@ class RunLog:
         traceback: TracebackType | None,
     ) -> None:
         self._writer.close()
-        self._row_writers.close(is_finished=kind is None)
+        self._trackers.close(is_finished=kind is None)
         self._display.__exit__(kind, error, traceback)
 
     def _go_on_after(self, step: int) -> None:
