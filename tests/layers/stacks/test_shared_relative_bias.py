@@ -1,9 +1,10 @@
-"""A relative bias that all layers share, against layers with tables of their own."""
+"""Compares a relative bias that all layers share with layers that have their own tables."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -49,61 +50,62 @@ def run(layers, theta, tables) -> list[tf.Tensor]:
     return [y[SEGMENTS > 0], tf.add_n(tape.gradient(total, tables))]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_equals_layers_with_equal_tables(is_causal):
-    shared, own = stack(is_causal=is_causal, **SHARED), stack(is_causal=is_causal, **OWN)
-    theta = weights(shared)
-    table = theta.shared_relative_bias.table
-    assert table.shape == (4, N)
-    tables = [tf.identity(table) for _ in range(LAYERS)]
-    layers = []
-    for layer, its_table in zip(theta.layers, tables, strict=True):
-        attention = NestedMap(layer.self_attention, relative_bias=its_table)
-        layers.append(NestedMap(layer, self_attention=attention))
-    own_theta = own.variable_specs().pack(
-        [
-            dict(NestedMap(theta, layers=layers).flatten_items())[path]
-            for path, _ in own.variable_specs().flatten_items()
-        ]
-    )
-    tables = [layer.self_attention.relative_bias for layer in own_theta.layers]
-    for one, other in zip(run(shared, theta, [table]), run(own, own_theta, tables), strict=True):
-        assert_close(one, other, "order")
+class SharedRelativeBiasTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_equals_layers_with_equal_tables(self, is_causal):
+        shared, own = stack(is_causal=is_causal, **SHARED), stack(is_causal=is_causal, **OWN)
+        theta = weights(shared)
+        table = theta.shared_relative_bias.table
+        self.assertEqual(table.shape, (4, N))
+        tables = [tf.identity(table) for _ in range(LAYERS)]
+        layers = []
+        for layer, its_table in zip(theta.layers, tables, strict=True):
+            attention = NestedMap(layer.self_attention, relative_bias=its_table)
+            layers.append(NestedMap(layer, self_attention=attention))
+        own_theta = own.variable_specs().pack(
+            [
+                dict(NestedMap(theta, layers=layers).flatten_items())[path]
+                for path, _ in own.variable_specs().flatten_items()
+            ]
+        )
+        tables = [layer.self_attention.relative_bias for layer in own_theta.layers]
+        for one, other in zip(
+            run(shared, theta, [table]), run(own, own_theta, tables), strict=True
+        ):
+            assert_close(one, other, "order")
 
+    def test_a_loop_sums_the_gradients_of_its_layers(self):
+        separate, looped = stack(**SHARED), stack(**SHARED, execution=loop("full"))
+        theta = weights(looped)
+        flat = NestedMap(theta, layers=[weights for _, weights in looped.unrolled(theta)])
+        table = theta.shared_relative_bias.table
 
-def test_a_loop_sums_the_gradients_of_its_layers():
-    separate, looped = stack(**SHARED), stack(**SHARED, execution=loop("full"))
-    theta = weights(looped)
-    flat = NestedMap(theta, layers=[weights for _, weights in looped.unrolled(theta)])
-    table = theta.shared_relative_bias.table
+        @tf.function(autograph=False)
+        def compiled():
+            return run(looped, theta, [table])
 
-    @tf.function(autograph=False)
-    def compiled():
-        return run(looped, theta, [table])
+        for one, other in zip(compiled(), run(separate, flat, [table]), strict=True):
+            assert_close(one, other, "order")
 
-    for one, other in zip(compiled(), run(separate, flat, [table]), strict=True):
-        assert_close(one, other, "order")
+    def test_decoding_steps_equal_the_stack(self):
+        layers = stack(**SHARED, is_decoder=True)
+        theta, x = weights(layers), rows()
+        memory = Memory(rows(K, 2), tf.constant([[1] * K, [1, 1, 0, 0, 0]]))
+        expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
+        assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
 
-
-def test_decoding_steps_equal_the_stack():
-    layers = stack(**SHARED, is_decoder=True)
-    theta, x = weights(layers), rows()
-    memory = Memory(rows(K, 2), tf.constant([[1] * K, [1, 1, 0, 0, 0]]))
-    expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
-    assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    @parameterized.parameters(
         (OWN, "buckets: 4 is not possible with SelfAttention, which has none or its own"),
         ({"layer__self_attention": latent()}, "not possible with LatentAttention"),
         ({"layer__self_attention__kernel": BlockwiseKernel.params()}, "with BlockwiseKernel"),
         ({"execution": pipeline(2)}, "with Pipeline; choose Sequential or Repeat"),
         ({"shared_relative_bias__buckets": 3}, "buckets: 3; an even number"),
         ({"shared_relative_bias__max_distance": 1}, "max_distance: 1; more than 1"),
-    ],
-)
-def test_rejects_what_cannot_share(values, message):
-    with pytest.raises(ValueError, match=f"encoder.shared_relative_bias.*{message}"):
-        stack(**{**SHARED, **values})
+    )
+    def test_rejects_what_cannot_share(self, values, message):
+        with self.assertRaisesRegex(ValueError, f"encoder.shared_relative_bias.*{message}"):
+            stack(**{**SHARED, **values})
+
+
+if __name__ == "__main__":
+    testing.main()

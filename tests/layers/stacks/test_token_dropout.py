@@ -1,9 +1,10 @@
-"""Token dropout: what a stack computes, and gradients that stay as large as without it."""
+"""Tests token dropout: what a stack computes, and gradients that do not grow with depth."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dropout import Dropout
@@ -42,23 +43,6 @@ def with_zeros(x_BLM: tf.Tensor) -> np.ndarray:
     return x_BLM
 
 
-def test_a_stack_computes_what_it_would_with_zeros_for_dropped_tokens():
-    dropping, plain = stack(token_dropout_rate=RATE), stack()
-    theta, x_BLM = plain.init(1), rows()
-    with context.scope(training=True, seed=tf.constant([5, 0])):
-        found = dropping.fprop(theta, x_BLM, tf.constant(SEGMENTS))
-        kept_BLM = with_zeros(x_BLM)
-    dropped = (kept_BLM == 0).all(-1)
-    assert 0 < dropped.sum() < dropped.size
-    assert not dropped[:, [0, 9, 14]].any()
-    expected = plain.fprop(theta, tf.constant(kept_BLM), tf.constant(SEGMENTS))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert np.abs(found - plain.fprop(theta, x_BLM, tf.constant(SEGMENTS))).max() > 0.1
-    with context.scope(training=False):
-        evaluated = dropping.fprop(theta, x_BLM, tf.constant(SEGMENTS))
-    np.testing.assert_array_equal(evaluated, plain.fprop(theta, x_BLM, tf.constant(SEGMENTS)))
-
-
 def in_numpy(layer, theta: dict, x_BLM: np.ndarray) -> np.ndarray:
     """Returns the output of a dense causal stack in float64, from its weights by path."""
 
@@ -85,65 +69,86 @@ def in_numpy(layer, theta: dict, x_BLM: np.ndarray) -> np.ndarray:
     return norm("final_norm", x_BLM)
 
 
-@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_the_gradient_is_that_of_float64_and_stays_small_in_depth(norm):
-    """With first tokens dropped, eight layers had an infinite gradient."""
-    dropping = stack(8, token_dropout_rate=RATE)
-    dropping = dropping.p.copy()
-    dropping.layer.norm = norm.params()
-    dropping = dropping.instantiate(path="stack")
-    theta = dropping.init(1)
-    direction_BLM = np.random.default_rng(2).normal(size=(B, L, M)).astype(np.float32)
-    direction_BLM[SEGMENTS == 0] = 0
-    with context.scope(training=True, seed=tf.constant([5, 0])), tf.GradientTape() as tape:
-        tape.watch(theta.flatten())
-        y_BLM = dropping.fprop(theta, rows(), tf.constant(SEGMENTS))
-        loss = tf.reduce_sum(y_BLM * direction_BLM) / B / L
-        kept_BLM = with_zeros(rows())
-    gradient = tape.gradient(loss, theta.flatten())
-    length = float(tf.linalg.global_norm(gradient))
-    assert length < 10
+class TokenDropoutTest(testing.TestCase, parameterized.TestCase):
+    def test_a_stack_computes_what_it_would_with_zeros_for_dropped_tokens(self):
+        dropping, plain = stack(token_dropout_rate=RATE), stack()
+        theta, x_BLM = plain.init(1), rows()
+        with context.scope(training=True, seed=tf.constant([5, 0])):
+            found = dropping.fprop(theta, x_BLM, tf.constant(SEGMENTS))
+            kept_BLM = with_zeros(x_BLM)
+        dropped = (kept_BLM == 0).all(-1)
+        self.assertBetween(dropped.sum(), 1, dropped.size - 1)
+        self.assertFalse(dropped[:, [0, 9, 14]].any())
+        expected = plain.fprop(theta, tf.constant(kept_BLM), tf.constant(SEGMENTS))
+        self.assertAllClose(found, expected, rtol=1e-7, atol=1e-6)
+        without = plain.fprop(theta, x_BLM, tf.constant(SEGMENTS))
+        self.assertGreater(np.abs(found - without).max(), 0.1)
+        with context.scope(training=False):
+            evaluated = dropping.fprop(theta, x_BLM, tf.constant(SEGMENTS))
+        self.assertAllEqual(evaluated, without)
 
-    def loss_at(step: float) -> float:
-        """Returns the loss after a step of this length along the gradient."""
-        moved = {
-            path: np.asarray(w, np.float64) + step * np.asarray(g, np.float64) / length
-            for (path, w), g in zip(theta.flatten_items(), gradient, strict=True)
+    @parameterized.parameters(LayerNorm, RMSNorm)
+    def test_the_gradient_is_that_of_float64_and_stays_small_in_depth(self, norm):
+        """Guards against the infinite gradient of eight layers that drop first tokens."""
+        dropping = stack(8, token_dropout_rate=RATE)
+        dropping = dropping.p.copy()
+        dropping.layer.norm = norm.params()
+        dropping = dropping.instantiate(path="stack")
+        theta = dropping.init(1)
+        direction_BLM = np.random.default_rng(2).normal(size=(B, L, M)).astype(np.float32)
+        direction_BLM[SEGMENTS == 0] = 0
+        with context.scope(training=True, seed=tf.constant([5, 0])), tf.GradientTape() as tape:
+            tape.watch(theta.flatten())
+            y_BLM = dropping.fprop(theta, rows(), tf.constant(SEGMENTS))
+            loss = tf.reduce_sum(y_BLM * direction_BLM) / B / L
+            kept_BLM = with_zeros(rows())
+        gradient = tape.gradient(loss, theta.flatten())
+        length = float(tf.linalg.global_norm(gradient))
+        self.assertLess(length, 10)
+
+        def loss_at(step: float) -> float:
+            """Returns the loss after a step of this length along the gradient."""
+            moved = {
+                path: np.asarray(w, np.float64) + step * np.asarray(g, np.float64) / length
+                for (path, w), g in zip(theta.flatten_items(), gradient, strict=True)
+            }
+            y_BLM = in_numpy(dropping, moved, kept_BLM.astype(np.float64))
+            return (y_BLM * direction_BLM).sum() / B / L
+
+        self.assertAllClose(loss_at(0), loss, rtol=1e-4, atol=0)
+        self.assertAllClose((loss_at(1e-6) - loss_at(-1e-6)) / 2e-6, length, rtol=1e-3, atol=0)
+
+    @parameterized.parameters(LayerNorm, RMSNorm)
+    def test_float16_trains_as_float32(self, norm):
+        """Guards against NaN gradients of dropped tokens, which shrink the loss scale to 0."""
+        ids_BL = np.random.default_rng(0).integers(3, 32, (8, 12)).astype(np.int32)
+        batch = {
+            "target_inputs": ids_BL,
+            "target_labels": np.roll(ids_BL, -1, 1),
+            "target_segments": np.ones_like(ids_BL),
+            "target_positions": np.tile(np.arange(12, dtype=np.int32), (8, 1)),
         }
-        y_BLM = in_numpy(dropping, moved, kept_BLM.astype(np.float64))
-        return (y_BLM * direction_BLM).sum() / B / L
+        steps = {}
+        for precision in ("float16", "float32"):
+            task = LanguageModelTask.params().set(vocabulary_size=32, model_dim=16)
+            task.decoder.set(num_layers=4, num_heads=4, hidden_dim=32, moe_every=0)
+            task.decoder.token_dropout_rate = RATE
+            task.decoder.layer.norm = norm.params()
+            trainer = Trainer.params().set(
+                optimizer=Adam.params(),
+                clip_norm=1.0,
+                schedule=Constant.params().set(learning_rate=4e-3),
+                precision=precision,
+            )
+            runtime = SingleDeviceRuntime(trainer.instantiate(task))
+            runtime.init_state()
+            steps[precision] = [runtime.train_step(batch).read() for _ in range(8)]
+        self.assertEqual(steps["float16"][-1]["skipped_steps"], 0)
+        self.assertLess(steps["float32"][-1]["loss"], steps["float32"][0]["loss"] - 0.2)
+        for half, single in zip(steps["float16"], steps["float32"], strict=True):
+            self.assertAllClose(half["loss"], single["loss"], rtol=5e-3, atol=0)
+            self.assertAllClose(half["gradient_norm"], single["gradient_norm"], rtol=0.1, atol=0)
 
-    np.testing.assert_allclose(loss_at(0), loss, rtol=1e-4)
-    np.testing.assert_allclose((loss_at(1e-6) - loss_at(-1e-6)) / 2e-6, length, rtol=1e-3)
 
-
-@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_float16_trains_as_float32(norm):
-    """Dropped tokens made gradients NaN until the loss scale was all but gone."""
-    ids_BL = np.random.default_rng(0).integers(3, 32, (8, 12)).astype(np.int32)
-    batch = {
-        "target_inputs": ids_BL,
-        "target_labels": np.roll(ids_BL, -1, 1),
-        "target_segments": np.ones_like(ids_BL),
-        "target_positions": np.tile(np.arange(12, dtype=np.int32), (8, 1)),
-    }
-    steps = {}
-    for precision in ("float16", "float32"):
-        task = LanguageModelTask.params().set(vocabulary_size=32, model_dim=16)
-        task.decoder.set(num_layers=4, num_heads=4, hidden_dim=32, moe_every=0)
-        task.decoder.token_dropout_rate = RATE
-        task.decoder.layer.norm = norm.params()
-        trainer = Trainer.params().set(
-            optimizer=Adam.params(),
-            clip_norm=1.0,
-            schedule=Constant.params().set(learning_rate=4e-3),
-            precision=precision,
-        )
-        runtime = SingleDeviceRuntime(trainer.instantiate(task))
-        runtime.init_state()
-        steps[precision] = [runtime.train_step(batch).read() for _ in range(8)]
-    assert steps["float16"][-1]["skipped_steps"] == 0
-    assert steps["float32"][-1]["loss"] < steps["float32"][0]["loss"] - 0.2
-    for half, single in zip(steps["float16"], steps["float32"], strict=True):
-        np.testing.assert_allclose(half["loss"], single["loss"], rtol=5e-3)
-        np.testing.assert_allclose(half["gradient_norm"], single["gradient_norm"], rtol=0.1)
+if __name__ == "__main__":
+    testing.main()
