@@ -1,9 +1,11 @@
-"""Pipelines against layers run one by one on each micro-batch, and their schedule."""
+"""Compares pipelines with layers run one by one on each micro-batch; tests their schedule."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl.testing import parameterized
 
+from lingvo_gshard import testing
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers import token_context
@@ -122,15 +124,6 @@ def in_stages(jit_compile: bool | None = None, **values: object) -> dict:
     return by_name(layer, run(inputs(), *layer.init(1).flatten()))
 
 
-def assert_same(actual: dict, expected: dict) -> None:
-    assert_close(actual["output"], expected["output"], "order")
-    assert_close(actual["losses"], expected["losses"], "order")
-    for part in ("metrics", "gradients"):
-        assert set(actual[part]) == set(expected[part])
-        for name, value in expected[part].items():
-            assert_close(actual[part][name], value, "order")
-
-
 MIXED = {"is_decoder": True, "execution": pipeline(2, micro_batches=3)}
 DENSE = {"moe_every": 0, "execution": pipeline(2, circulations=2)}
 
@@ -160,118 +153,121 @@ def without_stages(values: dict) -> dict:
     return {name: value for name, value in values.items() if name != "execution"}
 
 
-@pytest.mark.parametrize(
-    ("count", "values"),
-    [
-        (3, MIXED),
-        (2, DENSE),
-        (3, {**MIXED, "moe": BIASED}),
-        pytest.param(3, {**MIXED, "moe": HASHED, "has_token_ids": True}, marks=pytest.mark.slow),
-    ],
-    ids=["experts", "circulations", "update_rules", "token_ids"],
-)
-def test_eager_stages_equal_layers_one_by_one(count, values):
-    assert_same(in_stages(**values), of_micro_batches(count, **without_stages(values)))
+class PipelineTest(testing.TestCase, parameterized.TestCase):
+    def assert_same(self, actual: dict, expected: dict) -> None:
+        assert_close(actual["output"], expected["output"], "order")
+        assert_close(actual["losses"], expected["losses"], "order")
+        for part in ("metrics", "gradients"):
+            self.assertEqual(set(actual[part]), set(expected[part]))
+            for name, value in expected[part].items():
+                assert_close(actual[part][name], value, "order")
+
+    @parameterized.named_parameters(
+        ("experts", 3, MIXED),
+        ("circulations", 2, DENSE),
+        ("update_rules", 3, {**MIXED, "moe": BIASED}),
+    )
+    def test_eager_stages_equal_layers_one_by_one(self, count, values):
+        self.assert_same(in_stages(**values), of_micro_batches(count, **without_stages(values)))
+
+    @pytest.mark.slow
+    def test_eager_stages_with_token_ids_equal_layers_one_by_one(self):
+        values = {**MIXED, "moe": HASHED, "has_token_ids": True}
+        self.assert_same(in_stages(**values), of_micro_batches(3, **without_stages(values)))
+
+    @parameterized.named_parameters(
+        (
+            "circulations",
+            True,
+            3,
+            {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=3)},
+        ),
+        ("experts", True, 3, MIXED),
+        ("full", True, 3, mixed(rematerialize="full")),
+        ("circulations_of_experts", True, 3, {**mixed(circulations=2), "num_layers": 8}),
+        (
+            "loops_in_stages",
+            True,
+            3,
+            {**mixed(rematerialize="products_but_hidden"), "num_layers": 8},
+        ),
+        ("one_micro_batch", True, 1, mixed(micro_batches=1)),
+        ("token_ids", True, 3, {**MIXED, "moe": HASHED, "has_token_ids": True}),
+        ("update_rules", True, 3, {**MIXED, "moe": BIASED}),
+        ("alternating", True, 2, ALTERNATING),
+        ("not_compiled", False, 3, MIXED),
+    )
+    @pytest.mark.slow
+    def test_compiled_stages_equal_layers_one_by_one(self, jit_compile, count, values):
+        expected = of_micro_batches(count, **without_stages(values))
+        self.assert_same(in_stages(jit_compile, **values), expected)
+
+    def test_initial_weights_and_their_order_equal_those_of_layers_one_by_one(self):
+        stages, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
+        theta, expected = stages.init(1), layers.init(1)
+        spec = stages.variable_specs().layers.body[0].feed_forward.w_in
+        self.assertEqual((spec.layout, spec.shape), ("PRMH", (2, 4, M, 12)))
+        numbers = [0, 1, 4, 5, 2, 3, 6, 7]
+        self.assertEqual(
+            spec.slices, tuple(f"decoder.layers[{i}].feed_forward.w_in" for i in numbers)
+        )
+        layers = [weights for _, weights in stages.unrolled(theta)]
+        self.assertAllClose(layers, expected.layers, rtol=0, atol=0)
+
+    def test_evaluation_pads_rows_that_do_not_divide(self):
+        values = {"moe_every": 0}
+        stages, layers = stack(**values, execution=pipeline(4)), stack(**values)
+        batch = inputs()
+        outputs = [
+            layer.fprop(layer.init(1), batch["x"], batch["segments"]) for layer in (stages, layers)
+        ]
+        assert_close(*outputs, "order")
+
+    @pytest.mark.slow
+    def test_decoding_equals_layers_one_by_one(self):
+        results = []
+        for values in ({"execution": pipeline(2)}, {}):
+            layer = stack(is_decoder=True, **values)
+            theta, batch = layer.init(1), inputs()
+            source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
+            results.append(run_stepwise(layer, theta, batch["x"][:, :2], source))
+        self.assertAllEqual(*results)
+
+    def test_layers_are_observed_by_their_names_without_stages(self):
+        layer, seen = stack(**DENSE), []
+        batch = inputs()
+        with context.scope(on_output=lambda path, _: seen.append(path)):
+            layer.fprop(layer.init(1), batch["x"], batch["segments"])
+        self.assertEqual(seen.count("decoder.layers[3].feed_forward"), 2)
 
 
-@pytest.mark.parametrize(
-    ("jit_compile", "count", "values"),
-    [
-        (True, 3, {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=3)}),
-        (True, 3, MIXED),
-        (True, 3, mixed(rematerialize="full")),
-        (True, 3, {**mixed(circulations=2), "num_layers": 8}),
-        (True, 3, {**mixed(rematerialize="products_but_hidden"), "num_layers": 8}),
-        (True, 1, mixed(micro_batches=1)),
-        (True, 3, {**MIXED, "moe": HASHED, "has_token_ids": True}),
-        (True, 3, {**MIXED, "moe": BIASED}),
-        (True, 2, ALTERNATING),
-        (False, 3, MIXED),
-    ],
-    ids=[
-        "circulations",
-        "experts",
-        "full",
-        "circulations_of_experts",
-        "loops_in_stages",
-        "one_micro_batch",
-        "token_ids",
-        "update_rules",
-        "alternating",
-        "not_compiled",
-    ],
-)
-@pytest.mark.slow
-def test_compiled_stages_equal_layers_one_by_one(jit_compile, count, values):
-    expected = of_micro_batches(count, **without_stages(values))
-    assert_same(in_stages(jit_compile, **values), expected)
+class ScheduleTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters((4, 8, 1), (4, 2, 1), (3, 3, 2), (2, 5, 3))
+    def test_micro_batches_pass_the_stages_in_order_one_at_a_time(
+        self, stages, micro_batches, circulations
+    ):
+        schedule = Schedule(stages, micro_batches, circulations)
+        used = schedule.busy_ticks()
+        self.assertEqual(used.shape, (circulations, stages, micro_batches))
+        self.assertEqual(used.max(), schedule.ticks - 1)
+        self.assertTrue((np.diff(used.reshape(-1, micro_batches), axis=0) > 0).all())
+        for stage in range(stages):
+            ticks = used[:, stage].ravel()
+            self.assertEqual(len(set(ticks)), len(ticks))
+            self.assertAllClose(
+                1 - len(ticks) / schedule.ticks, schedule.idle_share, rtol=1e-6, atol=1e-12
+            )
+        for tick in range(schedule.ticks):
+            t = tf.constant(tick)
+            now, newest = schedule.circulation(t).numpy(), schedule.newest_circulation(t).numpy()
+            self.assertContainsSubset(now, {newest, newest - 1})
+            for circulation, stage, micro_batch in np.argwhere(used == tick):
+                self.assertEqual(schedule.micro_batch(t)[stage], micro_batch)
+                self.assertEqual(now[stage], circulation)
 
 
-@pytest.mark.parametrize(
-    ("stages", "micro_batches", "circulations"), [(4, 8, 1), (4, 2, 1), (3, 3, 2), (2, 5, 3)]
-)
-def test_micro_batches_pass_the_stages_in_order_one_at_a_time(stages, micro_batches, circulations):
-    schedule = Schedule(stages, micro_batches, circulations)
-    used = schedule.busy_ticks()
-    assert used.shape == (circulations, stages, micro_batches)
-    assert used.max() == schedule.ticks - 1
-    assert (np.diff(used.reshape(-1, micro_batches), axis=0) > 0).all()
-    for stage in range(stages):
-        ticks = used[:, stage].ravel()
-        assert len(set(ticks)) == len(ticks)
-        assert 1 - len(ticks) / schedule.ticks == pytest.approx(schedule.idle_share)
-    for tick in range(schedule.ticks):
-        t = tf.constant(tick)
-        now, newest = schedule.circulation(t).numpy(), schedule.newest_circulation(t).numpy()
-        assert set(now) <= {newest, newest - 1}
-        for circulation, stage, micro_batch in np.argwhere(used == tick):
-            assert schedule.micro_batch(t)[stage] == micro_batch
-            assert now[stage] == circulation
-
-
-def test_initial_weights_and_their_order_equal_those_of_layers_one_by_one():
-    stages, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
-    theta, expected = stages.init(1), layers.init(1)
-    spec = stages.variable_specs().layers.body[0].feed_forward.w_in
-    assert (spec.layout, spec.shape) == ("PRMH", (2, 4, M, 12))
-    numbers = [0, 1, 4, 5, 2, 3, 6, 7]
-    assert spec.slices == tuple(f"decoder.layers[{i}].feed_forward.w_in" for i in numbers)
-    layers = [weights for _, weights in stages.unrolled(theta)]
-    tf.nest.map_structure(np.testing.assert_array_equal, layers, expected.layers)
-
-
-def test_evaluation_pads_rows_that_do_not_divide():
-    values = {"moe_every": 0}
-    stages, layers = stack(**values, execution=pipeline(4)), stack(**values)
-    batch = inputs()
-    outputs = [
-        layer.fprop(layer.init(1), batch["x"], batch["segments"]) for layer in (stages, layers)
-    ]
-    assert_close(*outputs, "order")
-
-
-@pytest.mark.slow
-def test_decoding_equals_layers_one_by_one():
-    results = []
-    for values in ({"execution": pipeline(2)}, {}):
-        layer = stack(is_decoder=True, **values)
-        theta, batch = layer.init(1), inputs()
-        source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
-        results.append(run_stepwise(layer, theta, batch["x"][:, :2], source))
-    np.testing.assert_array_equal(*results)
-
-
-def test_layers_are_observed_by_their_names_without_stages():
-    layer, seen = stack(**DENSE), []
-    batch = inputs()
-    with context.scope(on_output=lambda path, _: seen.append(path)):
-        layer.fprop(layer.init(1), batch["x"], batch["segments"])
-    assert seen.count("decoder.layers[3].feed_forward") == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+class ErrorsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
         ({"execution": pipeline(3)}, "decoder.execution.stages=3 .*: 2 times 2 layers .* 3 chunks"),
         (
             {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=1)},
@@ -296,22 +292,25 @@ def test_layers_are_observed_by_their_names_without_stages():
             {"execution": pipeline(2), "layer": with_kernel(RingKernel.params())},
             "decoder.execution: .* self_attention.kernel=RingKernel; choose DenseKernel",
         ),
-    ],
-)
-def test_errors_name_the_option(values, message):
-    with pytest.raises(ValueError, match=message):
-        stack(**{"has_token_ids": True, **values})
+    )
+    def test_errors_name_the_option(self, values, message):
+        with self.assertRaisesRegex(ValueError, message):
+            stack(**{"has_token_ids": True, **values})
+
+    def test_rejects_stages_that_do_not_divide_over_devices(self):
+        layer = stack(moe_every=0, execution=pipeline(2))
+        batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
+        message = "decoder.execution.stages=2 .* 4 devices along stage of `mesh=stage=4`"
+        with use_partitioning(partitioning), self.assertRaisesRegex(ValueError, message):
+            layer.fprop(layer.init(1), batch["x"], batch["segments"])
+
+    def test_training_rejects_rows_that_do_not_divide(self):
+        layer = stack(moe_every=0, execution=pipeline(4))
+        with self.assertRaisesRegex(
+            ValueError, "decoder.execution.micro_batches=4 .*batch_rows, 6 rows"
+        ):
+            one_pass(layer, inputs(), layer.init(1))
 
 
-def test_rejects_stages_that_do_not_divide_over_devices():
-    layer = stack(moe_every=0, execution=pipeline(2))
-    batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
-    message = "decoder.execution.stages=2 .* 4 devices along stage of `mesh=stage=4`"
-    with use_partitioning(partitioning), pytest.raises(ValueError, match=message):
-        layer.fprop(layer.init(1), batch["x"], batch["segments"])
-
-
-def test_training_rejects_rows_that_do_not_divide():
-    layer = stack(moe_every=0, execution=pipeline(4))
-    with pytest.raises(ValueError, match="decoder.execution.micro_batches=4 .*batch_rows, 6 rows"):
-        one_pass(layer, inputs(), layer.init(1))
+if __name__ == "__main__":
+    testing.main()
