@@ -11,8 +11,9 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import product
@@ -106,10 +107,7 @@ class Attention(Layer):
             keys_BNKD,
             values_BNKD,
             mask,
-            self.p.logit_cap,
-            relative_bias_NLK,
-            dropout_BNLK,
-            self._sinks(theta),
+            self._softmax(theta, relative_bias_NLK, dropout_BNLK),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
         return self.observe(self._output(theta, mixed_BLND))
@@ -126,22 +124,19 @@ class Attention(Layer):
         theta: NestedMap,
         query_BLND: tf.Tensor,
         slots: NestedMap,
-        bias_BLK: tf.Tensor,
+        visible: Visible,
         relative_bias_NLK: tf.Tensor | None = None,
-        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`."""
         query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
-        return cached.attend(
-            query_BLND,
-            slots,
-            bias_BLK,
-            self.p.logit_cap,
-            relative_bias_NLK,
-            used,
-            self._sinks(theta),
-        )
+        return cached.attend(query_BLND, slots, visible, self._softmax(theta, relative_bias_NLK))
 
-    def _sinks(self, theta: NestedMap) -> tf.Tensor | None:
-        """Returns the float32 logits of the sinks [N]; None if there are none."""
-        return tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
+    def _softmax(
+        self,
+        theta: NestedMap,
+        relative_bias_NLK: tf.Tensor | None,
+        dropout_BNLK: tf.Tensor | None = None,
+    ) -> Softmax:
+        """Returns the softmax over keys, with the layer's cap and sinks."""
+        sinks_N = tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
+        return Softmax(self.p.logit_cap, relative_bias_NLK, dropout_BNLK, sinks_N)

@@ -18,7 +18,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, repeat_heads
+from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.sharding import annotate, einsum
 
@@ -167,13 +167,9 @@ class BlockwiseKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        logit_cap: float = 0.0,
-        relative_bias_NLK: tf.Tensor | None = None,
-        dropout_BNLK: tf.Tensor | None = None,
-        sinks_N: tf.Tensor | None = None,
+        softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        del relative_bias_NLK, dropout_BNLK
         keys = keys_BNKD.shape[2]
         size = min(self.p.block_size, keys)
         count = -(-keys // size)
@@ -194,7 +190,7 @@ class BlockwiseKernel(AttentionKernel):
             keys_BNKD, values_BNKD = (tf.pad(x, by_key) for x in (keys_BNKD, values_BNKD))
             segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
             tensors = query_BNLD, keys_BNKD, values_BNKD, segments_BL, segments_BK
-            blocks = _Blocks(mask, logit_cap, size, count, *tensors)
+            blocks = _Blocks(mask, softmax.cap, size, count, *tensors)
             sums = blocks.forward(*sinks)
             mixed_BNLD = sums.result(query_BNLD.dtype)
 
@@ -212,7 +208,7 @@ class BlockwiseKernel(AttentionKernel):
             *(repeat_heads(x, query_BNLD.shape[1]) for x in (keys_BNKD, values_BNKD)),
             annotate(segments_BL, "BL", reserved="N"),
             annotate(key_segments_BK, "BK", reserved="N"),
-            *([] if sinks_N is None else [sinks_N]),
+            *([] if softmax.sinks_N is None else [softmax.sinks_N]),
         )
 
 

@@ -21,7 +21,7 @@ from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.dense import soft_cap
-from lingvo_gshard.layers.attention.kernel import heads_first
+from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
@@ -31,6 +31,22 @@ _MOST_BLOCKS = 4
 _LEAST_BLOCK = 32
 # To read fewer slots than these in all rows takes less time than a branch.
 _LEAST_SLOTS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Visible:
+    """The slots of a cache, or the positions of a memory, that new tokens see.
+
+    Attributes:
+      bias_BLK: float32 bias of the logits: 0 where a new token, or all new tokens of a row, see a
+        slot, and a large negative number elsewhere.
+      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      learned_bias_NLK: a learned bias that the layers of a stack share; None for none.
+    """
+
+    bias_BLK: tf.Tensor
+    used: tf.Tensor | None = None
+    learned_bias_NLK: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +67,23 @@ class CacheView:
     distances_LK: tf.Tensor
     first_slot: tf.Tensor | None = None
 
-    def bias(self, window: int = 0) -> tf.Tensor:
-        """Returns the float32 bias [B,L,K] of the logits.
+    def visible(
+        self, mask_BL: tf.Tensor, window: int = 0, learned_bias_NLK: tf.Tensor | None = None
+    ) -> Visible:
+        """Returns the slots that attentions with one window see.
 
         Args:
+          mask_BL: int32, 0 for new tokens that are padding, whatever they see.
           window: largest distance between a query and a key; 0 for no limit.
+          learned_bias_NLK: a learned bias that the layers share; None for none.
         """
         is_visible_BLK = self.is_visible_BLK
         if window:
             is_visible_BLK &= tf.abs(self.distances_LK) <= window
-        return tf.where(is_visible_BLK, 0.0, MASKED)
+        bias_BLK = tf.where(is_visible_BLK, 0.0, MASKED)
+        # Slots that are the new tokens themselves are not in blocks: all of them are read.
+        used = None if self.first_slot is None else used_slots(bias_BLK, mask_BL)
+        return Visible(bias_BLK, used, learned_bias_NLK)
 
 
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
@@ -172,11 +195,8 @@ def _write_blocks(
 def attend(
     query_BLND: tf.Tensor,
     slots: NestedMap,
-    bias_BLK: tf.Tensor,
-    logit_cap: float = 0.0,
-    relative_bias_NLK: tf.Tensor | None = None,
-    used: tf.Tensor | None = None,
-    sinks_N: tf.Tensor | None = None,
+    visible: Visible,
+    softmax: Softmax = PLAIN,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
@@ -185,23 +205,21 @@ def attend(
 
     Args:
       query_BLND: queries, already scaled.
-      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller here than in the
-        queries, and values may have another D than keys.
-      bias_BLK: float32 bias of each new token and slot.
-      logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
-      relative_bias_NLK: a learned bias for each head of the queries.
-      used: int32 scalar; all visible slots are among the first `used` slots. None reads all slots.
-      sinks_N: float32, the logit of a key without a value in each head of the queries.
+      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
+        queries, and values may have a D of their own.
+      visible: the slots that each new token sees.
+      softmax: the options of the softmax, without dropout.
     """
+    relative_bias_NLK, used = softmax.relative_bias_NLK, visible.used
     ends = list(itertools.accumulate(block.shape[-2] for block in slots.key))
 
     def attend_to(count: int) -> tuple[tf.Tensor, tf.Tensor]:
         size = ends[count - 1]
-        relative = None if relative_bias_NLK is None else relative_bias_NLK[..., :size]
+        relative_NLK = None if relative_bias_NLK is None else relative_bias_NLK[..., :size]
         first = NestedMap(key=slots.key[:count], value=slots.value[:count])
-        mixed_BLND, weights_BNLK = _attend(
-            query_BLND, first, bias_BLK[..., :size], logit_cap, relative, sinks_N
-        )
+        options = dataclasses.replace(softmax, relative_bias_NLK=relative_NLK)
+        bias_BLK = visible.bias_BLK[..., :size]
+        mixed_BLND, weights_BNLK = _attend(query_BLND, first, bias_BLK, options)
         return mixed_BLND, tf.pad(weights_BNLK, [[0, 0], [0, 0], [0, 0], [0, ends[-1] - size]])
 
     if used is None or len(ends) == 1:
@@ -216,9 +234,7 @@ def _attend(
     query_BLND: tf.Tensor,
     slots: NestedMap,
     bias_BLK: tf.Tensor,
-    logit_cap: float,
-    relative_bias_NLK: tf.Tensor | None,
-    sinks_N: tf.Tensor | None,
+    softmax: Softmax,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()
@@ -232,22 +248,22 @@ def _attend(
     equation = "BNLD,BNKD->BNLK" if rows else "NLD,NKD->NLK"
     logits_BNLK = _joined([einsum(equation, query_BNLD, block_BNKD) for block_BNKD in slots.key])
     logits_BNLK = tf.reshape(logits_BNLK, [batch, shared, times * length, count])
-    logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), logit_cap)
+    logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), softmax.cap)
     bias_BNLK = bias_BLK[:, None]
-    if relative_bias_NLK is not None:
-        bias_BNLK += relative_bias_NLK[None]
+    if softmax.relative_bias_NLK is not None:
+        bias_BNLK += softmax.relative_bias_NLK[None]
     if times > 1:
         shape = [bias_BNLK.shape[0], heads, length, count]
         bias_BNLK = tf.broadcast_to(bias_BNLK, shape)
         bias_BNLK = tf.reshape(bias_BNLK, [shape[0], shared, times * length, count])
     logits_BNLK += bias_BNLK
     largest_BNL1 = tf.reduce_max(logits_BNLK, -1, keepdims=True)
-    if sinks_N is not None:
-        sinks_1NL1 = tf.reshape(tf.repeat(sinks_N, length), [1, shared, times * length, 1])
+    if softmax.sinks_N is not None:
+        sinks_1NL1 = tf.reshape(tf.repeat(softmax.sinks_N, length), [1, shared, times * length, 1])
         largest_BNL1 = tf.maximum(largest_BNL1, sinks_1NL1)
     weights_BNLK = tf.exp(logits_BNLK - largest_BNL1)
     sum_BNL1 = tf.reduce_sum(weights_BNLK, -1, keepdims=True)
-    if sinks_N is not None:
+    if softmax.sinks_N is not None:
         sum_BNL1 += tf.exp(sinks_1NL1 - largest_BNL1)
     mixed_BNLD = _weighted_sum(weights_BNLK, slots.value, sizes) / sum_BNL1
     mixed_BNLD = tf.cast(mixed_BNLD, query_BLND.dtype)

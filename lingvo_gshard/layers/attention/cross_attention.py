@@ -6,6 +6,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
@@ -57,12 +58,7 @@ class CrossAttention(MultiHeadAttention):
 
     @layer_method
     def attend_to_memory(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        memory: NestedMap,
-        bias_BLK: tf.Tensor,
-        used: tf.Tensor | None = None,
+        self, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, visible: Visible
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
 
@@ -70,11 +66,10 @@ class CrossAttention(MultiHeadAttention):
           theta: `decoding_weights` of this layer.
           x_BLM: the new tokens.
           memory: keys and values of `cache_memory`, in any blocks.
-          bias_BLK: float32 bias of each position of the memory.
-          used: int32 scalar, a number of first positions that hold all tokens; None for all.
+          visible: the positions of the memory that they see.
         """
         query_BLND = self._project_query(theta, x_BLM)
-        return self._attend_to_slots(theta, query_BLND, memory, bias_BLK, used=used)
+        return self._attend_to_slots(theta, query_BLND, memory, visible)
 
     def memory_shapes(self, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""

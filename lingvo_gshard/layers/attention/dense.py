@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, repeat_heads
+from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding import einsum
 
@@ -56,10 +56,7 @@ class DenseKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        logit_cap: float = 0.0,
-        relative_bias_NLK: tf.Tensor | None = None,
-        dropout_BNLK: tf.Tensor | None = None,
-        sinks_N: tf.Tensor | None = None,
+        softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
         heads = query_BNLD.shape[1]
@@ -67,11 +64,11 @@ class DenseKernel(AttentionKernel):
             query_BNLD,
             repeat_heads(keys_BNKD, heads),
             repeat_heads(values_BNKD, heads),
-            *(x for x in (relative_bias_NLK, sinks_N) if x is not None),
-            biases=0 if relative_bias_NLK is None else 1,
+            *(x for x in (softmax.relative_bias_NLK, softmax.sinks_N) if x is not None),
+            biases=0 if softmax.relative_bias_NLK is None else 1,
             bias_B1LK=mask.bias(query_BNLD.shape[2], keys_BNKD.shape[2]),
-            dropout_BNLK=1.0 if dropout_BNLK is None else dropout_BNLK,
-            cap=logit_cap,
+            dropout_BNLK=1.0 if softmax.dropout_BNLK is None else softmax.dropout_BNLK,
+            cap=softmax.cap,
         )
 
 

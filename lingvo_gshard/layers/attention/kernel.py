@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding import annotate
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """Options of the softmax over keys that makes attention weights of logits.
+
+    Attributes:
+      cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
+      relative_bias_NLK: learned bias of the logits; None for none.
+      dropout_BNLK: factor of the attention weights; None for none.
+      sinks_N: float32, the logit of a key without a value that every query of a head sees (Xiao et
+        al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss); None for none.
+    """
+
+    cap: float = 0.0
+    relative_bias_NLK: tf.Tensor | None = None
+    dropout_BNLK: tf.Tensor | None = None
+    sinks_N: tf.Tensor | None = None
+
+
+# The softmax of Vaswani et al. 2017, without any option.
+PLAIN = Softmax()
 
 
 class AttentionKernel(Configurable):
@@ -42,10 +66,7 @@ class AttentionKernel(Configurable):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        logit_cap: float = 0.0,
-        relative_bias_NLK: tf.Tensor | None = None,
-        dropout_BNLK: tf.Tensor | None = None,
-        sinks_N: tf.Tensor | None = None,
+        softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], with the D of the values, in the queries' type.
 
@@ -57,11 +78,8 @@ class AttentionKernel(Configurable):
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
           mask: the keys that each query attends to.
-          logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
-          relative_bias_NLK: learned bias; only if `supports_relative_bias`.
-          dropout_BNLK: factor of the attention weights; only if `supports_dropout`.
-          sinks_N: float32, the logit of a key without a value that every query of a head sees
-            (Xiao et al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss).
+          softmax: the options of the softmax. A relative bias needs `supports_relative_bias`, and
+            dropout `supports_dropout`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 

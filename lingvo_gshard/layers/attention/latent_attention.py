@@ -11,7 +11,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached, rotary
 from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
@@ -144,9 +144,8 @@ class LatentAttention(Attention):
         theta: NestedMap,
         x_BLM: tf.Tensor,
         view: CacheView,
-        bias_BLK: tf.Tensor,
+        visible: Visible,
         cache: NestedMap | None = None,
-        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns the output [B,L,M] of new tokens, and the cache with their latent vectors.
 
@@ -154,11 +153,9 @@ class LatentAttention(Attention):
           theta: `decoding_weights` of this layer.
           x_BLM: the new tokens.
           view: their positions and the slots that they write to.
-          bias_BLK: `view.bias` for this layer's window.
+          visible: the slots that they see with this layer's window.
           cache: `key` of all slots, a list of blocks [B,1,K,D] of latent vectors and rotated keys;
             None if the slots are the new tokens themselves.
-          used: int32 scalar; all visible slots are among the first `used` slots. None reads all
-            slots.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)
         query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)
@@ -166,7 +163,7 @@ class LatentAttention(Attention):
         if cache is None:
             keys_BNKD, values_BNKD = map(heads_first, self._expand(theta, latent_BLr, rotated_BLD))
             slots = NestedMap(key=[keys_BNKD], value=[values_BNKD])
-            mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, bias_BLK)
+            mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
             return self._output(theta, mixed_BLND), NestedMap(key=[new.key])
         cache = cached.write(cache, new, view)
         plain_BLND, rotated_BLND = self._split_query(query_BLND)
@@ -174,7 +171,7 @@ class LatentAttention(Attention):
         query_BLND = annotate(tf.concat([latent_BLNr, rotated_BLND], -1), "BLND")
         # A value is the first part of a key. A copy of it would take longer than to mix the rest.
         slots = NestedMap(key=cache.key, value=cache.key)
-        mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, bias_BLK, used=used)
+        mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
         mixed_BLNr = mixed_BLND[..., : self.p.key_value_rank]
         values_BLND = einsum("BLNr,rND->BLND", mixed_BLNr, tf.cast(theta.w_value, x_BLM.dtype))
         return self._output(theta, values_BLND), cache

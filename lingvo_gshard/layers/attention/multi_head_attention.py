@@ -11,6 +11,7 @@ from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import Attention
+from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
@@ -140,13 +141,12 @@ class MultiHeadAttention(Attention):
         theta: NestedMap,
         query_BLND: tf.Tensor,
         slots: NestedMap,
-        bias_BLK: tf.Tensor,
+        visible: Visible,
         relative_bias_NLK: tf.Tensor | None = None,
-        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
         mixed_BLND, weights_BNLK = self._mix_slots(
-            theta, query_BLND, slots, bias_BLK, relative_bias_NLK, used
+            theta, query_BLND, slots, visible, relative_bias_NLK
         )
         return self._output(theta, mixed_BLND), weights_BNLK
 

@@ -23,7 +23,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention import blockwise
 from lingvo_gshard.layers.attention.blockwise import RunningSums, SoftmaxStatistics
 from lingvo_gshard.layers.attention.dense import soft_cap
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import rotated
@@ -321,17 +321,13 @@ class RingKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        logit_cap: float = 0.0,
-        relative_bias_NLK: tf.Tensor | None = None,
-        dropout_BNLK: tf.Tensor | None = None,
-        sinks_N: tf.Tensor | None = None,
+        softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes.
 
         Raises:
           UserError: L or K does not divide into equal parts.
         """
-        del relative_bias_NLK, dropout_BNLK
         parts = self._parts(query_BNLD, keys_BNKD)
 
         # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
@@ -348,7 +344,7 @@ class RingKernel(AttentionKernel):
             query = annotate(_split(query_BNLD, parts, PARTS), "BNLsD")
             segments = annotate_segments(_split(segments_BL, parts, 1), "BLs")
             keys_per_part = keys_BNKD.shape[2] // parts
-            ring = RingPass(mask, logit_cap, self.p.block_size, query, segments, keys_per_part)
+            ring = RingPass(mask, softmax.cap, self.p.block_size, query, segments, keys_per_part)
             keys, values = (_split(x, parts, PARTS) for x in (keys_BNKD, values_BNKD))
             block = ring.padded_block(keys, values, _split(key_segments_BK, parts, 1))
             sums = ring.forward(block, *sinks)
@@ -371,7 +367,7 @@ class RingKernel(AttentionKernel):
             return annotate(_join(mixed, query_BNLD.shape), "BNLD"), gradient
 
         segments = mask.explicit_segments(query_BNLD, keys_BNKD)
-        sinks = [] if sinks_N is None else [sinks_N]
+        sinks = [] if softmax.sinks_N is None else [softmax.sinks_N]
         return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks)
 
     def _parts(self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> int:

@@ -9,7 +9,7 @@ from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached, relative_bias, rotary
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
@@ -89,10 +89,8 @@ class SelfAttention(MultiHeadAttention):
         theta: NestedMap,
         x_BLM: tf.Tensor,
         view: CacheView,
-        bias_BLK: tf.Tensor,
+        visible: Visible,
         cache: NestedMap | None = None,
-        used: tf.Tensor | None = None,
-        learned_bias_NLK: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns the output [B,L,M] of new tokens, and the cache with their keys and values.
 
@@ -100,12 +98,9 @@ class SelfAttention(MultiHeadAttention):
           theta: `decoding_weights` of this layer.
           x_BLM: the new tokens.
           view: their positions and the slots that they write to.
-          bias_BLK: `view.bias` for this layer's window.
+          visible: the slots that they see with this layer's window.
           cache: `key` and `value` of all slots, both lists of blocks [B,N,K,D] with as many heads
             as keys have; None if the slots are the new tokens themselves.
-          used: int32 scalar; all visible slots are among the first `used` slots. None reads all
-            slots.
-          learned_bias_NLK: a bias of the slots that all layers share, unless this one has its own.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)
         query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, positions)
@@ -116,8 +111,8 @@ class SelfAttention(MultiHeadAttention):
             slots = cached.write(cache, new, view)
         relative_NLK = self._bias_of_distances(theta, view.distances_LK)
         if relative_NLK is None:
-            relative_NLK = learned_bias_NLK
-        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK, used)
+            relative_NLK = visible.learned_bias_NLK
+        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, visible, relative_NLK)
         return y_BLM, slots
 
     def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView, used_slots
+from lingvo_gshard.layers.attention.cached import CacheView, Visible, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
@@ -25,7 +25,6 @@ from lingvo_gshard.layers.stacks.transformer_layer import (
     InferenceInputs,
     Memory,
     TransformerLayer,
-    VisibleCacheSlots,
     inherit,
 )
 
@@ -321,15 +320,13 @@ class TransformerStack(Layer):
           of the last layer's cross-attention, or None.
         """
         layers = self.layers_in_order()
-        in_cache = view.first_slot is not None
         learned_NLK = self._learned_bias(theta, view.distances_LK)
-        visible = {w: _visible(view.bias(w), mask_BL, in_cache) for w in self._by_window()}
-        shared = InferenceInputs(
-            view,
-            {w: v._replace(learned_bias_NLK=learned_NLK) for w, v in visible.items()},
-            mask_BL,
-            None if memory is None else _visible(memory.bias_BK[:, None], mask_BL),
-        )
+        visible = {w: view.visible(mask_BL, w, learned_NLK) for w in self._by_window()}
+        visible_memory = None
+        if memory is not None:
+            bias_B1K = memory.bias_BK[:, None]
+            visible_memory = Visible(bias_B1K, used_slots(bias_B1K, mask_BL))
+        slots = SlotInputs(view, visible, mask_BL, visible_memory)
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
             x_BLM, cache, weights_BNLK = layer.extend(
@@ -368,14 +365,3 @@ class TransformerStack(Layer):
         """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""
         layers = self.layers_in_order() if self.p.is_decoder else []
         return [layer.cross_attention.memory_shapes(rows, positions) for layer in layers]
-
-
-def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) -> VisibleCacheSlots:
-    """Returns the slots that new tokens see.
-
-    Args:
-      bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
-      mask_BL: int32, 0 for new tokens that are padding, whatever they see.
-      in_blocks: whether the slots may be in blocks. Blocks without visible slots are then not read.
-    """
-    return VisibleCacheSlots(bias_BLK, used_slots(bias_BLK, mask_BL) if in_blocks else None)

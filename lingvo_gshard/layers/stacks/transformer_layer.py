@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
@@ -12,7 +11,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_window
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -47,20 +46,6 @@ class Memory:
     segments_BK: tf.Tensor
 
 
-class VisibleCacheSlots(NamedTuple):
-    """The slots that new tokens see, for all attentions with the same window.
-
-    Attributes:
-      bias_BLK: float32 bias of the slots.
-      used: int32 scalar; all visible slots are among the first `used` slots. None reads all slots.
-      learned_bias_NLK: a learned bias that the layers share; None for none.
-    """
-
-    bias_BLK: tf.Tensor
-    used: tf.Tensor | None = None
-    learned_bias_NLK: tf.Tensor | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class InferenceInputs:
     """Inputs that all layers of a stack share when they compute new tokens for inference.
@@ -73,9 +58,9 @@ class InferenceInputs:
     """
 
     view: CacheView
-    visible: Mapping[int, VisibleCacheSlots]
+    visible: Mapping[int, Visible]
     mask_BL: tf.Tensor
-    memory: VisibleCacheSlots | None = None
+    memory: Visible | None = None
 
 
 # Places of the norms of a sublayer f:
@@ -210,17 +195,16 @@ class TransformerLayer(Layer):
           cross-attention, or None.
         """
         h_BLM = self._enter("self_attention", theta, x_BLM)
-        bias_BLK, used, learned_NLK = shared.visible[self.self_attention.p.window]
-        learned = {} if learned_NLK is None else {"learned_bias_NLK": learned_NLK}
+        visible = slots.visible[self.self_attention.p.window]
         h_BLM, extended = self.self_attention.extend(
-            theta.self_attention, h_BLM, shared.view, bias_BLK, cache, used, **learned
+            theta.self_attention, h_BLM, slots.view, visible, cache
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
             assert shared.memory is not None
             h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, shared.memory.bias_BLK, shared.memory.used
+                theta.cross_attention, h_BLM, memory, slots.memory
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         h_BLM = self._enter("feed_forward", theta, x_BLM)
