@@ -326,7 +326,7 @@ class TransformerStack(Layer):
         if memory is not None:
             bias_B1K = memory.bias_BK[:, None]
             visible_memory = Visible(bias_B1K, used_slots(bias_B1K, mask_BL))
-        slots = SlotInputs(view, visible, mask_BL, visible_memory)
+        shared = InferenceInputs(view, visible, mask_BL, visible_memory)
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
             x_BLM, cache, weights_BNLK = layer.extend(

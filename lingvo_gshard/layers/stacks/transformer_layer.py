@@ -195,16 +195,16 @@ class TransformerLayer(Layer):
           cross-attention, or None.
         """
         h_BLM = self._enter("self_attention", theta, x_BLM)
-        visible = slots.visible[self.self_attention.p.window]
+        visible = shared.visible[self.self_attention.p.window]
         h_BLM, extended = self.self_attention.extend(
-            theta.self_attention, h_BLM, slots.view, visible, cache
+            theta.self_attention, h_BLM, shared.view, visible, cache
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
             assert shared.memory is not None
             h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, slots.memory
+                theta.cross_attention, h_BLM, memory, shared.memory
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         h_BLM = self._enter("feed_forward", theta, x_BLM)

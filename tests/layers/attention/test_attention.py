@@ -98,7 +98,8 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
             distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
             is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
             view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
-            y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
+            visible = view.visible(tf.ones([B, end - begin], tf.int32))
+            y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
             outputs.append(y)
         assert_close(tf.concat(outputs, 1), expected, "order")
 
@@ -113,8 +114,8 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
         bias = np.where(np.arange(12) < used, 0.0, -1e9)[None, None].astype(np.float32)
         slots = tf.nest.map_structure(lambda x: tf.constant(x, tf.float32), slots)
         query = tf.constant(query, tf.float32)
-        expected, expected_weights = cached.attend(query, slots, bias)
-        y, weights = cached.attend(query, slots, bias, used=tf.constant(used))
+        expected, expected_weights = cached.attend(query, slots, Visible(bias))
+        y, weights = cached.attend(query, slots, Visible(bias, tf.constant(used)))
         assert_close(y, expected, "order")
         assert_close(weights, expected_weights, "order")
 
@@ -152,95 +153,5 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
         )
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_matches_the_formula(causal):
-    layer, theta = make(is_causal=causal)
-    x = activations(L)
-    mask = layer.mask(tf.constant(QUERY_SEGMENTS))
-    actual = layer.fprop(theta, tf.constant(x), mask).numpy()
-
-    def sees(b, q, k):
-        return QUERY_SEGMENTS[b, q] == QUERY_SEGMENTS[b, k] and (k <= q or not causal)
-
-    real = QUERY_SEGMENTS > 0
-    assert_close(actual[real], reference(theta, x, x, sees)[real], "float32")
-
-
-def test_queries_without_visible_keys_stay_finite():
-    layer, theta = make()
-    x = tf.constant(activations(L))
-    padding = tf.zeros([B, L], tf.int32)
-    y = layer.fprop(theta, x, layer.mask(padding))
-    assert np.isfinite(y).all()
-
-
-def test_tokens_of_a_cache_equal_causal_attention():
-    """A prompt of 3 tokens enters at once, from slot 2 of the cache on, and others one by one."""
-    layer, theta = make(is_causal=True)
-    x = tf.constant(activations(L))
-    expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-    weights = layer.decoding_weights(theta)
-    empty = {
-        name: tf.split(tf.zeros(shape), [5, L - 1], axis=2)
-        for name, shape in layer.cache_shapes(B, L + 4).items()
-    }
-    cache, outputs = NestedMap(empty), []
-    for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
-        positions = tf.range(begin, end)
-        distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
-        is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
-        view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
-        visible = view.visible(tf.ones([B, end - begin], tf.int32))
-        y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
-        outputs.append(y)
-    assert_close(tf.concat(outputs, 1), expected, "order")
-
-
-@pytest.mark.parametrize("used", [1, 3, 4, 9, 12])
-def test_attention_to_the_used_blocks_equals_attention_to_all_slots(used):
-    keys, values = (
-        [rng.normal(size=(B, 2, size, 4)) for size in (3, 6, 3)]
-        for rng in (np.random.default_rng(seed) for seed in (1, 2))
-    )
-    slots = NestedMap(key=keys, value=values)
-    query = np.random.default_rng(3).normal(size=(B, 1, 2, 4))
-    bias = np.where(np.arange(12) < used, 0.0, -1e9)[None, None].astype(np.float32)
-    slots = tf.nest.map_structure(lambda x: tf.constant(x, tf.float32), slots)
-    query = tf.constant(query, tf.float32)
-    expected, expected_weights = cached.attend(query, slots, Visible(bias))
-    y, weights = cached.attend(query, slots, Visible(bias, tf.constant(used)))
-    assert_close(y, expected, "order")
-    assert_close(weights, expected_weights, "order")
-
-
-def test_bfloat16_activations_keep_their_type_and_the_softmax_its_precision():
-    layer, theta = make()
-    x = activations(L)
-    exact = layer.fprop(theta, tf.constant(x), layer.mask(None))
-    y = layer.fprop(theta, tf.cast(x, tf.bfloat16), layer.mask(None))
-    assert y.dtype == tf.bfloat16
-    assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
-
-
-def test_dropout_drops_weights_in_training_only():
-    layer, theta = make(dropout_rate=0.5)
-    x = tf.constant(activations(L))
-    plain = layer.fprop(theta, x, layer.mask(None))
-    with context.scope(training=True, seed=tf.constant([1, 2])):
-        dropped = layer.fprop(theta, x, layer.mask(None))
-    assert not np.allclose(plain, dropped)
-
-
-def test_rejects_heads_that_do_not_divide_the_model():
-    with pytest.raises(ValueError, match="attention.num_heads: .* do not divide model_dim 8"):
-        SelfAttention.params().set(model_dim=M, num_heads=3).instantiate(path="attention")
-
-
-def test_flops_are_those_of_the_products():
-    shape = TokenShape(rows=3, length=5, memory_length=7)
-    self_attention, _ = make()
-    assert self_attention.flops(shape) == 2 * 4 * 15 * M * M + 2 * 2 * 3 * 5 * 5 * M
-    cross_attention, _ = make(CrossAttention, num_key_value_heads=1)
-    queries_and_output, keys_and_values = 2 * 2 * 15 * M * M, 2 * 2 * 21 * M * (M // N)
-    products = 2 * 2 * 3 * 5 * 7 * M
-    assert cross_attention.flops(shape) == queries_and_output + keys_and_values + products
+if __name__ == "__main__":
+    testing.main()

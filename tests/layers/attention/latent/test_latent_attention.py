@@ -108,12 +108,13 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
             distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
             is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
             view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
-            y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
+            visible = view.visible(tf.ones([B, end - begin], tf.int32))
+            y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
             outputs.append(y)
         assert_close(tf.concat(outputs, 1), expected, "order")
         distances = tf.range(L)[None, :] - tf.range(L)[:, None]
         view = CacheView(tf.range(L)[None], (distances <= 0)[None], distances)
-        at_once, slots = layer.extend(weights, x, view, view.bias())
+        at_once, slots = layer.extend(weights, x, view, view.visible(tf.ones([B, L], tf.int32)))
         assert_close(at_once, expected, "order")
         assert_close(slots.key[0], tf.concat(cache.key, 2)[:, :, 2 : L + 2], "order")
 
@@ -149,63 +150,5 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
             make(**values)
 
 
-def test_the_cache_holds_the_latent_vector_and_one_rotated_key():
-    """A prompt of 3 tokens enters at once, from slot 2 of the cache on, and others one by one."""
-    layer, theta = make(use_bias=True)
-    x = tf.constant(X)
-    expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-    weights = layer.decoding_weights(theta)
-    shapes = layer.cache_shapes(B, L + 4)
-    assert shapes == {"key": (B, 1, L + 4, RANK + ROTARY)}
-    cache = NestedMap(key=tf.split(tf.zeros(shapes["key"]), [5, L - 1], axis=2))
-    outputs = []
-    for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
-        positions = tf.range(begin, end)
-        distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
-        is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
-        view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
-        visible = view.visible(tf.ones([B, end - begin], tf.int32))
-        y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
-        outputs.append(y)
-    assert_close(tf.concat(outputs, 1), expected, "order")
-    distances = tf.range(L)[None, :] - tf.range(L)[:, None]
-    view = CacheView(tf.range(L)[None], (distances <= 0)[None], distances)
-    at_once, slots = layer.extend(weights, x, view, view.visible(tf.ones([B, L], tf.int32)))
-    assert_close(at_once, expected, "order")
-    assert_close(slots.key[0], tf.concat(cache.key, 2)[:, :, 2 : L + 2], "order")
-
-
-def test_a_stack_may_have_latent_attention_in_its_decoder():
-    p = TransformerStack.params().set(model_dim=M, num_layers=2, num_heads=N, hidden_dim=12)
-    p.set(is_decoder=True, moe_every=0)
-    p.layer.self_attention = attention_options.latent(model_dim=0, num_heads=0)
-    stack = p.instantiate(path="decoder")
-    assert stack.cache_shapes(3, 4) == 2 * [{"key": (3, 1, 4, RANK + ROTARY)}]
-    memory = dict.fromkeys(("key", "value"), (3, N, 4, M // N))
-    assert stack.memory_shapes(3, 4) == 2 * [memory]
-
-
-def test_bfloat16_keeps_its_type():
-    layer, theta = make()
-    mask = layer.mask(tf.constant(SEGMENTS))
-    y = layer.fprop(theta, tf.cast(X, tf.bfloat16), mask)
-    assert y.dtype == tf.bfloat16
-    exact = layer.fprop(theta, tf.constant(X), mask)
-    assert_close(tf.cast(y, tf.float32)[REAL], exact[REAL], "bfloat16")
-
-
-def test_flops_are_those_of_the_products():
-    layer, _ = make(query_rank=6)
-    weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
-    weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
-    products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
-    assert layer.flops(TokenShape(rows=3, length=4)) == 2 * 12 * weights + products
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")],
-)
-def test_rejects_invalid_options(values, message):
-    with pytest.raises(ValueError, match=f"attention.{message}"):
-        make(**values)
+if __name__ == "__main__":
+    testing.main()
