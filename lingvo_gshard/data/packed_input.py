@@ -180,7 +180,7 @@ class PackedInput(Input):
 
 
 class PairInput(PackedInput):
-    """Packs sentence pairs. Batches are described in `packing.pack`."""
+    """Packs sentence pairs. Batches are described in `stream.Assembly.batch`."""
 
     @classmethod
     def params(cls) -> Params:
@@ -291,8 +291,7 @@ class TextSize:
 class TextInput(PackedInput):
     """Packs texts. Those longer than a row are cut into windows; shorter ones share rows.
 
-    Each text ends with EOS. Batches are dicts of int32 arrays, described in
-    `packing.packed_targets`.
+    Each text ends with EOS. Batches are described in `stream.Assembly.batch`.
     """
 
     # The vocabulary; subclasses replace it by a property.

@@ -73,7 +73,7 @@ def test_languages_follow_the_segments_of_a_batch():
     segments = np.array([[1, 1, 2, 0], [1, 2, 3, 3], [0, 0, 0, 0]], np.int32)
     ids = np.array([[4, 5, 4, 0], [5, 5, 5, 2], [0, 0, 0, 0]], np.int32)
     arrays = {"source_ids": ids, "source_segments": segments}
-    rows, examples = np.array([1, 0, 1, 0, 1]), np.array([2, 1, 0, 3, 2])
+    rows, examples = np.array([0, 0, 1, 1, 1]), np.array([1, 3, 2, 0, 2])
     batch = PackedBatch.of(arrays, rows, examples)
     assert batch.examples.tolist() == [[-1, 1, 3, -1], [-1, 2, 0, 2], [-1, -1, -1, -1]]
     found = kinds_of(batch, {"source": ("source_ids", Pieces(["▁a", "7"]))}, languages)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -270,6 +271,9 @@ def bucket_of(lengths: np.ndarray, buckets: list[Bucket]) -> np.ndarray:
 
 
 _UNITS = 1 << 32
+# The order of an epoch is held for mixtures with at most so many rows, in 16 MB. Computing all of
+# it once is faster than computing a few places for each of a hundred languages in every block.
+_MOST_ROWS_HELD = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,6 +335,8 @@ class Mixture:
         self._positions = [(np.zeros(len(self.groups), np.int64), fractions.astype(np.int64))]
         self._units: list[np.ndarray] = []
         self._plan_changes()
+        self._holds_orders = sum(group.rows for group in self.groups) <= _MOST_ROWS_HELD
+        self._order = functools.lru_cache(2 * len(self.groups))(self._order_of_epoch)
 
     def block(self, number: int) -> np.ndarray:
         """Returns the row numbers of one block, shuffled."""
@@ -341,11 +347,18 @@ class Mixture:
             while begin < end:
                 epoch, offset = divmod(begin, group.rows)
                 places = np.arange(offset, min(group.rows, offset + end - begin))
-                order = permuted(places, group.rows, self._seed, 3, index, epoch)
+                if self._holds_orders:
+                    order = self._order(index, epoch)[places]
+                else:
+                    order = permuted(places, group.rows, self._seed, 3, index, epoch)
                 parts.append(group.begin + order)
                 begin += len(places)
         rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         return rows[permutation(len(rows), self._seed, 2, number)]
+
+    def _order_of_epoch(self, index: int, epoch: int) -> np.ndarray:
+        rows = self.groups[index].rows
+        return permuted(np.arange(rows), rows, self._seed, 3, index, epoch)
 
     def uses(self, number: int, more: np.ndarray) -> list[Use]:
         """Returns how often the rows of each language are read.

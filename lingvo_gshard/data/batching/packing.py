@@ -34,7 +34,7 @@ class RowFiller:
           target_length: target positions of a row.
         """
         self._limits = source_length, target_length
-        self._numbers: list[int] = []
+        self._numbers = np.zeros(0, np.int64)
         self._lengths = np.zeros((0, 2), np.int64)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class RowFiller:
           numbers: int64 [N], what the caller knows each piece by.
           lengths: int64 [N,2], source and target tokens of each piece; they fit an empty row.
         """
-        self._numbers += numbers.tolist()
+        self._numbers = np.concatenate([self._numbers, numbers])
         self._lengths = np.concatenate([self._lengths, lengths])
 
     def fill(self, left: int = 0) -> list[list[int]]:
@@ -61,19 +61,17 @@ class RowFiller:
         Returns:
           The numbers of the pieces in each row.
         """
-        pool = _Pool(self._lengths, self._limits)
+        pool = _Pool(self._numbers, self._lengths, self._limits)
         rows = []
         while pool.count > left:
             rows.append(pool.take_row())
-        waiting = pool.waiting()
-        numbers = self._numbers
-        self._numbers = [numbers[place] for place in waiting]
-        self._lengths = self._lengths[waiting]
-        return [[numbers[place] for place in row] for row in rows]
+        waiting = np.flatnonzero(~np.array(pool.is_taken, bool))
+        self._numbers, self._lengths = self._numbers[waiting], self._lengths[waiting]
+        return rows
 
 
-# Kinds are looked for first among those that leave at most this part of a row's source empty.
-_PART = 8
+# Kinds ranked at a time for a remainder. Of 16 to 1024, 16 to 64 took the least time.
+_RANKED = 24
 
 
 class _Pool:
@@ -84,95 +82,72 @@ class _Pool:
 
     Attributes:
       count: number of pieces that are not taken.
+      is_taken: whether each piece is taken.
     """
 
-    def __init__(self, lengths: np.ndarray, limits: tuple[int, int]):
+    def __init__(self, numbers: np.ndarray, lengths: np.ndarray, limits: tuple[int, int]):
         self._limits = limits
-        # Flat lists, which the garbage collector does not look into.
-        self._sources, self._targets = lengths.T.tolist()
+        # Flat lists of integers, which the garbage collector does not look into.
+        self._numbers = numbers.tolist()
         # Sorted by the source's length: what fits is a prefix.
         codes, kinds, counts = np.unique(
             lengths[:, 0] * (limits[1] + 1) + lengths[:, 1], return_inverse=True, return_counts=True
         )
-        self._source, self._target = np.divmod(codes, limits[1] + 1)
-        self._ends_by_source = np.searchsorted(self._source, np.arange(limits[0] + 2)).tolist()
-        self._shortest = max(1, limits[0] // _PART)
-        source, target = self._source / limits[0], self._target / limits[1]
+        source, self._target = np.divmod(codes, limits[1] + 1)
+        # The number of kinds with at most so many source tokens.
+        self._counts = np.searchsorted(source, np.arange(limits[0] + 1), side="right").tolist()
+        source, target = source / limits[0], self._target / limits[1]
         self._size, self._tilt = source + target, source - target
-        self._kind_of = kinds.tolist()
+        self._codes, self._kind_of = codes.tolist(), kinds.tolist()
         # The places of each kind follow one another; of each, the last `left` are not taken.
         self._places = np.argsort(kinds, kind="stable").tolist()
         self._ends, self._left = np.cumsum(counts).tolist(), counts.tolist()
-        self._taken = [False] * len(lengths)
         self._oldest = 0
-        # A number for the positions left in a row -> kinds that fit, the best last.
+        # Positions left in a row, as a code -> kinds that fit, the best last.
         self._ranked: dict[int, list[int]] = {}
-        self.count = len(lengths)
+        self.is_taken = [False] * len(numbers)
+        self.count = len(numbers)
 
     def take_row(self) -> list[int]:
-        """Takes the pieces of one row and returns their places."""
-        while self._taken[self._oldest]:
+        """Takes the pieces of one row and returns their numbers."""
+        is_taken, left, numbers = self.is_taken, self._left, self._numbers
+        while is_taken[self._oldest]:
             self._oldest += 1
-        source_left, target_left = self._limits
         row, kind = [], self._kind_of[self._oldest]
+        # A code is source * (L + 1) + target, so that codes are subtracted as lengths are.
+        remainder = self._limits[0] * (self._limits[1] + 1) + self._limits[1]
         while kind is not None:
-            place = self._take(kind)
-            row.append(place)
-            source_left -= self._sources[place]
-            target_left -= self._targets[place]
-            kind = self._best(source_left, target_left)
+            place = self._places[self._ends[kind] - left[kind]]
+            left[kind] -= 1
+            if not left[kind]:
+                # Never fits again.
+                self._target[kind] = self._limits[1] + 1
+            is_taken[place] = True
+            row.append(numbers[place])
+            remainder -= self._codes[kind]
+            ranked = self._ranked.get(remainder)
+            if ranked is None:
+                ranked = self._rank(remainder)
+            while ranked and not left[ranked[-1]]:
+                ranked.pop()
+                if not ranked:
+                    ranked = self._rank(remainder)
+            kind = ranked[-1] if ranked else None
         self.count -= len(row)
         return row
 
-    def waiting(self) -> list[int]:
-        """Returns the places of the pieces that are not taken."""
-        return [place for place, is_taken in enumerate(self._taken) if not is_taken]
-
-    def _take(self, kind: int) -> int:
-        place = self._places[self._ends[kind] - self._left[kind]]
-        self._taken[place] = True
-        self._left[kind] -= 1
-        if not self._left[kind]:
-            # Never fits again.
-            self._target[kind] = self._limits[1] + 1
-        return place
-
-    def _best(self, source_left: int, target_left: int) -> int | None:
-        """Returns the kind of piece to take next; None if none fits."""
-        left = source_left * (self._limits[1] + 1) + target_left
-        ranked = self._ranked.get(left)
-        if ranked is None:
-            ranked = self._ranked[left] = self._rank(source_left, target_left)
-        while ranked:
-            if self._left[ranked[-1]]:
-                return ranked[-1]
-            ranked.pop()
-            if not ranked:
-                ranked = self._ranked[left] = self._rank(source_left, target_left)
-        return None
-
-    def _rank(self, source_left: int, target_left: int) -> list[int]:
-        """Returns the best kinds that fit, the best last; none if none fits."""
-        source, target = source_left / self._limits[0], target_left / self._limits[1]
-        end, shorter = self._end(source_left), self._shortest
-        while True:
-            begin = self._end(source_left - shorter - 1)
-            tilt, size = self._tilt[begin:end], self._size[begin:end]
-            cost = _BALANCE * np.abs(tilt - (source - target)) - size
-            is_good = self._target[begin:end] <= target_left
-            if begin:
-                # Kinds that leave more of the source empty cost at least twice that share more than
-                # one that fills both sides. Rounding changes costs by much less than 1e-9.
-                is_good &= cost < 2 * (shorter + 1) / self._limits[0] - source - target - 1e-9
-            (good,) = is_good.nonzero()
-            if len(good) or not begin:
-                order = cost[good].argsort(kind="stable")[::-1]
-                return (good[order] + begin).tolist()
-            shorter *= 2
-
-    def _end(self, source: int) -> int:
-        """Returns the number of kinds with at most so many source tokens."""
-        return self._ends_by_source[max(0, source + 1)]
+    def _rank(self, remainder: int) -> list[int]:
+        """Ranks the best kinds that fit a remainder, the best last; none if none fits."""
+        source, target = divmod(remainder, self._limits[1] + 1)
+        (kinds,) = (self._target[: self._counts[source]] <= target).nonzero()
+        tilt = source / self._limits[0] - target / self._limits[1]
+        cost = _BALANCE * np.abs(self._tilt[kinds] - tilt) - self._size[kinds]
+        if len(kinds) > _RANKED:
+            # All kinds as good as the last ranked one, since the first of equals is taken first.
+            (chosen,) = (cost <= np.partition(cost, _RANKED - 1)[_RANKED - 1]).nonzero()
+            kinds, cost = kinds[chosen], cost[chosen]
+        self._ranked[remainder] = kinds[cost.argsort(kind="stable")[::-1]].tolist()
+        return self._ranked[remainder]
 
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -202,15 +177,14 @@ class PackedBatch(Batch):
 
         Args:
           arrays: the batch.
-          rows: the row of each example. In a row, segments have the order of the examples.
+          rows: the row of each example, ascending. In a row, segments have the order of examples.
           examples: the number of each example.
         """
-        order = np.argsort(rows, kind="stable")
-        side = Side(rows[order], np.ones(len(rows), np.int64))
+        _, segments = _in_rows(rows)
         batch_rows = len(next(iter(arrays.values())))
         batch = cls(arrays)
-        batch.examples = np.full((batch_rows, 1 + side.segments.max(initial=0)), -1, np.int64)
-        batch.examples[rows[order], side.segments] = examples[order]
+        batch.examples = np.full((batch_rows, 1 + segments.max(initial=0)), -1, np.int64)
+        batch.examples[rows, segments] = examples
         return batch
 
 
@@ -273,105 +247,65 @@ class Tokens:
         return Tokens.of(self.gather(sentences), self.lengths_of(sentences))
 
 
-def pack(
-    rows: np.ndarray,
-    sentences: np.ndarray,
-    sources: Tokens,
-    targets: Tokens,
-    shape: tuple[int, int, int],
-    before: int = BOS_ID,
-) -> Batch:
-    """Returns one batch of sentence pairs.
+class Side:
+    """The places of the tokens on one side of a batch.
 
-    Segments count from 1 in each row; a sentence and its translation have the same number, padding
-    has 0. Positions restart in each segment. In each segment, target_inputs is the id `before`
-    followed by target_labels without its last token.
-
-    Args:
-      rows: the row of each pair, 0 to the number of rows - 1.
-      sentences: the number of each pair in the tables. In a row they keep this order.
-      sources: table of sources, each ending with EOS.
-      targets: table of targets, each ending with EOS.
-      shape: rows B, source length K and target length L of the batch.
-      before: the id before the first token of each translation.
-
-    Returns:
-      int32 arrays: source_{ids,segments,positions} [B,K] and
-      target_{inputs,labels,segments,positions} [B,L].
+    Attributes:
+      positions: position of each token in its piece.
+      segments: number of each token's piece in its row, counted from 1.
     """
-    num_rows, source_length, target_length = shape
-    order = np.argsort(rows, kind="stable")
-    rows, sentences = rows[order], sentences[order]
-    source = Side(rows, sources.lengths[sentences])
-    labels = targets.gather(sentences)
-    wide = (num_rows, source_length)
-    return {
-        "source_ids": source.scatter(sources.gather(sentences), wide),
-        "source_segments": source.scatter(source.segments, wide),
-        "source_positions": source.scatter(source.positions, wide),
-        **packed_targets(rows, targets.lengths[sentences], labels, before, num_rows, target_length),
-    }
+
+    def __init__(self, rows: np.ndarray, lengths: np.ndarray, shape: tuple[int, int]):
+        """Computes the places. In a row, pieces follow one another in their order.
+
+        Args:
+          rows: the row of each piece, ascending.
+          lengths: tokens of each piece.
+          shape: rows B and positions L of the side.
+        """
+        first, numbers = _in_rows(rows)
+        begins = np.cumsum(lengths) - lengths
+        columns = begins - begins[first]
+        self.positions = np.arange(lengths.sum()) - np.repeat(begins, lengths)
+        self.segments = np.repeat(numbers, lengths)
+        self._places = np.repeat(rows * shape[1] + columns, lengths) + self.positions
+        self._lengths, self._shape = lengths, shape
+
+    def gather(self, tokens: Tokens, sentences: np.ndarray, begins: np.ndarray) -> np.ndarray:
+        """Returns the ids of all tokens, int32; 0 where the sentence is unknown.
+
+        Args:
+          tokens: a table of sentences.
+          sentences: the sentence of each piece in the table; -1 if it is not there.
+          begins: the first token of each piece in its sentence.
+        """
+        known = sentences >= 0
+        first = tokens.offsets[np.where(known, sentences, 0)] + begins
+        index = np.repeat(first, self._lengths) + self.positions
+        if known.all():
+            return tokens.ids[index]
+        ids, is_known = np.zeros(len(index), np.int32), np.repeat(known, self._lengths)
+        ids[is_known] = tokens.ids[index[is_known]]
+        return ids
+
+    def scatter(self, values: np.ndarray) -> np.ndarray:
+        """Returns int32 [B,L] with each token's value at its place, and 0 elsewhere."""
+        result = np.zeros(self._shape, np.int32)
+        result.reshape(-1)[self._places] = values
+        return result
 
 
-def packed_targets(
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    labels: np.ndarray,
-    before: np.ndarray | int,
-    num_rows: int,
-    length: int,
-) -> Batch:
-    """Returns target_{inputs,labels,segments,positions} [B,L] of pieces of text, as `pack` does.
+def _in_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first piece of each piece's row, and the piece's number in it from 1.
 
     Args:
       rows: the row of each piece, ascending.
-      lengths: tokens of each piece.
-      labels: the concatenated tokens of all pieces.
-      before: the id before the first token of each piece, or one id for all.
-      num_rows: rows B of the batch.
-      length: positions L of a row.
     """
-    target, shape = Side(rows, lengths), (num_rows, length)
-    inputs = np.roll(labels, 1)
-    inputs[target.positions == 0] = before
-    return {
-        "target_inputs": target.scatter(inputs, shape),
-        "target_labels": target.scatter(labels, shape),
-        "target_segments": target.scatter(target.segments, shape),
-        "target_positions": target.scatter(target.positions, shape),
-    }
-
-
-class Side:
-    """Positions and segments of the tokens on one side of a batch.
-
-    Attributes:
-      positions: position of each token in its sentence.
-      segments: number of each token's sentence in its row, counted from 1.
-    """
-
-    def __init__(self, rows: np.ndarray, lengths: np.ndarray):
-        """Computes positions and segments.
-
-        Args:
-          rows: the row of each sentence, ascending.
-          lengths: tokens of each sentence.
-        """
-        _, starts, counts = np.unique(rows, return_index=True, return_counts=True)
-        segments = np.arange(len(rows)) - np.repeat(starts, counts) + 1
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        columns = begins - np.repeat(begins[starts], counts)
-        self._rows = np.repeat(rows, lengths)
-        self.positions = np.arange(lengths.sum()) - np.repeat(begins, lengths)
-        self._columns = np.repeat(columns, lengths) + self.positions
-        self.segments = np.repeat(segments, lengths)
-
-    def scatter(self, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        """Returns int32 [B,L] with each token's value at its place, and 0 elsewhere."""
-        result = np.zeros(shape, np.int32)
-        result[self._rows, self._columns] = values
-        return result
+    place = np.arange(len(rows))
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = rows[1:] != rows[:-1]
+    first = np.maximum.accumulate(np.where(is_first, place, 0))
+    return first, place - first + 1
 
 
 def efficiency(batch: Batch) -> float:

@@ -6,16 +6,12 @@ library.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
 # Below, a table is faster, and uniform over all permutations.
 _SMALLEST_NETWORK = 1 << 12
-# Tables of the last permutations are kept, in 16 MB at most: a mixture draws the rows of a hundred
-# small languages a few at a time.
-_MOST_TABLES = 512
 _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -44,7 +40,7 @@ def permuted(places: np.ndarray, size: int, *key: int) -> np.ndarray:
       key: integers.
     """
     if size < _SMALLEST_NETWORK:
-        return _small_permutation(size, key)[places]
+        return permutation(size, *key)[places]
     half = np.uint64(((size - 1).bit_length() + 1) // 2)
     with np.errstate(over="ignore"):
         state = _state(key)
@@ -55,11 +51,6 @@ def permuted(places: np.ndarray, size: int, *key: int) -> np.ndarray:
             result[outside] = _feistel(result[outside], half, keys)
             outside = outside[result[outside] >= size]
     return result.astype(np.int64)
-
-
-@functools.lru_cache(_MOST_TABLES)
-def _small_permutation(size: int, key: tuple[int, ...]) -> np.ndarray:
-    return permutation(size, *key)
 
 
 def _feistel(values: np.ndarray, half: np.uint64, keys: list[np.uint64]) -> np.ndarray:

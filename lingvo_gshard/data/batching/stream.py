@@ -22,9 +22,8 @@ import numpy as np
 from grain.experimental import ThreadPrefetchIterDataset
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces, PlannedBatch, Planner
-from lingvo_gshard.data.batching.packing import Batch, PackedBatch, Tokens
+from lingvo_gshard.data.batching.packing import Batch, PackedBatch, Side, Tokens
 from lingvo_gshard.data.batching.table import Records, Table
 
 # This many blocks are planned and read while batches of the block before them are used.
@@ -237,63 +236,72 @@ class Assembly:
             own = own_rows(batch.bucket) if own_rows else None
             rows = batch.pieces.rows
             needed.append(rows if own is None else rows[own[batch.rows]])
-        return self.table.read(np.unique(np.concatenate(needed)))
+        return self.table.read(np.concatenate(needed))
 
     def batch(self, planned: PlannedBatch, records: Records) -> PartialBatch:
-        """Returns a batch. Rows without records have no tokens, and damaged ones are left out."""
-        place = _places(records.rows, planned.pieces.rows)
-        kept = place < 0
-        known = place[~kept]
-        kept[~kept] = records.sources.lengths_of(known) + records.targets.lengths_of(known) > 0
-        pieces, rows, place = planned.pieces[kept], planned.rows[kept], place[kept]
-        shape = self.buckets[planned.bucket]
-        if self.has_sources:
-            arrays = self._pairs(pieces, rows, place, records, shape)
-        else:
-            arrays = self._texts(pieces, rows, place, records, shape)
+        """Returns a batch. Rows without records have no tokens, and damaged ones are left out.
+
+        Segments count from 1 in each row; the two sides of a piece have the same number, and
+        padding has 0. Positions restart in each segment. The inputs of a segment are the token
+        before it, `before` at the beginning of a text, and its labels without the last one.
+
+        Returns:
+          int32 arrays: source_{ids,segments,positions} [B,K], if there are sources, and
+          target_{inputs,labels,segments,positions} [B,L].
+        """
+        pieces, rows = planned.pieces, planned.rows
+        place = records.places_of(pieces.rows)
+        if records.rows is not None:
+            kept = place < 0
+            known = place[~kept]
+            kept[~kept] = records.sources.lengths_of(known) + records.targets.lengths_of(known) > 0
+            pieces, rows, place = pieces[kept], rows[kept], place[kept]
+        arrays = self._sources(pieces, rows, place, records, planned.bucket)
+        arrays |= self._targets(pieces, rows, place, records, planned.bucket)
         return PartialBatch(
             PackedBatch.of(arrays, rows, pieces.rows),
             lambda: self.batch(planned, self.read([planned])),
             self._digest(planned),
         )
 
-    def _pairs(
-        self, pieces: Pieces, rows: np.ndarray, place: np.ndarray, records: Records, shape: Bucket
+    def _sources(
+        self, pieces: Pieces, rows: np.ndarray, place: np.ndarray, records: Records, bucket: int
     ) -> Batch:
-        sources = _gather(records.sources, place, pieces.begins, pieces.lengths[:, 0])
-        targets = _gather(records.targets, place, pieces.begins, pieces.lengths[:, 1])
-        return packing.pack(rows, np.arange(len(rows)), sources, targets, shape, self.before)
+        if not self.has_sources:
+            return {}
+        batch_rows, length, _ = self.buckets[bucket]
+        side = Side(rows, pieces.lengths[:, 0], (batch_rows, length))
+        return {
+            "source_ids": side.scatter(side.gather(records.sources, place, pieces.begins)),
+            "source_segments": side.scatter(side.segments),
+            "source_positions": side.scatter(side.positions),
+        }
 
-    def _texts(
-        self, pieces: Pieces, rows: np.ndarray, place: np.ndarray, records: Records, shape: Bucket
+    def _targets(
+        self, pieces: Pieces, rows: np.ndarray, place: np.ndarray, records: Records, bucket: int
     ) -> Batch:
-        lengths = pieces.lengths[:, 1]
-        labels = _gather(records.targets, place, pieces.begins, lengths)
-        earlier = np.maximum(0, pieces.begins - 1)
-        previous = _gather(records.targets, place, earlier, np.ones_like(lengths)).ids
-        before = np.where(pieces.begins > 0, previous, self.before)
-        return packing.packed_targets(rows, lengths, labels.ids, before, shape[0], shape[2])
+        batch_rows, _, length = self.buckets[bucket]
+        side = Side(rows, pieces.lengths[:, 1], (batch_rows, length))
+        labels = side.gather(records.targets, place, pieces.begins)
+        inputs = np.empty_like(labels)
+        inputs[1:] = labels[:-1]
+        inputs[side.positions == 0] = self._tokens_before(pieces, place, records.targets)
+        return {
+            "target_inputs": side.scatter(inputs),
+            "target_labels": side.scatter(labels),
+            "target_segments": side.scatter(side.segments),
+            "target_positions": side.scatter(side.positions),
+        }
+
+    def _tokens_before(self, pieces: Pieces, place: np.ndarray, targets: Tokens) -> np.ndarray:
+        """Returns the id before each piece, int32; 0 for those within rows without records."""
+        result = np.where(pieces.begins > 0, 0, self.before).astype(np.int32)
+        within = (pieces.begins > 0) & (place >= 0)
+        result[within] = targets.ids[targets.offsets[place[within]] + pieces.begins[within] - 1]
+        return result
 
     def _digest(self, planned: PlannedBatch) -> int:
         digest = zlib.crc32(f"{self.identity} {planned.bucket}".encode())
         for part in (planned.rows, planned.pieces.rows, planned.pieces.begins):
             digest = zlib.crc32(np.ascontiguousarray(part).data, digest)
         return digest
-
-
-def _places(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the place of each row among ascending rows; -1 if it is not there."""
-    if not len(known):
-        return np.full(len(rows), -1)
-    place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-    return np.where(known[place] == rows, place, -1)
-
-
-def _gather(tokens: Tokens, place: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Tokens:
-    """Returns parts of texts; zeros for parts with place -1."""
-    is_known = np.repeat(place >= 0, lengths)
-    first = tokens.offsets[np.maximum(place, 0)] + begins - (np.cumsum(lengths) - lengths)
-    index = np.repeat(first, lengths) + np.arange(lengths.sum())
-    ids = np.zeros(len(index), np.int32)
-    ids[is_known] = tokens.ids[index[is_known]]
-    return Tokens.of(ids, lengths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Protocol
@@ -37,14 +36,23 @@ class Records:
     """The tokens of some rows.
 
     Attributes:
-      rows: numbers of the rows, ascending.
+      rows: numbers of the rows, ascending; None for all rows of a table.
       sources: the sources.
-      targets: the targets.
+      targets: the targets. A row that could not be read has no tokens on either side.
     """
 
-    rows: np.ndarray
+    rows: np.ndarray | None
     sources: Tokens
     targets: Tokens
+
+    def places_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the place of each row among these records; -1 if it is not there."""
+        if self.rows is None:
+            return rows
+        if not len(self.rows):
+            return np.full(len(rows), -1)
+        place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return np.where(self.rows[place] == rows, place, -1)
 
 
 class Table(Protocol):
@@ -72,7 +80,7 @@ class Table(Protocol):
         """Returns the records of rows, and of others where they are at hand.
 
         Args:
-          rows: int64, numbers of rows, ascending and without repeats.
+          rows: int64, numbers of rows in any order; they may repeat.
         """
         ...
 
@@ -114,11 +122,7 @@ class MemoryTable:
     def read(self, rows: np.ndarray) -> Records:
         """Returns the records of all rows, without copying any."""
         del rows
-        return self._records
-
-    @functools.cached_property
-    def _records(self) -> Records:
-        return Records(np.arange(len(self)), self.sources, self.targets)
+        return Records(None, self.sources, self.targets)
 
     def digest(self) -> str:
         """Returns a digest of all tokens and languages."""

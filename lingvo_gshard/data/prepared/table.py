@@ -197,11 +197,12 @@ class PreparedTable:
         """Returns the records of rows. Rows that were skipped have no tokens.
 
         Args:
-          rows: int64, numbers of rows, ascending and without repeats.
+          rows: int64, numbers of rows in any order; they may repeat.
 
         Raises:
           UserError: a shard cannot be read. Names the file.
         """
+        rows = np.unique(rows)
         records: list[bytes] = [b""] * len(rows)
         with self._lock:
             self._fill(records, rows)
