@@ -70,8 +70,9 @@ class RowFiller:
         return rows
 
 
-# Kinds ranked at a time for a remainder. Of 16 to 1024, 16 to 64 took the least time.
-_RANKED = 24
+# A ranking has the kinds that cost at most so much more than the best one. With less, remainders
+# are ranked again; with more, a ranking takes longer. Of 0.03 to 0.4, this took the least time.
+_RANKED = 0.1
 
 
 class _Pool:
@@ -97,7 +98,7 @@ class _Pool:
         # The number of kinds with at most so many source tokens.
         self._counts = np.searchsorted(source, np.arange(limits[0] + 1), side="right").tolist()
         source, target = source / limits[0], self._target / limits[1]
-        self._size, self._tilt = source + target, source - target
+        self._size, self._tilt = source + target, _BALANCE * (source - target)
         self._codes, self._kind_of = codes.tolist(), kinds.tolist()
         # The places of each kind follow one another; of each, the last `left` are not taken.
         self._places = np.argsort(kinds, kind="stable").tolist()
@@ -140,13 +141,14 @@ class _Pool:
         """Ranks the best kinds that fit a remainder, the best last; none if none fits."""
         source, target = divmod(remainder, self._limits[1] + 1)
         (kinds,) = (self._target[: self._counts[source]] <= target).nonzero()
-        tilt = source / self._limits[0] - target / self._limits[1]
-        cost = _BALANCE * np.abs(self._tilt[kinds] - tilt) - self._size[kinds]
-        if len(kinds) > _RANKED:
-            # All kinds as good as the last ranked one, since the first of equals is taken first.
-            (chosen,) = (cost <= np.partition(cost, _RANKED - 1)[_RANKED - 1]).nonzero()
-            kinds, cost = kinds[chosen], cost[chosen]
-        self._ranked[remainder] = kinds[cost.argsort(kind="stable")[::-1]].tolist()
+        if len(kinds):
+            tilt = source / self._limits[0] - target / self._limits[1]
+            cost = np.abs(self._tilt[kinds] - _BALANCE * tilt)
+            cost -= self._size[kinds]
+            (chosen,) = (cost <= cost[cost.argmin()] + _RANKED).nonzero()
+            # The first of equals is taken first.
+            kinds = kinds[chosen[cost[chosen].argsort(kind="stable")[::-1]]]
+        self._ranked[remainder] = kinds.tolist()
         return self._ranked[remainder]
 
 
