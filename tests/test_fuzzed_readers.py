@@ -25,7 +25,7 @@ from lingvo_gshard.data.sources.gettext import GettextReader
 from lingvo_gshard.data.sources.moses import MosesReader
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.vocabularies import files
+from lingvo_gshard.data.vocabularies import files as vocabularies
 from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run

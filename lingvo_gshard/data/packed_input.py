@@ -51,7 +51,8 @@ class PackedInput(Input):
         p.define(
             "packing_window",
             8192,
-            "Rows drawn at a time, and pieces of rows that are chosen from to fill a batch's rows.",
+            "Rows (of texts in memory: windows) drawn at a time, and pieces of rows to choose from "
+            "when a batch's rows are filled.",
             minimum=1,
         )
         p.define(

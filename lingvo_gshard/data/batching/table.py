@@ -126,7 +126,8 @@ class MemoryTable:
 
     def digest(self) -> str:
         """Returns a digest of all tokens and languages."""
-        digest = hashlib.sha256(repr(self.groups).encode())
+        groups = [(group.language, group.rows) for group in self.groups]
+        digest = hashlib.sha256(repr(groups).encode())
         for side in (self.sources, self.targets):
             digest.update(side.ids.tobytes() + side.offsets.tobytes())
         return digest.hexdigest()
