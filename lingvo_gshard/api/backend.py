@@ -131,6 +131,9 @@ class Backend:
 
     def check_workers(self, params: Params) -> None:
         """Raises ValueError if step.local_updates, the mesh and the batch do not fit."""
+        has_workers = self.partitioning is not None and AXIS in self.partitioning.mesh.names
+        if not has_workers and not params.step.local_updates.every:
+            return
         from lingvo_gshard.runtime.local_updates import workers
 
         rows = params.input.cls.rows_per_batch(params.input)

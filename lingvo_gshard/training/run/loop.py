@@ -39,7 +39,6 @@ from lingvo_gshard.training.run.roll_back import (
     RollBack,
     RollBacks,
 )
-from lingvo_gshard.training.run.routers.watch import RouterWatch
 from lingvo_gshard.training.run.run_lock import MovedError
 from lingvo_gshard.training.run.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.run.signals import StopRequest
@@ -203,17 +202,24 @@ class TrainingLoop:
         )
 
     def _watch_routers(self) -> None:
-        """Begins to watch the routers in the steps after `step`."""
-        watch = RouterWatch(
-            self._trainer,
-            self._params.run.routers,
-            self._runtime,
-            self._input,
-            self._logdir,
-            self.step,
-            self._log,
-        )
-        self._observers = StepObservers([*self._given_observers, watch])
+        """Begins to watch the routers in the steps after `step`, if they are to be watched."""
+        observers = list(self._given_observers)
+        if self._params.run.routers.every_steps:
+            # Runs whose routers are not watched do not wait for what records and draws them.
+            from lingvo_gshard.training.run.routers.watch import RouterWatch
+
+            observers.append(
+                RouterWatch(
+                    self._trainer,
+                    self._params.run.routers,
+                    self._runtime,
+                    self._input,
+                    self._logdir,
+                    self.step,
+                    self._log,
+                )
+            )
+        self._observers = StepObservers(observers)
 
     def _check_dev(self) -> None:
         """Reads and tokenizes the dev split, if there is one."""
