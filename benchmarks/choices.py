@@ -27,7 +27,7 @@ from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tools.benchmarks import step, tables
+from lingvo_gshard.tools.benchmarks import step, subcommands
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
@@ -81,7 +81,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
             console.print(f"{row.name}: {row.seconds:.3f} s")
             rows.append(row)
     caption = f"ratio: to {AS_IT_IS}; MiB: of the state, and of temporaries"
-    table = tables.make_table(
+    table = subcommands.make_table(
         caption, "training step", "state", "temporaries", "seconds", "ratio", "compile", "loss"
     )
     for row in rows:

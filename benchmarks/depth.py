@@ -26,7 +26,7 @@ from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.bench import define_stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench
-from lingvo_gshard.tools.benchmarks import subcommands, tables
+from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console.stages import transient_stages
 
@@ -69,7 +69,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with transient_stages(console, "starting") as progress:
         found = measure(stack, trainer, depths, rows, length, values.repeats, progress)
     caption = "ratio: to the same layers one by one"
-    table = tables.make_table(caption, "training step", "compile", "seconds", "ratio")
+    table = subcommands.make_table(caption, "training step", "compile", "seconds", "ratio")
     for row in found:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)

@@ -30,7 +30,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step as step_bench
-from lingvo_gshard.tools.benchmarks import tables
+from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 from lingvo_gshard.tools.console.stages import transient_stages
@@ -72,7 +72,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with transient_stages(console, "starting") as progress:
         rows = measure(case, values.repeats, progress)
     caption = "ratio: to the same program without annotations"
-    table = tables.make_table(caption, "training step", "seconds", "ratio", "compile")
+    table = subcommands.make_table(caption, "training step", "seconds", "ratio", "compile")
     for row in rows:
         cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
         table.add_row(row.name, *cells)

@@ -46,7 +46,7 @@ _API = {
     "plan_generation": "planning",
     "preparation_params": "preparation",
     "prepare": "preparation",
-    "report": "run_reports",
+    "report": "run",
     "train": "training",
     "verify": "partitioning",
 }
@@ -82,8 +82,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan, plan_generation
     from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation_params, prepare
-    from lingvo_gshard.api.run import DecodingOptions, Run, load
-    from lingvo_gshard.api.run_reports import report
+    from lingvo_gshard.api.run import DecodingOptions, Run, load, report
     from lingvo_gshard.api.training import train
 
 

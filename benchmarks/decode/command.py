@@ -23,7 +23,7 @@ from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.bench import define_decode_flags
-from lingvo_gshard.tools.benchmarks.decode import command, measure
+from lingvo_gshard.tools.benchmarks.decode import measure
 from lingvo_gshard.tools.console.stages import transient_stages
 
 
@@ -50,14 +50,14 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(transient_stages(console, "reading the test sentences"))
-        models, cases = command.make_cases(
+        models, cases = measure.make_cases(
             registry.get(values.experiment), registry.get(values.language_model), values.sentences
         )
         progress.begin("starting the other engines")
         dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
         peers = stack.enter_context(Peers(python, dense, cases, threads))
         for row in measure.measure(models, cases, peers, threads, values.repeats, progress):
-            command.show_row(console, row)
+            measure.show_row(console, row)
             rows.append(row)
-    command.print_table(console, rows)
+    measure.print_table(console, rows)
     return common.write(values, rows, "CPU")

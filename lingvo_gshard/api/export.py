@@ -12,8 +12,7 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.export.decoder import DecoderSettings, TrainedModel
 from lingvo_gshard.export.formats import PEFT, format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
-from lingvo_gshard.open_models.adapter import PublishedAdapter
-from lingvo_gshard.open_models.exporting import ExportSource
+from lingvo_gshard.open_models.exporting import ExportSource, PublishedAdapter
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 
 

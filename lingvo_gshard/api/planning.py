@@ -14,11 +14,11 @@ from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import GenerationOptions, GenerationPlan
 from lingvo_gshard.planning.generation import plan_generation as plan_batch
 from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
-from lingvo_gshard.planning.loads.given import LoadsOptions
+from lingvo_gshard.planning.loads.rating import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
 from lingvo_gshard.planning.programs.planned import (
+    MemoryPatterns,
     ProgramFacts,
     is_jax_function,
     plan_file,

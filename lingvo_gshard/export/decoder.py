@@ -22,10 +22,9 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision, stored_weights
-from lingvo_gshard.inference.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.inference.decoding.selection import top_few
 from lingvo_gshard.inference.decoding.state import IMPOSSIBLE, SearchKind, StateShape, state_specs
-from lingvo_gshard.inference.decoding.steps import Steps
+from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts, usual_tokens

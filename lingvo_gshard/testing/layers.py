@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import tempfile
 import unittest
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
@@ -17,17 +18,100 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.engine.shapes import EngineOptions
+from lingvo_gshard.inference.loading import make_engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.runtime.verification.function import verify_function
-from lingvo_gshard.testing import decoding, passes
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.testing.test_case import TestCase
-from lingvo_gshard.testing.tolerances import TOLERANCES, assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+
+_BOS, _EOS, _V, _TOKENS = 1, 2, 11, 5
+_BEGINNINGS = ((_BOS, 5, 7, 4), (_BOS,))
+
+
+def greedy_texts(feed_forward: Params) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Yields, for some beginnings, what the engine decodes and what whole passes choose.
+
+    Args:
+      feed_forward: the layer in each of two layers of a decoder.
+
+    Yields:
+      The beginning in words, the tokens of the engine, and the tokens with the largest logits of
+      passes over the whole text; both without an end.
+    """
+    params = LanguageModelTask.params().set(vocabulary_size=_V, model_dim=feed_forward.model_dim)
+    params.decoder.set(num_layers=2, num_heads=2, hidden_dim=16, moe_every=0)
+    params.decoder.layer.feed_forward = feed_forward
+    task = params.instantiate()
+    theta = task.init(3).transform(lambda weight: weight * 3.0)
+    facts = dataclasses.replace(task.model_facts(32, _BOS, (_EOS,)), most_steps=_TOKENS)
+    options = DecodingOptions(beam_size=1, most_tokens=_TOKENS)
+    with make_engine(task, theta, facts, options=EngineOptions(workers=1)) as engine:
+        for beginning in _BEGINNINGS:
+            (found,) = engine.submit(Request((), beginning, options)).result()
+            expected: list[int] = []
+            while len(expected) < _TOKENS and (not expected or expected[-1] != _EOS):
+                ids = np.array([[*beginning, *expected]], np.int32)
+                batch = {
+                    "target_inputs": tf.constant(ids),
+                    "target_segments": tf.ones(ids.shape, tf.int32),
+                    "target_positions": tf.range(ids.shape[1], dtype=tf.int32)[tf.newaxis],
+                }
+                with context.scope(training=False):
+                    logits = task.logits(theta, batch)
+                expected.append(int(np.argmax(logits[0, -1])))
+            without_end = [token for token in expected if token != _EOS]
+            yield f"after {list(beginning)}", list(found.tokens), without_end
+
+
+# Largest allowed error relative to the largest expected magnitude.
+TOLERANCES = {
+    # The same float32 operations, in another order or fused.
+    "order": 1e-4,
+    # float32 against a formula in float64.
+    "float32": 1e-5,
+    # float32 statistics over a few thousand draws.
+    "sampling": 3e-2,
+    # bfloat16 activations, of 8 significant bits, against float32. Not all CPUs round alike.
+    "bfloat16": 3e-2,
+    # A gradient against a central difference of a float32 function.
+    "difference": 1e-2,
+}
+
+
+def assert_close(
+    actual: Any, expected: Any, separated_by: str, least_scale: float = 1e-3, what: str = ""
+) -> None:
+    """Asserts that shapes are equal and the largest error is within the named tolerance.
+
+    Args:
+      actual: what was computed.
+      expected: what it should be.
+      separated_by: a key of TOLERANCES.
+      least_scale: lower bound of the scale of `expected`, so that zeros can be compared.
+      what: what the message of a failure begins with.
+    """
+    actual = np.asarray(actual, np.float64)
+    expected = np.asarray(expected, np.float64)
+    begin = f"{what}: " if what else ""
+    assert actual.shape == expected.shape, f"{begin}shape {actual.shape}, not {expected.shape}"
+    if not expected.size:
+        return
+    scale = max(float(np.abs(expected).max()), least_scale)
+    error = float(np.abs(actual - expected).max()) / scale
+    allowed = TOLERANCES[separated_by]
+    assert error <= allowed, f"{begin}error {error:.2e} of {scale:.3g}, allowed {allowed:.0e}"
+
 
 # Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
@@ -264,7 +348,7 @@ class LayerTest(TestCase):
         if not self.case.packs:
             self.skipTest("a token's output depends on other tokens")
         try:
-            texts = list(decoding.greedy_texts(self.case.params))
+            texts = list(greedy_texts(self.case.params))
         except UserError as error:
             self.skipTest(f"refused: {error}")
         for what, tokens, expected in texts:

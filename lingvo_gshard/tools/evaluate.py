@@ -40,14 +40,15 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
+    define_precision_flag,
+    define_runtime_flags,
     required_logdir,
+    runtime_options,
 )
-from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-evaluate"

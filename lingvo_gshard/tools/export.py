@@ -48,11 +48,11 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
+    define_precision_flag,
     required_logdir,
 )
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay

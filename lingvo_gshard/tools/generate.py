@@ -48,10 +48,13 @@ from lingvo_gshard.tools.console.line_command import (
     write_lines,
 )
 from lingvo_gshard.tools.console.stages import LineProgress
-from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.options import define_option_flags
-from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag
-from lingvo_gshard.tools.flags.runtime import define_runtime_flags
+from lingvo_gshard.tools.flags.run import (
+    define_checkpoint_flag,
+    define_logdir_flag,
+    define_precision_flag,
+    define_runtime_flags,
+)
 
 NAME = "gshard-generate"
 

@@ -29,13 +29,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
+    define_precision_flag,
+    define_runtime_flags,
     required_logdir,
+    runtime_options,
 )
-from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-serve"
 

@@ -15,7 +15,7 @@ nothing; --params=dropout prints those whose path contains "dropout":
 --gin_param sets one hyperparameter. --gin_file reads many from a file: the output of --params, or a
 run's params.txt:
 
-    gshard-train --experiment=translation.quickstart --logdir=runs/small \\
+    gshard-train --experiment=translation.quickstart --logdir=runs/small \
         --steps=500 --gin_param="step.schedule.learning_rate = 0.002"
 
 A run that has a checkpoint needs no --experiment, since its Params are saved with it:
@@ -25,12 +25,12 @@ A run that has a checkpoint needs no --experiment, since its Params are saved wi
 A run can start with the weights of another, here an imported one, and train low-rank adapters of
 some weights in place of all weights (docs/fine_tuning.md):
 
-    gshard-train --init_from=runs/llama --logdir=runs/tuned --steps=1000 \\
+    gshard-train --init_from=runs/llama --logdir=runs/tuned --steps=1000 \
         --gin_param="task.lora.rank = 8"
 
 The same model can be partitioned over a mesh of devices, here with its experts split over all:
 
-    gshard-train --experiment=translation.quickstart --logdir=runs/sharded \\
+    gshard-train --experiment=translation.quickstart --logdir=runs/sharded \
         --runtime=spmd --mesh=data=8 --strategy=expert
 
 To see where the time of some steps goes (docs/profiling.md):
@@ -66,18 +66,69 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
 from lingvo_gshard.tools.flags.run import (
     define_experiment_flags,
     define_profile_flags,
+    define_runtime_flags,
     experiment_params,
     profilers,
+    runtime_options,
 )
-from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
+
+# Flags that change a run, and so cannot be given with --replay_step.
+_CHANGES = (
+    *("experiment", "gin_param", "gin_file", "init_from", "steps", "seed"),
+    "check_determinism_every",
+)
+
+
+def define_check_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that trains."""
+    flags.DEFINE_integer(
+        "check_determinism_every",
+        None,
+        "Computes every so many-th step twice and compares all bits; 0: none. Sets "
+        "run.check_determinism_every.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "replay_step",
+        None,
+        "Trains nothing: computes this step of the run in --logdir again, from the checkpoint "
+        "before it, and compares it with what the run recorded.",
+        1,
+        flag_values=values,
+    )
+
+
+def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Computes --replay_step again. Returns 0 if it is equal to what was recorded, else 2."""
+    if not values.logdir:
+        raise UserError("--logdir is missing: the directory of the run to replay")
+    for name in _CHANGES:
+        given = values[name].value
+        if given:
+            shown = given[0] if isinstance(given, list) else given
+            raise UserError(
+                f"--{name}={shown} cannot be combined with --replay_step={values.replay_step}: a "
+                "run is replayed with its own Params"
+            )
+    # Training does not wait for what a replay needs.
+    from lingvo_gshard.api.replay import replay
+
+    found = replay(
+        values.logdir, values.replay_step, options=runtime_options(values), console=console
+    )
+    if processes.is_main():
+        record = {"logdir": values.logdir, **dataclasses.asdict(found)}
+        output.write_json(values.json, {**record, "is_equal": found.is_equal})
+    return 0 if found.is_equal else 2
+
 
 NAME = "gshard-train"
 

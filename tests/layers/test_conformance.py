@@ -11,8 +11,8 @@ import tensorflow as tf
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.testing import layers, passes
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.testing.passes import Case
-from lingvo_gshard.testing.tolerances import assert_close
 from tests.layers import conformance_cases
 from tests.training.optim.decayed import check_decay
 

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 
 def drop(x, rate: float, seed: int = 1, training: bool = True, path: str = "dropout"):

@@ -13,7 +13,7 @@ from lingvo_gshard.layers.embedding import (
     Softmax,
     TokenEmbedding,
 )
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 V, M = 7, 4
 IDS = np.array([[0, 3, 6], [1, 1, 2]], np.int32)

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 M, H = 4, 6
 

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.layers.losses import cross_entropy
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 B, L, V = 2, 4, 9
 LOGITS = (3 * np.random.default_rng(1).normal(size=(B, L, V))).astype(np.float32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.open_models import differences
+from lingvo_gshard.open_models import exporting
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES
 from lingvo_gshard.params import translation
@@ -12,7 +12,7 @@ from tests.open_models.translation import models
 def test_the_quickstart_is_nearest_to_nllb_moe():
     task = translation.quickstart().task
     task.set(source_vocabulary_size=4000, target_vocabulary_size=4000)
-    found = differences.why_none_fits(task)
+    found = exporting.why_none_fits(task)
     assert found.startswith("the nearest is NllbMoeForConditionalGeneration, but task.decoder.")
     for part in (
         "task.decoder.layer.norm.epsilon and task.encoder.layer.norm.epsilon are 1e-06, there",
@@ -32,7 +32,7 @@ def test_what_training_changes_is_no_difference():
     task.decoder.token_dropout_rate = 0.1
     task.label_smoothing = 0.2
     task.decoder.execution.rematerialize = "full"
-    differences.check_same_task(task, family, config)
+    exporting.check_same_task(task, family, config)
     task.encoder.moe.router.k = 1
     with pytest.raises(ValueError, match=r"NllbMoe.* model: task\.encoder\.moe\.router\.k is 1, t"):
-        differences.check_same_task(task, family, config)
+        exporting.check_same_task(task, family, config)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lingvo_gshard.pages import splits
+from lingvo_gshard.pages import html_page
 from lingvo_gshard.training.run.run_records import TensorSharding
 
 
@@ -26,13 +26,13 @@ from lingvo_gshard.training.run.run_records import TensorSharding
     ],
 )
 def test_sharding_text_is_parsed(text, found):
-    assert splits.parse(text, {"data": 8, "model": 2, "fsdp": 4}) == found
+    assert html_page.parse(text, {"data": 8, "model": 2, "fsdp": 4}) == found
 
 
 @pytest.mark.parametrize("text", ["E->dta", "cut somehow", "E over dta (8)", "E->data; rest"])
 def test_invalid_sharding_text_is_reported(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
-        splits.parse(text, {"data": 8})
+        html_page.parse(text, {"data": 8})
 
 
 def test_tensor_that_cannot_be_drawn_gives_the_reason():
@@ -40,7 +40,7 @@ def test_tensor_that_cannot_be_drawn_gives_the_reason():
         TensorSharding("a", "weights", "VM", (8, 4), "float32", split, 128, 32)
         for split in ("Z->data", "by hand", "V over data (4)", "replicated")
     ]
-    found = splits.describe("data=4", 4, rows)
+    found = html_page.describe("data=4", 4, rows)
     assert found["axes"] == [("data", 4)]
     first, second, *rest = found["splits"]
     assert "'Z->data' does not fit layout 'VM'" in first and "'by hand'" in second

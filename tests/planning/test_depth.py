@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.planning.depth import Depths
+from lingvo_gshard.planning.generation import Depths
 from tests.planning.example_plan import as_plan, example_plan
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning import suggestions
+from lingvo_gshard.planning import experiments
 from lingvo_gshard.planning.experiments import PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import plan
@@ -37,7 +37,7 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
         )
 
     machine = topologies.get(topology)
-    rows = suggestions.suggest(params, machine, options, most, told, plan=plan_experiment)
+    rows = experiments.suggest(params, machine, options, most, told, plan=plan_experiment)
     assert len(rows) == len(seen) == len(told.said)
     return rows, seen, told.said
 

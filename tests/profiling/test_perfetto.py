@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.profiling import perfetto, xspace
+from lingvo_gshard.profiling import files, xspace
 from lingvo_gshard.profiling.timeline import StepProgram
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.profiling.cpu_trace import LAYERS, PROGRAM, CpuTrace
@@ -23,7 +23,7 @@ def rows():
     read = xspace.read(trace.write())
     module = read.module(read.devices[0][0].program)
     program = StepProgram(module, Mesh((("data", 1),)), LAYERS, {"attention": "attention"})
-    return json.loads(gzip.decompress(perfetto.encode(read, program)))["traceEvents"]
+    return json.loads(gzip.decompress(files.encode(read, program)))["traceEvents"]
 
 
 def test_times_are_microseconds_since_the_first_step(rows):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.serving import acceptor
+from lingvo_gshard.serving import server as server_lib
 from lingvo_gshard.serving.connection import ConnectionLimits
 from lingvo_gshard.serving.service import Limits, Service
 from tests.serving.open_server import answer, open_server
@@ -177,7 +177,7 @@ def test_without_descriptors_the_server_waits_and_goes_on(service, monkeypatch):
                 return self.real.accept()
 
         (found,) = server.server._acceptors
-        monkeypatch.setattr(acceptor, "_RETRY_SECONDS", 0.2)
+        monkeypatch.setattr(server_lib, "_RETRY_SECONDS", 0.2)
         listening = found._socket = Listening(found._socket)
         opened = server.connect(b"GET /healthz HTTP/1.0\r\nHost: a\r\n\r\n")
         time.sleep(1.0)
@@ -193,12 +193,12 @@ def test_without_descriptors_the_server_waits_and_goes_on(service, monkeypatch):
 
 def test_descriptors_are_kept_in_reserve(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
-    used = 1000 - acceptor.most_connections() - 32
+    used = 1000 - server_lib.most_connections() - 32
     assert 3 <= used < 500
     raised = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 5000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    assert acceptor.most_connections() > 4000 and raised == [(5000, 5000)]
+    assert server_lib.most_connections() > 4000 and raised == [(5000, 5000)]
 
 
 def test_a_client_that_does_not_read_its_answer_is_given_up(service):

@@ -15,7 +15,7 @@ from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding import einsum
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 SIZES = {letter: 2 + index % 4 for index, letter in enumerate(LETTERS)}
 

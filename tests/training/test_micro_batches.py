@@ -11,7 +11,7 @@ from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.evaluation import WeightedMeans
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation

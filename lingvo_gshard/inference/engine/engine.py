@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Sequence
 
@@ -17,13 +18,245 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.engine import shapes
-from lingvo_gshard.inference.engine.shapes import EngineOptions
+from lingvo_gshard.inference.engine.decode_batch import DecodeBatch
+from lingvo_gshard.inference.engine.shapes import EngineOptions, Plan, ShapeSelector
 from lingvo_gshard.inference.engine.waiting import BeamText, DecodedText, SampledText, WaitingTexts
-from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.executables import STEPS, Executables, ProgramKey
 from lingvo_gshard.inference.requests import Answer, Request
 from lingvo_gshard.tasks.model_facts import ModelFacts, usual_tokens
+
+# Steps of a call while someone reads the tokens as they come.
+_STREAMED_STEPS = 4
+# A worker whose texts wait for programs asks for these programs again after this many seconds.
+_ASK_SECONDS = 1.0
+
+
+class Worker:
+    """A thread with decode batches of its own.
+
+    The thread never compiles. Texts wait until their programs are ready; other texts are decoded
+    meanwhile.
+
+    Attributes:
+      busy_since: when the current call of a program began, in the time of time.monotonic; None
+        between calls.
+      has_died: whether the thread has ended although it should not.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        executables: Executables,
+        weights: Sequence[jax.Array],
+        waiting: WaitingTexts,
+        options: EngineOptions,
+    ):
+        self._facts, self._executables, self._weights = facts, executables, weights
+        self._waiting = waiting
+        self._selector = ShapeSelector(facts, executables, waiting, options)
+        self._batches: dict[SearchKind, DecodeBatch] = {}
+        # Batches of texts that have outgrown their shape before a larger one was compiled.
+        self._outgrown: list[DecodeBatch] = []
+        self.busy_since: float | None = None
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_died(self) -> bool:
+        return not (self._thread.is_alive() or self._has_ended)
+
+    def join(self) -> None:
+        """Waits until the worker has stopped."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._waiting.is_stopped:
+            version = self._waiting.version
+            self._free_batches()
+            # All of them, without stopping at the first that has something to do.
+            if any([self._try(batch) for batch in self._batches_with_texts()]):
+                continue
+            waits_for_programs = bool(self._waiting.total or self._active())
+            if self._waiting.is_over and not self._active():
+                break
+            self._waiting.wait(version, _ASK_SECONDS if waits_for_programs else None)
+        self._has_ended = True
+
+    def _active(self) -> int:
+        """Returns the number of texts in batches."""
+        return sum(batch.active for batch in (*self._batches.values(), *self._outgrown))
+
+    def _batches_with_texts(self) -> list[DecodeBatch]:
+        """Returns the batches that have texts, or for which texts wait."""
+        for kind in self._waiting.kinds():
+            if kind not in self._batches:
+                self._batches[kind] = DecodeBatch(
+                    kind, self._facts, self._executables, self._weights
+                )
+        waiting = set(self._waiting.kinds())
+        batches = [
+            batch for kind, batch in self._batches.items() if batch.active or kind in waiting
+        ]
+        return [*batches, *self._outgrown]
+
+    def _free_batches(self) -> None:
+        """Frees the memory of batches without texts, those outgrown or of a forgotten kind."""
+        self._outgrown = [batch for batch in self._outgrown if batch.active]
+        for kind, batch in list(self._batches.items()):
+            program = ProgramKey(STEPS, kind, batch.shape)
+            if not batch.active and batch.shape and not self._executables.is_loaded(program):
+                del self._batches[kind]
+
+    def _try(self, batch: DecodeBatch) -> bool:
+        """Advances a batch if it can be; returns whether it did."""
+        self._complete(batch, batch.drop_canceled())
+        entering: list[DecodedText] = []
+        try:
+            plan = None if batch in self._outgrown else self._enter(batch, entering)
+            plan = plan or self._stay(batch)
+            if plan is None:
+                return bool(entering)
+            self.busy_since = time.monotonic()
+            self._advance(batch, plan)
+        except BaseException as error:  # Those who wait for the answers learn of it.
+            self._fail(batch, entering, error)
+        finally:
+            self.busy_since = None
+        return True
+
+    def _advance(self, batch: DecodeBatch, plan: Plan) -> None:
+        """Lets texts into a batch and decodes a few tokens."""
+        batch.resize(plan.shape)
+        for admission in plan.admissions:
+            batch.admit(admission)
+        self._complete(batch, batch.step(self._steps(batch), self._enough(batch)))
+
+    def _complete(self, batch: DecodeBatch, rows: Sequence[DecodedText]) -> None:
+        self._waiting.finish(batch.kind, len(rows))
+        for row in rows:
+            row.answer.complete(row.text, row.hypotheses())
+
+    def _enter(self, batch: DecodeBatch, entering: list[DecodedText]) -> Plan | None:
+        """Takes the texts that enter now. Returns how they do; None if none can.
+
+        Args:
+          batch: the batch that they enter.
+          entering: gets the texts.
+        """
+        kind = batch.kind
+        most = self._selector.largest(kind)
+        waiting, free = self._waiting.count(kind), most - batch.active
+        if not waiting or (waiting > free and free < max(most // shapes.FREE_SHARE, 1)):
+            return None
+        # While few wait, the other workers take their share.
+        share = max(self._waiting.share(kind) - batch.active, 1)
+        wanted = max(map(self._selector.size, batch.texts), default=0)
+        found: Plan | None = None
+        failed: list[tuple[DecodedText, BaseException]] = []
+
+        def choose(rows: list[DecodedText], is_shared: bool) -> list[DecodedText]:
+            nonlocal found
+            chosen = self._selector.suiting(rows, min(free, share), wanted, is_shared)
+            found = self._selector.usable(batch, chosen)
+            if not found:
+                able = self._able(batch, rows, failed)
+                chosen = self._selector.suiting(able, min(free, share), wanted, is_shared)
+                chosen, found = self._fewer(batch, chosen)
+            return [*chosen, *(row for row, _ in failed)]
+
+        taken = self._waiting.take(kind, choose)
+        self._waiting.finish(kind, len(failed))
+        for row, error in failed:
+            row.answer.put(error)
+        if found:
+            entering += [row for row in taken if all(row is not one for one, _ in failed)]
+        return found
+
+    def _fewer(
+        self, batch: DecodeBatch, rows: Sequence[DecodedText]
+    ) -> tuple[Sequence[DecodedText], Plan | None]:
+        """Returns the first texts of some that can enter together, and how."""
+        for count in (len(rows), *(n for n in shapes.ROWS[::-1] if n < len(rows))):
+            plan = self._selector.usable(batch, rows[:count], wants=False) if count else None
+            if plan:
+                return rows[:count], plan
+        return (), None
+
+    def _able(
+        self,
+        batch: DecodeBatch,
+        rows: Sequence[DecodedText],
+        failed: list[tuple[DecodedText, BaseException]],
+    ) -> list[DecodedText]:
+        """Returns the texts whose programs are there; `failed` gets those whose never will be."""
+        plans: dict[tuple[int, int], Plan | None] = {}
+        able = []
+        for row in rows:
+            like = self._selector.like(row)
+            if like not in plans:
+                wants = not self._selector.is_exact(batch.kind)
+                plans[like] = self._selector.usable(batch, [row], wants)
+            if plans[like]:
+                able.append(row)
+                continue
+            keys = self._selector.best(batch, [row]).keys(batch.kind)
+            error = self._executables.failure(keys, row.created)
+            if error:
+                failed.append((row, error))
+        return able
+
+    def _stay(self, batch: DecodeBatch) -> Plan | None:
+        """Returns how a batch goes on without new texts; None if it cannot.
+
+        Texts that need a larger shape, which is not compiled, leave it, so that others go on.
+        """
+        if not batch.active:
+            return None
+        plan = self._selector.usable(batch)
+        if plan is not None:
+            return plan
+        keys = self._selector.best(batch).keys(batch.kind)
+        error = self._executables.failure(keys, min(row.created for row in batch.texts))
+        if error:
+            raise error
+        if batch in self._outgrown:
+            return None
+        assert batch.shape is not None
+        length = batch.shape.length
+        outgrown = [row for row in batch.texts if self._selector.size(row) > length]
+        if outgrown:
+            self._outgrown.append(batch.split(outgrown))
+        return Plan(batch.shape) if batch.active else None
+
+    def _steps(self, batch: DecodeBatch) -> int:
+        """Returns the largest number of steps of the next call."""
+        assert batch.shape is not None
+        room = batch.shape.length - batch.end
+        streams = any(row and row.answer.request.streams for row in batch.rows)
+        stops = any(row and row.answer.request.should_stop for row in batch.rows)
+        most = _STREAMED_STEPS if streams or stops else self._facts.most_steps
+        return min(room, most)
+
+    def _enough(self, batch: DecodeBatch) -> int:
+        """Returns how many texts must end for a call to return early."""
+        if not self._waiting.count(batch.kind):
+            return len(batch.rows)
+        return max(len(batch.rows) // shapes.FREE_SHARE - batch.free, 1)
+
+    def _fail(
+        self, batch: DecodeBatch, entering: Sequence[DecodedText], error: BaseException
+    ) -> None:
+        """Reports an error to all who wait for a batch, and gives the batch up."""
+        if batch in self._outgrown:
+            self._outgrown.remove(batch)
+        else:
+            del self._batches[batch.kind]
+        lost = {id(row): row for row in (*batch.rows, *entering) if row}.values()
+        self._waiting.finish(batch.kind, len(lost))
+        for answer in {id(row.answer): row.answer for row in lost}.values():
+            answer.put(error)
 
 
 class Engine:

@@ -17,9 +17,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.inference.decoding.models import expert_gates
 from lingvo_gshard.inference.decoding.precision import TRAINED, stored_weights
-from lingvo_gshard.inference.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, state_specs
-from lingvo_gshard.inference.decoding.steps import Steps
+from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
 from lingvo_gshard.inference.programs.executables import ADMIT, GATES, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.pages import html_page, splits
+from lingvo_gshard.pages import html_page
 from lingvo_gshard.planning.plan.plan import Plan
 
 # In order: a script uses only earlier scripts.
@@ -36,5 +36,5 @@ def to_html(plan: Plan) -> str:
     Raises:
       UserError: if the plan's mesh does not have as many devices as the plan.
     """
-    data = {"plan": plan, "mesh": splits.describe(plan.mesh, plan.devices, plan.tensors)}
+    data = {"plan": plan, "mesh": html_page.describe(plan.mesh, plan.devices, plan.tensors)}
     return html_page.make(f"{plan.name} on {plan.topology}", _STYLES, _SCRIPTS, data)

@@ -13,18 +13,16 @@ from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.verification.annotations import (
+from lingvo_gshard.runtime.verification.findings import (
     REGION_END,
     Annotation,
-    nearest_annotation,
-    nearest_line,
-    sources,
-)
-from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
     NearCollective,
     TensorDifference,
+    nearest_annotation,
+    nearest_line,
+    sources,
 )
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh

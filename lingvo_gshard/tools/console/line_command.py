@@ -22,8 +22,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.options import given_options
-from lingvo_gshard.tools.flags.run import required_logdir
-from lingvo_gshard.tools.flags.runtime import runtime_options
+from lingvo_gshard.tools.flags.run import required_logdir, runtime_options
 
 STANDARD_INPUT = "standard input"
 _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")

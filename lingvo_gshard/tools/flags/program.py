@@ -14,9 +14,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.planning.generation import GenerationOptions
-from lingvo_gshard.planning.loads.given import LoadsOptions
-from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
-from lingvo_gshard.planning.programs.planned import ProgramFacts
+from lingvo_gshard.planning.loads.rating import LoadsOptions
+from lingvo_gshard.planning.programs.planned import MemoryPatterns, ProgramFacts
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 

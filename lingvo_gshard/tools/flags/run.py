@@ -1,4 +1,4 @@
-"""The flags that name a trained run and its checkpoint."""
+"""Flags that name an experiment or a trained run, and say where and how it runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.inference.decoding.precision import TRAINED
+from lingvo_gshard.runtime.cluster.member import ClusterOptions
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
 
@@ -118,3 +122,33 @@ def profilers(
     return [
         profile_steps(asked, lambda result: print_result(result, console), plan, values.plan or "")
     ]
+
+
+def define_runtime_flags(values: flags.FlagValues, in_cluster: bool = True) -> None:
+    """Defines the flags of `RuntimeOptions`.
+
+    Args:
+      values: the command's flags.
+      in_cluster: whether the command can run in several processes.
+    """
+    define_option_flags(values, RuntimeOptions())
+    if in_cluster:
+        define_option_flags(values, ClusterOptions())
+
+
+def runtime_options(values: flags.FlagValues) -> RuntimeOptions:
+    """Returns the options that the flags of `define_runtime_flags` give."""
+    cluster = read_options(values, ClusterOptions) if "coordinator" in values else None
+    return read_options(values, RuntimeOptions, cluster=cluster)
+
+
+def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:
+    """Defines --precision, which says how weights are stored and multiplied."""
+    flags.DEFINE_string(
+        "precision",
+        default,
+        "How the weights are stored and multiplied: trained, as in training; int8, with a quarter "
+        "of the memory and faster products; int8_weights, stored as int8 and multiplied as in "
+        "training, which is more exact and slower.",
+        flag_values=values,
+    )

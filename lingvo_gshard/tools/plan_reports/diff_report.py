@@ -16,9 +16,8 @@ from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.plan import diff, limits, plan
-from lingvo_gshard.planning.plan.diff import PlanDifference, is_number
-from lingvo_gshard.planning.plan.limits import Checked
+from lingvo_gshard.planning.plan import diff, plan
+from lingvo_gshard.planning.plan.diff import Checked, PlanDifference, is_number
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.plan_reports.layout import make_table, say
 
@@ -161,7 +160,7 @@ def define_diff_flags(values: flags.FlagValues) -> None:
         "fail_on",
         "",
         "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
-        f"as '{limits.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
+        f"as '{diff.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -275,7 +274,7 @@ def run(compared: list[str], values: flags.FlagValues, console: rich.console.Con
         if values[name].present and name not in _DIFF_FLAGS:
             valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
             raise UserError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
-    limited = limits.parse(values.fail_on)
+    limited = diff.parse(values.fail_on)
     output.check_writable(values, "markdown")
     before, after = (plan.load(path) for path in compared)
     changes = diff.diff(

@@ -25,10 +25,9 @@ from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.local_copies import SyncedFolder
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.bucket_lock import BucketLock
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.run_lock import LockedError, RunLock
+from lingvo_gshard.training.run.run_lock import BucketLock, LockedError, RunLock
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
 Say = Callable[[str], None]

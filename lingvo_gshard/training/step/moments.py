@@ -1,6 +1,6 @@
 """Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay.
 
-narrow_moments.py describes the narrow formats.
+optimizer.py describes the narrow formats.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import lora
-from lingvo_gshard.training.step.narrow_moments import (
+from lingvo_gshard.training.step.optimizer import (
     BFLOAT16,
     DTYPES,
     FLOAT32,
     INT8,
+    Moments,
+    Optimizer,
+    WeightStep,
     dequantize,
     dequantize_square,
     quantize,
@@ -26,7 +29,6 @@ from lingvo_gshard.training.step.narrow_moments import (
     rounding_key,
     to_bfloat16,
 )
-from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 
 # Names of moments: a running mean of gradients, and one of their squares.
 FIRST, SECOND = "first_moment", "second_moment"

@@ -12,7 +12,7 @@ from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 B, L, K, M, N = 2, 5, 6, 8, 2
 QUERY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)

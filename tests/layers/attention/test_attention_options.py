@@ -11,7 +11,7 @@ from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise

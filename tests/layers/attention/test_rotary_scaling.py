@@ -14,7 +14,7 @@ from lingvo_gshard.layers.attention.rotary import (
     YarnScaling,
 )
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 # Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling.
 PUBLISHED = {

@@ -15,7 +15,7 @@ from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E = 8, 8, 4, 6, 8

@@ -8,7 +8,7 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.dispatch_names import dispatch_params
 
 E, G, C, M, H = 3, 2, 4, 5, 6

@@ -18,7 +18,7 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe import algorithm
 from tests.layers.moe.dispatch_names import dispatch_params
 

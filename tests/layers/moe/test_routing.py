@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.layers.moe.load_metrics import load_metrics
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting, expert_capacity
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 
 class ExpertCapacityTest(testing.TestCase, parameterized.TestCase):

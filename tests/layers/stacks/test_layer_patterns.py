@@ -12,7 +12,7 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -17,7 +17,7 @@ from lingvo_gshard.layers.stacks.pipeline_loop import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from tests.layers.stacks.executions import pipeline
 from tests.layers.stacks.stepwise import run_stepwise

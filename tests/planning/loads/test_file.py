@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.layers.moe import SwitchRouter
-from lingvo_gshard.planning.loads import file, given
+from lingvo_gshard.planning.loads import file, rating
 from lingvo_gshard.tools.experts import report
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.routers.counts import watched_layers
@@ -116,27 +116,27 @@ def layers_of(router=None, **values):
 def test_loads_of_another_model_name_layer_and_count(tmp_path):
     loads = file.load(written(tmp_path, RECORDS))
     mine = layers_of()
-    given.check_model(loads, mine, "mine")
+    rating.check_model(loads, mine, "mine")
     with pytest.raises(ValueError) as error:
-        given.check_model(loads, {LAYER: mine[LAYER]}, "mine")
+        rating.check_model(loads, {LAYER: mine[LAYER]}, "mine")
     assert str(error.value) == (
         f"`loads={loads.path}` has loads of {OTHER}, which is no layer with experts of mine. Did "
         f"you mean '{LAYER}'? mine has 1 layer with experts, the file 2: are they of another model?"
     )
     with pytest.raises(ValueError, match=r"has no loads of encoder\.layers\[3\].*has 4 layers"):
-        given.check_model(loads, layers_of(num_layers=4), "mine")
+        rating.check_model(loads, layers_of(num_layers=4), "mine")
     with pytest.raises(ValueError, match="has loads of 8 experts in .*, where mine has 16: "):
-        given.check_model(loads, layers_of(num_experts=16), "mine")
+        rating.check_model(loads, layers_of(num_experts=16), "mine")
     with pytest.raises(ValueError, match=r"2 experts per token in .* mine has 1 \(SwitchRouter\)"):
-        given.check_model(loads, layers_of(SwitchRouter.params()), "mine")
+        rating.check_model(loads, layers_of(SwitchRouter.params()), "mine")
     with pytest.raises(ValueError, match="mine has no layer with experts"):
-        given.check_model(loads, {}, "mine")
+        rating.check_model(loads, {}, "mine")
 
 
 def test_replicas_have_room():
-    given.check_replicas(24, [layer_of()])
+    rating.check_replicas(24, [layer_of()])
     with pytest.raises(ValueError, match=r"`replicas=25`: the 8 experts .* at most 24, which is"):
-        given.check_replicas(25, [layer_of()])
+        rating.check_replicas(25, [layer_of()])
 
 
 def test_json_of_the_report_is_what_is_read():

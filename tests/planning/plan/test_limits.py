@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.planning.plan.limits import parse
+from lingvo_gshard.planning.plan.diff import parse
 from tests.planning import example_plan
 
 

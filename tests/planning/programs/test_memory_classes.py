@@ -3,11 +3,7 @@
 import pytest
 
 from lingvo_gshard.planning.memory import INPUTS, MOMENTS, WEIGHTS
-from lingvo_gshard.planning.programs.memory_classes import (
-    MemoryPatterns,
-    layer_of,
-    memory_classes,
-)
+from lingvo_gshard.planning.programs.planned import MemoryPatterns, layer_of, memory_classes
 from lingvo_gshard.runtime.program.array import Array
 
 

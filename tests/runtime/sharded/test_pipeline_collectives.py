@@ -17,7 +17,7 @@ from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 B, L, M = 16, 8, 16
 PIPELINE = {"stages": 4, "micro_batches": 8}

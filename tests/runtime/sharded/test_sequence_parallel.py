@@ -19,7 +19,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 
 B, L, M, H, E = 4, 16, 8, 16, 4
 SEED = (3, 4)

@@ -12,7 +12,7 @@ from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.runtime import tpu_strategy
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.flags.runtime import runtime_options
+from lingvo_gshard.tools.flags.run import runtime_options
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests import tiny
 from tests.tools.train import tiny_train  # noqa: F401

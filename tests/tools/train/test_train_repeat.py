@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.tools import train
 from tests.tools import tiny_translation
 

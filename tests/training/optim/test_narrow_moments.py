@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.training.step import narrow_moments
+from lingvo_gshard.training.step import optimizer
 
 DRAWS = 2000
 
@@ -21,11 +21,11 @@ def rows() -> np.ndarray:
 @tf.function(reduce_retracing=True)
 def many(x: tf.Tensor, square: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns moments that were stored and loaded with DRAWS keys, and their largest levels."""
-    write = narrow_moments.quantize_square if square else narrow_moments.quantize
-    read = narrow_moments.dequantize_square if square else narrow_moments.dequantize
+    write = optimizer.quantize_square if square else optimizer.quantize
+    read = optimizer.dequantize_square if square else optimizer.dequantize
 
     def draw(step):
-        levels, scale = write(x, narrow_moments.rounding_key("w/moment", step))
+        levels, scale = write(x, optimizer.rounding_key("w/moment", step))
         return read(levels, scale), tf.cast(levels, tf.float32)
 
     return tf.map_fn(draw, tf.range(DRAWS), fn_output_signature=(tf.float32, tf.float32))
@@ -75,7 +75,7 @@ def test_bfloat16_rounds_to_a_neighbor_without_bias():
     x = rows().ravel()
     draw = tf.function(
         lambda step: tf.cast(
-            narrow_moments.to_bfloat16(tf.constant(x), narrow_moments.rounding_key("w", step)),
+            optimizer.to_bfloat16(tf.constant(x), optimizer.rounding_key("w", step)),
             tf.float32,
         )
     )
@@ -88,7 +88,7 @@ def test_bfloat16_rounds_to_a_neighbor_without_bias():
     assert exact.size and not exact.any()
 
 
-@pytest.mark.parametrize("write", [narrow_moments.quantize, narrow_moments.quantize_square])
+@pytest.mark.parametrize("write", [optimizer.quantize, optimizer.quantize_square])
 def test_compiled_rounding_matches_eager(write):
     x, key = tf.constant(rows() ** 2), tf.constant([5, 7])
     compiled_write = tf.function(write, jit_compile=True)

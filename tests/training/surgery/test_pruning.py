@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe.routers import HashRouter
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse

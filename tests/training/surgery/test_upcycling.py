@@ -7,7 +7,7 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.tasks import LanguageModelTask
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.surgery import upcycling
 from tests.layers.stacks.executions import loop, sequential

@@ -11,7 +11,7 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options, attention_reference
 
 B, L, M, N = 2, 7, 8, 2

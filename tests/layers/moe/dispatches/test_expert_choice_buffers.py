@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.layers.moe.dispatches.dispatch import Buffers
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params
 
 M = 3

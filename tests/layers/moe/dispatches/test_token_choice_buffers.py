@@ -14,7 +14,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params
 
 M, H = 4, 6

@@ -15,7 +15,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.algorithm import Entry, softmax
 
 # [S][K] of (expert, gate): all choices of each token in order.

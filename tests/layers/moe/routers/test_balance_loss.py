@@ -12,7 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer

@@ -6,7 +6,7 @@ import tensorflow as tf
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import TopKRouter
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.routers import loops
 
 X = np.random.default_rng(1).normal(size=(1, 1000, 4)).astype(np.float32)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard import testing
 from lingvo_gshard.layers.moe import SwitchRouter
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
 

@@ -14,7 +14,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers.top2 import Top2Router
 from lingvo_gshard.layers.moe.routing import Routing
-from lingvo_gshard.testing.tolerances import assert_close
+from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe import algorithm
 from tests.layers.moe.routers import loops
 
