@@ -19,6 +19,7 @@ from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
+from tests.told import Told
 
 EXPERIMENT = "test.tiny_translation"
 TINY = (
@@ -178,13 +179,13 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     monkeypatch.setattr(step, "seconds_of", lambda function: next(clock))
     monkeypatch.setattr(step, "gemm", lambda size: None)
     case = step.experiment_cases(registry.get(EXPERIMENT))[1]
-    said = []
-    (row,) = step.measure([case], 2, 8, said.append)
+    told = Told()
+    (row,) = step.measure([case], 2, 8, told)
     product = 2 * 8**3
     rate = round(case.flops / product) * product / 0.125
     assert (row.compile_seconds, row.seconds, row.gemm_rate) == (5.0, 1.0, rate)
     assert row.ratio == case.flops / 1.0 / rate
-    assert said == [f"compiling {case.name}", "measuring, 1 of 2", "measuring, 2 of 2"]
+    assert told.stages == [f"compiling {case.name}", "measuring, 1 of 2", "measuring, 2 of 2"]
 
 
 @pytest.mark.parametrize(

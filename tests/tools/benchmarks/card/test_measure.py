@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from jaxlib import _hlo
 
+from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.programs.planned import ProgramFacts, plan_file
 from lingvo_gshard.profiling import xspace
@@ -235,7 +236,7 @@ def test_a_program_of_another_platform_is_refused(folder, tmp_path):
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
     with pytest.raises(ValueError, match="tpu.zip was exported for tpu, but jax found cpu"):
-        SavedStep(str(tmp_path / "tpu.zip"), lambda _: None)
+        SavedStep(str(tmp_path / "tpu.zip"), SILENT)
 
 
 def test_calls_of_libraries_bind_a_program_to_a_platform():
