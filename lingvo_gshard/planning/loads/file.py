@@ -15,7 +15,6 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
-from lingvo_gshard.planning.loads.layers import ExpertLayer
 from lingvo_gshard.training.run.routers.router_records import RouterRecord
 
 if TYPE_CHECKING:
