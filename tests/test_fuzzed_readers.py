@@ -140,7 +140,7 @@ READERS = {
     "params": Reader(
         written("params.txt", tiny.experiment_params().to_text().encode()), params_text.read
     ),
-    "tokenizer": Reader(published_tokenizer, lambda path: files.of_others((str(path),))),
+    "tokenizer": Reader(published_tokenizer, lambda path: vocabularies.of_others((str(path),))),
     "checkpoint": Reader(checkpoint, lambda path: read_run(path.parents[1]), names_file=False),
 }
 
