@@ -205,8 +205,8 @@ def attend(
 
     Args:
       query_BLND: queries, already scaled.
-      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
-        queries, and values may have a D of their own.
+      slots: `key` and `value`, both lists of blocks [B,N,K,D]; there may be fewer heads N than
+        queries have, and values may have a D of their own.
       visible: the slots that each new token sees.
       softmax: the options of the softmax, without dropout.
     """
