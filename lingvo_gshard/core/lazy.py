@@ -116,7 +116,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_text as tf_text
     from jax._src import clusters
-    from jax.experimental import multihost_utils, serialize_executable
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+    from jax.experimental import multihost_utils, pallas, serialize_executable
+    from jax.experimental.pallas import triton as pallas_triton
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_mask as splash_masks,
+    )
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func, sdy, stablehlo
@@ -152,6 +158,13 @@ else:
     func = LazyModule("jaxlib.mlir.dialects.func")
     sdy = LazyModule("jaxlib.mlir.dialects.sdy")
     stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
+
+    pallas = LazyModule("jax.experimental.pallas")
+    pallas_triton = LazyModule("jax.experimental.pallas.triton")
+    cudnn_attention = LazyModule("jax._src.cudnn.fused_attention_stablehlo")
+    _splash = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention"
+    splash = LazyModule(f"{_splash}_kernel")
+    splash_masks = LazyModule(f"{_splash}_mask")
 
     ocp = LazyModule("orbax.checkpoint")
 

@@ -31,6 +31,8 @@ from lingvo_gshard.hlo.demand import (
 )
 from lingvo_gshard.hlo.messages import ALGORITHMS, PRECISIONS
 from lingvo_gshard.hlo.module import Instruction, Shape, element_bits
+from lingvo_gshard.hlo.operations import FusedAttention
+from lingvo_gshard.kernels.kernel import fused_call
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -50,11 +52,40 @@ _LARGEST_TABLE = 2**22
 
 def is_matmul(instruction: Instruction) -> bool:
     """Returns whether an instruction is a matrix product or a convolution."""
-    return instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
+    is_product = instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
+    return is_product or is_fused_attention(instruction)
+
+
+def product_dtype(instruction: Instruction) -> str:
+    """Returns HLO's type of the factors of a product, or of a fused attention's queries."""
+    if is_fused_attention(instruction):
+        return _attention_operands(instruction)[0].dtype
+    return instruction.operands[0].shape.dtype
+
+
+def fused_attention(instruction: Instruction) -> FusedAttention | None:
+    """Returns the attention that an instruction computes as one kernel; None for all others."""
+    found = fused_call(instruction.op_name)
+    if found is None or not is_fused_attention(instruction):
+        return None
+    return FusedAttention(
+        keys=_attention_operands(instruction)[1].dimensions[2],
+        is_gradient=found[0].endswith("gradient"),
+        is_cudnn=instruction.proto.custom_call_target.startswith("__cudnn"),
+    )
+
+
+def is_fused_attention(instruction: Instruction) -> bool:
+    """Returns whether an instruction is a call of an attention's kernel (folder kernels)."""
+    return (
+        instruction.opcode == "custom-call"
+        and fused_call(instruction.op_name) is not None
+        and len(_attention_operands(instruction)) >= 3
+    )
 
 
 def matmul_flops(instruction: Instruction) -> int:
-    """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction."""
+    """Returns the FLOPs of a product, convolution or fused attention; 0 for all others."""
     if instruction.opcode == "dot":
         left = instruction.operands[0].shape.dimensions
         contracted = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
@@ -63,7 +94,34 @@ def matmul_flops(instruction: Instruction) -> int:
         return _convolution_flops(instruction)
     if _is_library_matmul(instruction):
         return _library_flops(instruction)
+    if is_fused_attention(instruction):
+        return _attention_flops(instruction)
     return 0
+
+
+def _attention_operands(instruction: Instruction) -> list[Shape]:
+    """Returns shapes of the queries, keys, values [B,N,length,D] and what follows them."""
+    shapes = [operand.shape for operand in instruction.operands]
+    return [s for s in shapes if len(s.dimensions) == 4 and s.dtype in ("bf16", "f16", "f32")]
+
+
+def _attention_flops(instruction: Instruction) -> int:
+    """Returns the FLOPs of the products that a kernel of an attention computes.
+
+    The forward pass has two products of queries by keys by D. The gradient of the queries takes
+    three, since the weights are computed again. The gradients of keys and values take four, and all
+    gradients together five (Dao 2023, arXiv 2307.08691, section 2.2).
+    """
+    name, share = fused_call(instruction.op_name) or ("", 0.0)
+    query, keys, values = (shape.dimensions for shape in _attention_operands(instruction)[:3])
+    batch, heads, length, dim = query
+    gradients = sum(len(shape.dimensions) == 4 for shape in instruction.shape.arrays)
+    # Products over D of the keys, and over D of the values.
+    of_keys, of_values = {1: (2, 1), 2: (2, 2), 3: (3, 2)}.get(gradients, (1, 1))
+    if not name.endswith("gradient"):
+        of_keys, of_values = 1, 1
+    pairs = batch * heads * length * keys[2] * share
+    return round(2 * pairs * (of_keys * dim + of_values * values[3]))
 
 
 def passes(instruction: Instruction) -> int:
@@ -76,7 +134,7 @@ def passes(instruction: Instruction) -> int:
     algorithm = _ALGORITHM_PASSES.search(ALGORITHMS.get(config.algorithm, ""))
     if algorithm:
         return int(algorithm[1])
-    if instruction.operands[0].shape.dtype not in ("f32", "f64"):
+    if product_dtype(instruction) not in ("f32", "f64"):
         return 1
     return max((_PRECISION_PASSES.get(each, 1) for each in config.operand_precision), default=1)
 

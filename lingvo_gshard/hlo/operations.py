@@ -50,6 +50,21 @@ class CollectiveCall(Collective):
 
 
 @dataclasses.dataclass(frozen=True)
+class FusedAttention:
+    """An attention, or a part of its gradient, that one kernel computes.
+
+    Attributes:
+      keys: number of keys of a row.
+      is_gradient: whether it is a part of the backward pass.
+      is_cudnn: whether cuDNN computes it.
+    """
+
+    keys: int
+    is_gradient: bool
+    is_cudnn: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Operation:
     """An instruction of one device's compiled program. A fusion is one operation.
 
@@ -68,6 +83,7 @@ class Operation:
       collective: the data that it moves between devices, if any.
       dispatch: whether its matrix product only moves tokens to experts or back.
       op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
+      attention: the attention that it computes as one kernel, if any.
     """
 
     name: str
@@ -83,6 +99,7 @@ class Operation:
     collective: Collective | None = None
     dispatch: bool = False
     op_name: str = ""
+    attention: FusedAttention | None = None
 
 
 def collective_calls(operations: Iterable[Operation]) -> list[CollectiveCall]:

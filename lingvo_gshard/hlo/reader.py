@@ -124,12 +124,13 @@ class _Reader:
             times=times,
             matmul_flops=sum(hlo_flops.matmul_flops(part) for part in matmuls),
             other_flops=sum(hlo_flops.other_flops(part, count) for part, count in parts),
-            dtype=numpy_name(matmuls[0].operands[0].shape.dtype) if matmuls else "",
+            dtype=numpy_name(hlo_flops.product_dtype(matmuls[0])) if matmuls else "",
             passes=hlo_flops.passes(matmuls[0]) if matmuls else 1,
             bytes=costs.memory_bytes(instruction),
             collective=collectives[0][1] if collectives else None,
             dispatch=self._origins.is_dispatch(instruction, name, matmuls),
             op_name=name,
+            attention=hlo_flops.fused_attention(instruction),
         )
         for inner, collective in collectives[1:]:
             yield self._further_collective(inner, collective, name, times)

@@ -10,6 +10,7 @@ import lingvo_gshard
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.planning import memory, operation_rows, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation
@@ -21,7 +22,9 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.run_records import installed_versions
@@ -147,7 +150,7 @@ def plan_step(
     compilation.check_mesh(partitioning.mesh, topology)
     progress.begin("tracing and lowering")
     # Tracing takes long, so a missing compiler is reported first.
-    topology.compile_devices()
+    partitioning = partitioning.on(platform_of(topology.compile_devices()[0]))
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
     return plan_program(program, partitioning, topology, tokens, progress, calibration)
 
@@ -210,7 +213,7 @@ def plan_program(
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
         **_compilation(compiled, topology),
-        notes=[*notes, *_notes(compiled, found, partitioning, topology)],
+        notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
     )
 
 
@@ -289,6 +292,7 @@ def _versions(compiler: str) -> dict[str, str]:
 def _notes(
     compiled: OptimizedHlo,
     found: hlo.OperationList,
+    program: Program,
     partitioning: Partitioning | None,
     topology: Topology,
 ) -> list[str]:
@@ -302,6 +306,7 @@ def _notes(
         else []
     )
     notes = [
+        *uses_in_words(program.kernels),
         *filter(None, [compiled.note]),
         *topology.notes,
         f"capacity: {topology.chip.capacity_reason}",

@@ -144,7 +144,12 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     matmul = operation.matmul_flops / chip.peak(operation.dtype, operation.passes)
     vector = operation.other_flops / chip.vector_flops if chip.vector_flops else 0.0
     memory = operation.bytes / chip.memory_bandwidth
-    matmul_share = efficiencies.matmul_efficiency(chip, operation.matmul_flops).value
+    if operation.attention is None:
+        matmul_share = efficiencies.matmul_efficiency(chip, operation.matmul_flops).value
+    else:
+        matmul_share = efficiencies.attention_efficiency(
+            chip, operation.attention, operation.matmul_flops
+        ).value
     estimates = [
         matmul / matmul_share,
         vector,

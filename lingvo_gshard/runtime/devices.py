@@ -55,6 +55,13 @@ def let_jax_choose_devices() -> None:
         jax.config.update("jax_platforms", None)
 
 
+def platform_of(device: Device) -> str:
+    """Returns jax's name of a device's platform: "cpu", "cuda", "rocm" or "tpu"."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
 def devices_for(count: int | None, processes: int = 1) -> list[Device]:
     """Returns the devices for a mesh.
 

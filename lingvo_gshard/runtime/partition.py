@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
@@ -41,8 +41,8 @@ class Partitioned:
         folds_constants: bool = True,
     ):
         self._function = function
-        self._partitioning = partitioning
         self._devices = list(devices)
+        self._partitioning = partitioning.on(platform_of(self._devices[0]))
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )

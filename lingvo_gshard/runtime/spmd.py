@@ -14,7 +14,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import partitioning_log
-from lingvo_gshard.runtime.devices import peak_memory
+from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
     PARTS,
@@ -96,10 +96,11 @@ class SpmdRuntime:
         """
         options = options or SpmdOptions()
         self._trainer = trainer
-        self._partitioning = partitioning
         self._devices = list(devices)
         self._partitioner = options.partitioner
         partitioning.mesh.check_devices(len(self._devices))
+        partitioning = partitioning.on(platform_of(self._devices[0]))
+        self._partitioning = partitioning
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )

@@ -135,12 +135,15 @@ class Partitioning:
         "*" and "?". It includes everything below that path. If several patterns with a rule for a
         letter match, the last one wins.
       reserved_axes: Axes that no letter may claim, see `within_stack`.
+      platform: The platform of the devices whose kernels a program may use, such as "tpu"; "" for a
+        program that any platform runs. See the package's folder kernels.
     """
 
     mesh: Mesh
     strategy: Strategy
     overrides: tuple[tuple[str, Strategy], ...] = ()
     reserved_axes: tuple[str, ...] = ()
+    platform: str = ""
 
     @classmethod
     def make(
@@ -216,16 +219,21 @@ class Partitioning:
     def within_stack(self, letter: str) -> Partitioning:
         """Returns the partitioning of slices along a stacked dimension.
 
-        The axes that split the stack are reserved, so that no dimension of a slice uses them.
+        The axes that split the stack are reserved, so that no dimension of a slice uses them. All
+        slices are computed by the same operations, which kernels cannot be.
 
         Args:
           letter: The stacked dimension, for example "P" for pipeline stages.
         """
-        return dataclasses.replace(self, reserved_axes=self.split(letter)[0])
+        return dataclasses.replace(self, reserved_axes=self.split(letter)[0], platform="")
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
         """Returns the split of a weight, or of its optimizer moments with kind "moments"."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
+
+    def on(self, platform: str) -> Partitioning:
+        """Returns this partitioning for devices of a platform, whose kernels programs then use."""
+        return dataclasses.replace(self, platform=platform)
 
     def parts(self, axes: Iterable[str]) -> int:
         """Returns the number of parts of a dimension that is split over `axes`."""

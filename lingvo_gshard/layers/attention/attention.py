@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import initializers
+from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -99,7 +99,7 @@ class Attention(Layer):
         query_BNLD = heads_first(query_BLND, "BNLD")
         query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
         dropout_BNLK = None
-        if kernel.supports_dropout:
+        if self.p.dropout_rate and context.current().training:
             ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
             dropout_BNLK = self.dropout.fprop(theta.dropout, ones_BNLK)
         mixed_BNLD = kernel.attend(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.kernels.kernel import platform_in_use
+from lingvo_gshard.layers.attention.fused import attend_fused
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding import einsum
@@ -36,7 +39,11 @@ def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.
 
 
 class DenseKernel(AttentionKernel):
-    """Computes all logits [B,N,L,K] at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
+    """Attends to all keys at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
+
+    Programs for TPUs and GPUs use the platform's fused kernel, which never has all logits
+    [B,N,L,K] in memory (docs/kernels.md). Where it cannot, and in all other programs, the logits
+    are one tensor.
 
     If L is split over devices, every device gathers all keys and values (arXiv 2407.21783, section
     3.3.2).
@@ -46,9 +53,15 @@ class DenseKernel(AttentionKernel):
     supports_relative_bias = True
     is_vectorizable = True
 
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("use_fused", True, "Whether programs use the platform's fused kernel.")
+        return p
+
     def prepare(self, mask: AttentionMask) -> AttentionMask:
-        """Returns the mask with its bias materialized."""
-        return mask.with_bias()
+        """Returns the mask with its bias materialized, unless a fused kernel needs none."""
+        return mask if self.p.use_fused and platform_in_use() else mask.with_bias()
 
     def attend(
         self,
@@ -59,6 +72,10 @@ class DenseKernel(AttentionKernel):
         softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
+        if self.p.use_fused:
+            fused_BNLD = attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
+            if fused_BNLD is not None:
+                return fused_BNLD
         heads = query_BNLD.shape[1]
         return _attend(
             query_BNLD,

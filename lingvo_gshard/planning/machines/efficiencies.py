@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from lingvo_gshard.hlo.operations import Collective
+from lingvo_gshard.hlo.operations import Collective, FusedAttention
 from lingvo_gshard.planning.machines import interconnect, topologies
 from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.sharding.mesh import Mesh
@@ -29,7 +29,23 @@ _BETWEEN_HOSTS = (
     "Bekman, Machine Learning Engineering, Inter-node speed depends on intra-node speed (4 hosts of"
     " 8 B200, 400 Gbit/s for each GPU), https://github.com/stas00/ml-engineering/tree/master/network"
 )
+_FLASH_3 = (
+    "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
+    "of 128 on an H100"
+)
 _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigatech/vpbenchmarking"
+
+
+# The rates that the paper shares are of a peak of 989 TFLOP/s. (is a gradient, by cuDNN) -> keys ->
+# TFLOP/s. Forward passes are causal. FlashAttention-2 stands for the gradients of our own kernel.
+_ATTENTION_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+_ATTENTION_RATES = {
+    (False, True): (315, 410, 484, 518, 529, 539),
+    (False, False): (146, 273, 323, 353, 369, 378),
+    (True, True): (305, 408, 465, 499, 518, 516),
+    (True, False): (214, 260, 291, 310, 318, 322),
+}
+_ATTENTION_PEAK = 989
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +187,26 @@ def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
     """Returns the share of the peak rate that a matrix product with this many FLOPs reaches."""
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
     return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
+
+
+def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) -> Efficiency:
+    """Returns the share of the peak rate that a fused attention reaches.
+
+    Args:
+      chip: the chip.
+      attention: the attention.
+      flops: its FLOPs.
+    """
+    if chip.kind != "gpu":
+        products = matmul_efficiency(chip, flops)
+        source = f"nothing is published for fused attention: products, {products.source}"
+        return Efficiency(products.value, source)
+    rates = _ATTENTION_RATES[attention.is_gradient, attention.is_cudnn]
+    shares = [
+        (length, rate / _ATTENTION_PEAK)
+        for length, rate in zip(_ATTENTION_LENGTHS, rates, strict=True)
+    ]
+    return Efficiency(_interpolate(shares, attention.keys), _FLASH_3)
 
 
 def memory_efficiency(chip: Chip) -> Efficiency:

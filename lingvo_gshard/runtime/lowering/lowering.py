@@ -18,6 +18,7 @@ from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.kernels import kernel, splicing
 from lingvo_gshard.runtime.lowering.folding import (
     captured_constants,
     keep_tables_whole,
@@ -33,7 +34,6 @@ from lingvo_gshard.runtime.lowering.shardy import shorten_shardings, to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
@@ -74,20 +74,21 @@ def lower(
         described[:] = function(*tensors)
         return [tensor for _, tensor, _ in described]
 
+    # Kernels need manual regions. TensorFlow has no operations for Shardy's.
+    partitioning = partitioning if partitioner == "gspmd" else partitioning.on("")
     traced = tf.function(flat, jit_compile=True, autograph=False)
-    started = time.monotonic()
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
-    with _tracing(partitioning, folds_constants):
+    started = time.monotonic()
+    with _tracing(partitioning, folds_constants), kernel.recording() as kernels:
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)
         module = _stablehlo(traced, specs)
-    module = _portable(name, module, constants, partitioning.mesh, partitioner, not folds_constants)
     return Program(
         name=name,
-        module=module,
+        module=_portable(name, module, constants, partitioning, partitioner, not folds_constants),
         inputs=_with_annotated_splits(inputs, concrete.inputs, partitioning),
         outputs=tuple(outputs),
         donated=tuple(donated),
@@ -96,6 +97,7 @@ def lower(
         strategy=partitioning.strategy.to_text(),
         flags=os.environ.get("XLA_FLAGS", ""),
         versions=writers_versions(tensorflow=tf.__version__),
+        kernels=tuple(sorted(kernels)),
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
@@ -165,12 +167,20 @@ def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Arr
 
 
 def _portable(
-    name: str, module: bytes, constants: list, mesh: Mesh, partitioner: str, has_barriers: bool
+    name: str,
+    module: bytes,
+    constants: list,
+    partitioning: Partitioning,
+    partitioner: str,
+    has_barriers: bool,
 ) -> bytes:
     """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
+    mesh = partitioning.mesh
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
+        if partitioning.platform in kernel.PLATFORMS:
+            splicing.replace_markers(parsed, partitioning.platform)
         make_constants(parsed, constants)
         if has_barriers:
             remove_barriers(parsed)

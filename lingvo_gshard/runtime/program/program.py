@@ -22,6 +22,8 @@ import lingvo_gshard
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
+from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
@@ -29,8 +31,10 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
 
 ALL = ("cpu", "cuda", "rocm", "tpu")
-# The platform that TensorFlow lowers for. Calls of libraries are this platform's.
+# The platform that TensorFlow lowers for. Calls of its libraries are this platform's.
 _LOWERED_FOR = "cpu"
+# Kernels' bodies call functions whose names begin so, and run on this platform.
+_CALLS_OF_KERNELS = (("tpu_custom_call", "tpu"), ("__gpu$", "cuda"), ("__cudnn$", "cuda"))
 
 _CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 # Calls that are part of every compiler of XLA.
@@ -44,16 +48,18 @@ def calls_of_libraries(module: str) -> list[str]:
 
 def platforms_of(module: str) -> tuple[str, ...]:
     """Returns the platforms that run a StableHLO module that was lowered from TensorFlow."""
-    return (_LOWERED_FOR,) if calls_of_libraries(module) else ALL
+    calls = calls_of_libraries(module)
+    for begin, platform in _CALLS_OF_KERNELS:
+        if any(call.startswith(begin) for call in calls):
+            return (platform,)
+    return (_LOWERED_FOR,) if calls else ALL
 
 
 def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
     """Raises ValueError naming the file if a device's platform does not run the program."""
     if record.platforms is msgspec.UNSET:
         return
-    found = {"gpu": "cuda"}.get(device.platform, device.platform)
-    if found == "cuda" and "rocm" in device.client.platform_version.lower():
-        found = "rocm"
+    found = platform_of(device)
     if found not in record.platforms:
         raise UserError(
             f"{path} was exported for {' and '.join(record.platforms)}, but jax found {found} "
@@ -79,6 +85,7 @@ class Program:
       versions: (package, version) of the packages that made the program, sorted.
       work: the useful work of one call; None if it was not counted.
       layers: the layers that the function consists of; None if they are unknown.
+      kernels: the layers that use kernels of the platform, or cannot. Not saved.
       tracing_seconds: seconds to run the function in Python. Not saved.
       lowering_seconds: seconds to lower the trace to StableHLO. Not saved.
     """
@@ -95,6 +102,7 @@ class Program:
     versions: tuple[tuple[str, str], ...] = ()
     work: Work | None = None
     layers: LayerNames | None = None
+    kernels: tuple[KernelUse, ...] = dataclasses.field(default=(), compare=False)
     tracing_seconds: float = dataclasses.field(default=0.0, compare=False)
     lowering_seconds: float = dataclasses.field(default=0.0, compare=False)
 

@@ -1,0 +1,13 @@
+"""Kernels of the hardware: functions that a platform computes with code of its own.
+
+    out_BNLD, _ = attention.attend(call, query_BNLD, keys_BNKD, values_BNKD, segments, [])
+
+marks a call in a TensorFlow program. `splicing.replace_markers` replaces the mark, when the program
+is lowered, by code of jax for the platform of the devices: Pallas for TPUs, cuDNN or Pallas for
+CUDA. Layers ask `attention.obstacle` first, and compute with TensorFlow's operations where a
+platform has no kernel for a call.
+"""
+
+from lingvo_gshard.kernels import attention, kernel
+
+__all__ = ["attention", "kernel"]

@@ -1,0 +1,487 @@
+"""Attention for GPUs in Pallas: FlashAttention-2 with all that an AttentionMask can say.
+
+The forward pass keeps running sums over blocks of keys; the backward pass computes the weights
+again from the log of the softmax' sums (Dao 2023, arXiv 2307.08691, algorithms 1 and 2). Blocks
+that the positions hide from all queries of a tile are skipped. jax's own kernel for Triton knows
+neither windows, caps, sinks, nor heads that share keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.kernels.call import AttentionCall, Operands, pad
+
+# Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
+_HIDDEN = -1e30
+
+
+def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
+    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
+
+    Args:
+      call: the static arguments.
+      *operands: queries, keys, values, then segments and sinks if the call has them.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    tiles = _Tiles.of(call, operands, _forward_blocks(operands), interpret)
+    query, _, values = operands[:3]
+    shape = (tiles.batch, tiles.heads, tiles.padded_queries)
+    mixed_shape = jax.ShapeDtypeStruct((*shape, values.shape[3]), query.dtype)
+    mixed, log_sums = tiles.call(
+        _forward_tile,
+        (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
+        [*tiles.by_query(), *tiles.whole_keys(), *tiles.whole_segments(), *tiles.sink()],
+        [
+            (mixed_shape, tiles.query_tile(values)),
+            (jax.ShapeDtypeStruct(shape, jnp.float32), tiles.query_row()),
+        ],
+        "attention",
+    )
+    return mixed[:, :, : tiles.queries], log_sums[:, :, : tiles.queries]
+
+
+def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
+    """Returns the gradients of queries, keys, values and sinks.
+
+    Args:
+      call: the static arguments.
+      *operands: the operands and results of `forward`, then the gradient of its output.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    *inputs, mixed, log_sums, d_mixed = operands
+    tiles = _Tiles.of(call, inputs, _backward_blocks(inputs), interpret)
+    products = mixed.astype(jnp.float32) * d_mixed.astype(jnp.float32)
+    # The sum over the keys of each weight times its gradient.
+    weighted_BNL = products.sum(-1)
+    rows = [pad(x, 2, tiles.padded_queries) for x in (d_mixed, log_sums, weighted_BNL)]
+    d_query = _query_gradient(tiles, rows)
+    d_keys, d_values = _key_gradients(tiles, rows)
+    gradients = [
+        d_query[:, :, : tiles.queries],
+        *(x[:, :, : tiles.keys] for x in (d_keys, d_values)),
+    ]
+    if call.has_sinks:
+        at_sinks_BNL = jnp.exp(inputs[-1][:, None] - log_sums)
+        gradients.append(-(at_sinks_BNL * weighted_BNL).sum((0, 2)))
+    return tuple(gradients)
+
+
+def _query_gradient(tiles: _Tiles, rows: list[jax.Array]) -> jax.Array:
+    query = tiles.operands.query
+    d_mixed, log_sums, weighted = rows
+    (d_query,) = tiles.call(
+        _query_gradient_tile,
+        (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
+        [
+            *tiles.by_query(),
+            *tiles.whole_keys(),
+            *tiles.whole_segments(),
+            (d_mixed, tiles.query_tile(d_mixed)),
+            (log_sums, tiles.query_row()),
+            (weighted, tiles.query_row()),
+        ],
+        [(jax.ShapeDtypeStruct(query.shape, query.dtype), tiles.query_tile(query))],
+        "attention_query_gradient",
+    )
+    return d_query
+
+
+def _key_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
+    query, keys, values = tiles.operands.query, tiles.operands.keys, tiles.operands.values
+    d_mixed, log_sums, weighted = rows
+    return tiles.call(
+        _key_gradient_tile,
+        (tiles.padded_keys // tiles.block_k, tiles.batch, tiles.shared_heads),
+        [
+            (query, tiles.group_rows(query)),
+            (keys, tiles.key_tile(keys)),
+            (values, tiles.key_tile(values)),
+            *tiles.whole_segments(),
+            (d_mixed, tiles.group_rows(d_mixed)),
+            (log_sums, tiles.group_row()),
+            (weighted, tiles.group_row()),
+        ],
+        [(jax.ShapeDtypeStruct(x.shape, x.dtype), tiles.key_tile(x)) for x in (keys, values)],
+        "attention_key_gradients",
+    )
+
+
+def _forward_blocks(operands: Any) -> tuple[int, int, int]:
+    """Returns the queries and keys of a tile, and its warps, for the size of the heads.
+
+    A tile of queries, and two blocks of keys and values that are loaded ahead, fit into the 99 KiB
+    of shared memory that every GPU since Ampere has.
+    """
+    dim = max(operands[0].shape[3], operands[2].shape[3])
+    if operands[0].dtype == jnp.float32 or dim > 128:
+        return 64, 32, 4
+    return (128, 64, 8) if dim > 64 else (128, 64, 4)
+
+
+def _backward_blocks(operands: Any) -> tuple[int, int, int]:
+    """Returns the queries and keys of a tile of the backward pass, and its warps."""
+    dim = max(operands[0].shape[3], operands[2].shape[3])
+    if operands[0].dtype == jnp.float32 or dim > 128:
+        return 32, 32, 4
+    return (64, 64, 8) if dim > 64 else (64, 64, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """The tiles of a call. Rows are padded to whole tiles.
+
+    Attributes:
+      attention: the static arguments.
+      operands: the padded operands.
+      queries: number of queries, without padding.
+      keys: number of keys, without padding.
+      block_q: queries of a tile.
+      block_k: keys of a tile.
+      warps: warps of a tile.
+      interpret: whether to compute on CPUs, step by step.
+    """
+
+    attention: AttentionCall
+    operands: Operands
+    queries: int
+    keys: int
+    block_q: int
+    block_k: int
+    warps: int
+    interpret: bool
+
+    @classmethod
+    def of(
+        cls, call: AttentionCall, arrays: Any, blocks: tuple[int, int, int], interpret: bool
+    ) -> _Tiles:
+        """Returns the tiles of a call's operands."""
+        operands = Operands.of(call, arrays)
+        block_q, block_k, warps = blocks
+        queries, keys = operands.query.shape[2], operands.keys.shape[2]
+        padded = operands.padded(
+            *(-(-n // b) * b for n, b in ((queries, block_q), (keys, block_k)))
+        )
+        return cls(call, padded, queries, keys, block_q, block_k, warps, interpret)
+
+    @property
+    def batch(self) -> int:
+        """Size of B."""
+        return self.operands.query.shape[0]
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of queries."""
+        return self.operands.query.shape[1]
+
+    @property
+    def shared_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.operands.keys.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Number of heads of queries that share a head of keys."""
+        return self.heads // self.shared_heads
+
+    @property
+    def padded_queries(self) -> int:
+        """Number of queries of whole tiles."""
+        return self.operands.query.shape[2]
+
+    @property
+    def padded_keys(self) -> int:
+        """Number of keys of whole tiles."""
+        return self.operands.keys.shape[2]
+
+    def query_tile(self, x: Any) -> Any:
+        """Returns the block [block_q,D] of an array of queries, for a grid of (tile, B, N)."""
+        shape = (None, None, self.block_q, _padded_dim(x))
+        return pallas.BlockSpec(shape, lambda i, b, n: (b, n, i, 0))
+
+    def query_row(self) -> Any:
+        """Returns the block [block_q] of a number for each query."""
+        return pallas.BlockSpec((None, None, self.block_q), lambda i, b, n: (b, n, i))
+
+    def key_tile(self, x: Any) -> Any:
+        """Returns the block [block_k,D] of an array of keys, for a grid of (tile, B, heads)."""
+        shape = (None, None, self.block_k, _padded_dim(x))
+        return pallas.BlockSpec(shape, lambda j, b, n: (b, n, j, 0))
+
+    def group_rows(self, x: Any) -> Any:
+        """Returns the block [group,L,D] of the queries that share a head of keys."""
+        shape = (None, self.group, self.padded_queries, _padded_dim(x))
+        return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0, 0))
+
+    def group_row(self) -> Any:
+        """Returns the block [group,L] of a number for each query that shares a head of keys."""
+        shape = (None, self.group, self.padded_queries)
+        return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0))
+
+    def by_query(self) -> list[tuple]:
+        """Returns the queries with their tile."""
+        return [(self.operands.query, self.query_tile(self.operands.query))]
+
+    def whole_keys(self) -> list[tuple]:
+        """Returns keys and values [K,D] of the head that a tile of queries reads."""
+        group, count = self.group, self.padded_keys
+        return [
+            (
+                x,
+                pallas.BlockSpec(
+                    (None, None, count, _padded_dim(x)), lambda i, b, n: (b, n // group, 0, 0)
+                ),
+            )
+            for x in (self.operands.keys, self.operands.values)
+        ]
+
+    def whole_segments(self) -> list[tuple]:
+        """Returns the segments [L] and [K] of a row, if the call has them."""
+        return [
+            (x, pallas.BlockSpec((None, x.shape[1]), lambda i, b, n: (b, 0)))
+            for x in self.operands.segments
+        ]
+
+    def sink(self) -> list[tuple]:
+        """Returns the logit of a head's sink, if the call has sinks."""
+        sinks = self.operands.sinks
+        return [] if sinks is None else [(sinks, pallas.BlockSpec((1,), lambda i, b, n: (n,)))]
+
+    def call(
+        self, tile: Callable, grid: tuple, inputs: list[tuple], outputs: list[tuple], name: str
+    ) -> list[jax.Array]:
+        """Returns what a function computes for all tiles of a grid."""
+        dims = _Dims(self.operands.query.shape[3], self.operands.values.shape[3])
+
+        def body(*refs: Any) -> None:
+            tile(self, dims, *refs)
+
+        return pallas.pallas_call(
+            body,
+            grid=grid,
+            in_specs=[spec for _, spec in inputs],
+            out_specs=[spec for _, spec in outputs],
+            out_shape=[shape for shape, _ in outputs],
+            compiler_params=pallas_triton.CompilerParams(num_warps=self.warps, num_stages=2),
+            interpret=self.interpret,
+            name=name,
+        )(*(x for x, _ in inputs))
+
+    def key_range(self, first: Any) -> tuple[Any, Any]:
+        """Returns the blocks of keys that the tile of queries from `first` on may see."""
+        call, count = self.attention, -(-self.keys // self.block_k)
+        low, high = 0, count
+        position = call.first_query + first
+        if call.is_causal or call.window:
+            last = position + self.block_q - 1 + (0 if call.is_causal else call.window)
+            high = jnp.minimum(jax.lax.div(last, self.block_k) + 1, count)
+        if call.window:
+            low = jax.lax.div(jnp.maximum(position - call.window, 0), self.block_k)
+        return low, high
+
+    def query_range(self, first: Any) -> tuple[Any, Any]:
+        """Returns the blocks of queries that may see the tile of keys from `first` on."""
+        call, count = self.attention, -(-self.queries // self.block_q)
+        low, high = 0, count
+        position = first - call.first_query
+        if call.is_causal or call.window:
+            earliest = position - (0 if call.is_causal else call.window)
+            low = jax.lax.div(jnp.maximum(earliest, 0), self.block_q)
+        if call.window:
+            last = jnp.maximum(position + self.block_k - 1 + call.window, -1)
+            high = jnp.minimum(jax.lax.div(last + self.block_q, self.block_q), count)
+        return low, high
+
+    def is_visible(self, first_q: Any, first_k: Any, segments: tuple) -> Any:
+        """Returns bool [block_q,block_k]: whether each query of a tile sees each key."""
+        call = self.attention
+        query = call.first_query + first_q + jnp.arange(self.block_q)[:, None]
+        key = first_k + jnp.arange(self.block_k)[None]
+        visible = key < self.keys
+        if call.is_causal:
+            visible &= key <= query
+        if call.window:
+            visible &= (query - key <= call.window) & (key - query <= call.window)
+        if segments:
+            query_ref, key_ref = segments
+            of_queries = query_ref[pallas.ds(first_q, self.block_q)]
+            of_keys = key_ref[pallas.ds(first_k, self.block_k)]
+            visible &= of_queries[:, None] == of_keys[None]
+        return visible
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dims:
+    """Sizes of the heads. Triton computes with powers of two, and masks what is more.
+
+    Attributes:
+      keys: size of D of queries and keys.
+      values: size of D of the values.
+    """
+
+    keys: int
+    values: int
+
+
+def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+    keys_ref, values_ref, *others, mixed_ref, log_sums_ref = refs
+    call = tiles.attention
+    sink_ref = others.pop() if call.has_sinks else None
+    first_q = pallas.program_id(0) * tiles.block_q
+    query = _load(query_ref, dims.keys)
+
+    def add_block(j: Any, sums: tuple) -> tuple:
+        mixed, largest, total = sums
+        first_k = j * tiles.block_k
+        keys = _load(keys_ref, dims.keys, first_k, tiles.block_k)
+        logits, _ = _logits(call, query, keys)
+        logits = jnp.where(tiles.is_visible(first_q, first_k, tuple(others)), logits, _HIDDEN)
+        new_largest = jnp.maximum(largest, logits.max(-1))
+        correction = jnp.exp(largest - new_largest)
+        exponentials = jnp.exp(logits - new_largest[:, None])
+        values = _load(values_ref, dims.values, first_k, tiles.block_k)
+        product = _product(exponentials.astype(values.dtype), values)
+        total = total * correction + exponentials.sum(-1)
+        return mixed * correction[:, None] + product, new_largest, total
+
+    zeros = jnp.zeros((tiles.block_q, mixed_ref.shape[-1]), jnp.float32)
+    largest = jnp.full((tiles.block_q,), _HIDDEN, jnp.float32)
+    total = jnp.zeros((tiles.block_q,), jnp.float32)
+    if sink_ref is not None:
+        largest, total = jnp.broadcast_to(sink_ref[...], largest.shape), total + 1.0
+    low, high = tiles.key_range(first_q)
+    mixed, largest, total = jax.lax.fori_loop(low, high, add_block, (zeros, largest, total))
+    # A query has no sum if all of its blocks are skipped.
+    total = jnp.where(total == 0, 1.0, total)
+    _store(mixed_ref, mixed / total[:, None], dims.values)
+    log_sums_ref[...] = largest + jnp.log(total)
+
+
+def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+    keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref = refs
+    first_q = pallas.program_id(0) * tiles.block_q
+    query, d_mixed = _load(query_ref, dims.keys), _load(d_mixed_ref, dims.values)
+    log_sums, weighted = log_sums_ref[...], weighted_ref[...]
+
+    def add_block(j: Any, d_query: Any) -> Any:
+        first_k = j * tiles.block_k
+        keys = _load(keys_ref, dims.keys, first_k, tiles.block_k)
+        values = _load(values_ref, dims.values, first_k, tiles.block_k)
+        visible = tiles.is_visible(first_q, first_k, tuple(segments))
+        _, d_logits = _weights(
+            tiles.attention, visible, query, keys, values, d_mixed, log_sums, weighted
+        )
+        return d_query + _product(d_logits.astype(keys.dtype), keys)
+
+    zeros = jnp.zeros(d_query_ref.shape, jnp.float32)
+    low, high = tiles.key_range(first_q)
+    _store(d_query_ref, jax.lax.fori_loop(low, high, add_block, zeros), dims.keys)
+
+
+def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+    keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref = refs[:-2]
+    d_keys_ref, d_values_ref = refs[-2:]
+    first_k = pallas.program_id(0) * tiles.block_k
+    keys, values = _load(keys_ref, dims.keys), _load(values_ref, dims.values)
+    low, high = tiles.query_range(first_k)
+
+    def add_head(head: Any, gradients: tuple) -> tuple:
+        def add_block(i: Any, gradients: tuple) -> tuple:
+            d_keys, d_values = gradients
+            first_q = i * tiles.block_q
+            query = _load(query_ref, dims.keys, first_q, tiles.block_q, head)
+            d_mixed = _load(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
+            rows = pallas.ds(first_q, tiles.block_q)
+            visible = tiles.is_visible(first_q, first_k, tuple(segments))
+            weights, d_logits = _weights(
+                tiles.attention,
+                visible,
+                query,
+                keys,
+                values,
+                d_mixed,
+                log_sums_ref[head, rows],
+                weighted_ref[head, rows],
+            )
+            d_keys += _product(d_logits.astype(query.dtype).T, query)
+            d_values += _product(weights.astype(d_mixed.dtype).T, d_mixed)
+            return d_keys, d_values
+
+        return jax.lax.fori_loop(low, high, add_block, gradients)
+
+    zeros = (jnp.zeros(d_keys_ref.shape, jnp.float32), jnp.zeros(d_values_ref.shape, jnp.float32))
+    d_keys, d_values = jax.lax.fori_loop(0, tiles.group, add_head, zeros)
+    _store(d_keys_ref, d_keys, dims.keys)
+    _store(d_values_ref, d_values, dims.values)
+
+
+def _logits(call: AttentionCall, query: Any, keys: Any) -> tuple[Any, Any]:
+    """Returns the float32 logits of a tile, and the derivative by the products q k."""
+    products = _product(query, keys.T)
+    if not call.logit_cap:
+        return products, 1.0
+    # tanh by exp, which is exact enough in float32 and needs no library of the device.
+    tanh = 1.0 - 2.0 / (jnp.exp(products * (2.0 / call.logit_cap)) + 1.0)
+    return call.logit_cap * tanh, 1.0 - tanh * tanh
+
+
+def _weights(
+    call: AttentionCall,
+    visible: Any,
+    query: Any,
+    keys: Any,
+    values: Any,
+    d_mixed: Any,
+    log_sums: Any,
+    weighted: Any,
+) -> tuple[Any, Any]:
+    """Returns the float32 weights of a tile and the gradients of its products q k."""
+    logits, slope = _logits(call, query, keys)
+    weights = jnp.where(visible, jnp.exp(logits - log_sums[:, None]), 0.0)
+    d_weights = _product(d_mixed, values.T)
+    return weights, weights * (d_weights - weighted[:, None]) * slope
+
+
+def _product(a: Any, b: Any) -> Any:
+    """Returns the float32 product of two tiles. Triton would round float32 to 10 bits."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return pallas.dot(a, b, precision=precision)
+
+
+def _load(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None) -> Any:
+    """Returns rows of an array, with zeros beyond the size of its heads.
+
+    Args:
+      ref: the array [rows,D], or [heads,rows,D].
+      dim: size of D without padding.
+      first: the first row; None for all rows.
+      size: number of rows.
+      head: the head, if the array has several.
+    """
+    index = () if first is None else (pallas.ds(first, size), slice(None))
+    index = index if head is None else (head, *index)
+    if ref.shape[-1] == dim:
+        return ref[index or ...]
+    rows = ref.at[index] if index else ref
+    return pallas_triton.load(rows, mask=_within(ref.shape[-1], dim), other=0.0)
+
+
+def _store(ref: Any, x: Any, dim: int) -> None:
+    """Writes a tile in the type of the array, without what is beyond the size of its heads."""
+    x = x.astype(ref.dtype)
+    if ref.shape[-1] == dim:
+        ref[...] = x
+    else:
+        pallas_triton.store(ref, x, mask=_within(ref.shape[-1], dim))
+
+
+def _within(padded: int, dim: int) -> Any:
+    return (jnp.arange(padded) < dim)[None, :]
+
+
+def _padded_dim(x: Any) -> int:
+    """Returns the power of two that holds the size of an array's heads."""
+    return 1 << (x.shape[-1] - 1).bit_length()

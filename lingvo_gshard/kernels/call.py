@@ -1,0 +1,103 @@
+"""AttentionCall: the static arguments of an attention, and the rows of whole blocks it computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax, jnp
+
+# The segment of keys that pad a row to whole blocks. No query has it.
+_NO_SEGMENT = -1
+
+
+class AttentionCall(msgspec.Struct, frozen=True):
+    """The static arguments of an attention.
+
+    Attributes:
+      is_causal: whether a query attends only to keys at its own position and before it.
+      window: largest distance between a query and a key; 0 means no limit.
+      first_query: position of the first query among the keys.
+      logit_cap: c of c tanh(q k / c); 0 disables it.
+      has_segments: whether queries and keys have segments. A query attends to keys of its own.
+      has_sinks: whether each head has the logit of a key without a value.
+    """
+
+    is_causal: bool = False
+    window: int = 0
+    first_query: int = 0
+    logit_cap: float = 0.0
+    has_segments: bool = False
+    has_sinks: bool = False
+
+    def computed_share(self, queries: int, keys: int, block_q: int, block_k: int) -> float:
+        """Returns the share of blocks that a kernel computes: those that positions do not hide.
+
+        Args:
+          queries: number of queries.
+          keys: number of keys.
+          block_q: queries of a block.
+          block_k: keys of a block.
+        """
+        first = np.arange(0, queries, block_q)[:, None] + self.first_query
+        last = np.minimum(first + block_q, queries + self.first_query) - 1
+        first_key = np.arange(0, keys, block_k)[None]
+        last_key = np.minimum(first_key + block_k, keys) - 1
+        is_computed = np.ones((len(first), first_key.size), bool)
+        if self.is_causal:
+            is_computed &= first_key <= last
+        if self.window:
+            is_computed &= (first - last_key <= self.window) & (first_key - last <= self.window)
+        return float(is_computed.mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The arrays of a call, by name.
+
+    Attributes:
+      query: queries [B,N,L,D], already scaled.
+      keys: keys [B,N,K,D], maybe with fewer heads.
+      values: values [B,N,K,D], with as many heads as the keys.
+      segments: int32 segments [B,L] of queries and [B,K] of keys, if the call has them.
+      sinks: float32 logits [N] of the sinks; None if there are none.
+    """
+
+    query: jax.Array
+    keys: jax.Array
+    values: jax.Array
+    segments: tuple[jax.Array, ...]
+    sinks: jax.Array | None
+
+    @classmethod
+    def of(cls, call: AttentionCall, arrays: Any) -> Operands:
+        """Names a call's arrays, which come in the order of the attributes."""
+        query, keys, values, *others = arrays
+        sinks = others.pop() if call.has_sinks else None
+        return cls(query, keys, values, tuple(others), sinks)
+
+    def padded(self, queries: int, keys: int) -> Operands:
+        """Returns the operands with rows of `queries` and `keys` positions.
+
+        A query that pads a row may see anything. No query of the row sees a key that pads it, if
+        the call has segments; else the kernel must hide these keys.
+        """
+        segments = self.segments
+        if segments:
+            segments = (pad(segments[0], 1, queries), pad(segments[1], 1, keys, _NO_SEGMENT))
+        query = pad(self.query, 2, queries)
+        return Operands(
+            query, pad(self.keys, 2, keys), pad(self.values, 2, keys), segments, self.sinks
+        )
+
+
+def pad(x: jax.Array, dimension: int, size: int, value: int = 0) -> jax.Array:
+    """Returns an array with padding behind one dimension, which then has `size` elements."""
+    if x.shape[dimension] == size:
+        return x
+    padding = [(0, 0)] * x.ndim
+    padding[dimension] = (0, size - x.shape[dimension])
+    return jnp.pad(x, padding, constant_values=value)

@@ -1,0 +1,157 @@
+"""Kernel: a function with a body of jax for each platform, and its mark in a TensorFlow program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.context import Scope
+from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.sharding.partitioning import current_sharding
+
+# The platforms whose devices have kernels. "tpu_interpreted" computes the bodies for TPUs on CPUs,
+# step by step, which tests compare with other attentions.
+PLATFORMS = ("tpu", "cuda", "tpu_interpreted", "cuda_interpreted")
+_PREFIX = "lingvo_gshard.kernels."
+
+# (configuration, *arrays) -> arrays, all of jax.
+Body: TypeAlias = Callable[..., Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A function of arrays that some platforms compute with code of their own.
+
+    Attributes:
+      name: name of the kernel, such as "attention".
+      config: type of its static arguments.
+      bodies: platform -> the function of jax.
+    """
+
+    name: str
+    config: type[msgspec.Struct]
+    bodies: Mapping[str, Body]
+
+    def mark(
+        self,
+        config: msgspec.Struct,
+        operands: Sequence[tf.Tensor],
+        results: Sequence[tf.TensorSpec],
+        share: float,
+    ) -> list[tf.Tensor]:
+        """Returns the results of a marked call, which lowering replaces by the platform's body.
+
+        Args:
+          config: the static arguments.
+          operands: the arrays of this device.
+          results: shapes and types of the results.
+          share: the share of its products that the kernel computes. The name of the operation
+            carries it into the compiled program, see `fused_call`.
+        """
+        with tf.name_scope(f"fused_{self.name}_share_{share:.4f}"):
+            marked = gen_xla_ops.xla_custom_call_v2(
+                operands=operands,
+                call_target_name=f"{_PREFIX}{self.name}",
+                backend_config=msgspec.json.encode(config).decode(),
+                has_side_effect=False,
+                result_dtypes=[spec.dtype for spec in results],
+                result_shapes=[spec.shape for spec in results],
+            )
+        # The generated op has no return type.
+        return cast(list[tf.Tensor], marked)
+
+
+_FUSED = re.compile(r"fused_([a-z_]+)_share_(\d\.\d+)")
+
+
+def fused_call(op_name: str) -> tuple[str, float] | None:
+    """Returns the kernel and its share of computed products, from an operation's name in HLO.
+
+    Args:
+      op_name: the name, of an operation that a kernel's body consists of or of any other.
+
+    Returns:
+      The kernel's name and the share; None for all other operations.
+    """
+    found = _FUSED.search(op_name)
+    return (found[1], float(found[2])) if found else None
+
+
+_kernels: dict[str, Kernel] = {}
+
+
+def register(kernel: Kernel) -> Kernel:
+    """Makes a kernel known to `marked`, and returns it."""
+    _kernels[kernel.name] = kernel
+    return kernel
+
+
+def marked(call_target: str) -> Kernel | None:
+    """Returns the kernel that a custom call's target marks; None for all other custom calls."""
+    if not call_target.startswith(_PREFIX):
+        return None
+    return _kernels[call_target.removeprefix(_PREFIX)]
+
+
+def platform_in_use() -> str:
+    """Returns the platform of the devices that a traced function is for; "" if it has no kernels.
+
+    Programs that TensorFlow compiles itself, and those for several platforms, use no kernels.
+    """
+    now = current_sharding()
+    partitioning = now.manual_partitioning or now.partitioning
+    platform = partitioning.platform if partitioning is not None else ""
+    return platform if platform in PLATFORMS else ""
+
+
+class KernelUse(msgspec.Struct, frozen=True, order=True):
+    """Whether a layer of a program uses a kernel.
+
+    Attributes:
+      path: path of the layer.
+      kernel: name of the kernel.
+      obstacle: why the layer computes with operations of its own; "" if it uses the kernel.
+    """
+
+    path: str
+    kernel: str
+    obstacle: str = ""
+
+
+_uses: Scope[set[KernelUse] | None] = Scope("kernel uses", None)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[set[KernelUse]]:
+    """Collects which kernels layers use that are traced inside a `with` block."""
+    found: set[KernelUse] = set()
+    with _uses.use(found):
+        yield found
+
+
+def note(path: str, kernel: str, obstacle: str) -> None:
+    """Records that a layer uses a kernel, or why not; see `KernelUse`."""
+    found = _uses.get()
+    if found is not None and not context.current().is_recomputing:
+        found.add(KernelUse(path, kernel, obstacle))
+
+
+def uses_in_words(uses: Iterable[KernelUse]) -> list[str]:
+    """Returns a sentence for each kernel that layers use, and for each reason why some do not."""
+    layers: dict[tuple[str, str], list[str]] = {}
+    for use in uses:
+        layers.setdefault((use.kernel, use.obstacle), []).append(use.path or "the function")
+    return [_use_in_words(*key, paths) for key, paths in sorted(layers.items())]
+
+
+def _use_in_words(kernel: str, obstacle: str, paths: Sequence[str]) -> str:
+    others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    if not obstacle:
+        return f"the platform's kernel computes the {kernel} of {paths[0]}{others}"
+    return f"no kernel computes the {kernel} of {paths[0]}{others}: {obstacle}"

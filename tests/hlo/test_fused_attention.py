@@ -1,0 +1,70 @@
+"""Counts the products of attentions that kernels compute, as compilers write their calls."""
+
+from absl.testing import parameterized
+
+from lingvo_gshard import testing
+from lingvo_gshard.hlo import costs
+from lingvo_gshard.hlo.operations import FusedAttention
+from lingvo_gshard.kernels.call import AttentionCall
+from tests.hlo.parsing import parse_module
+
+B, N, SHARED, L, K, D = 2, 4, 2, 512, 1024, 64
+QUERY, KEYS = f"bf16[{B},{N},{L},{D}]", f"bf16[{B},{SHARED},{K},{D}]"
+ROWS = f"f32[{B},{N},{L}]"
+PRODUCT = 2 * B * N * L * K * D
+
+MODULE = """
+HloModule m
+ENTRY e {{
+  info = s8[1,4,4] parameter(0)
+  q = {query} parameter(1)
+  k = {keys} parameter(2)
+  v = {keys} parameter(3)
+  sums = {rows} parameter(4)
+  mixed = {query} parameter(5)
+  ROOT call = {result} custom-call(info, q, k, v, sums, mixed), custom_call_target="{target}",
+    metadata={{op_name="decoder/layer/{scope}/XlaCustomCallV2"}}
+}}
+"""
+
+
+def instruction(result, target="tpu_custom_call", scope="fused_attention_share_0.5000"):
+    text = MODULE.format(
+        query=QUERY, keys=KEYS, rows=ROWS, result=result, target=target, scope=scope
+    )
+    return parse_module(text.strip()).entry.root
+
+
+class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("fused_attention_share_0.5000", f"({QUERY}, {ROWS})", 0.5 * 2),
+        ("fused_attention_gradient_share_1.0000", QUERY, 3),
+        ("fused_attention_gradient_share_0.2500", f"(f32[4,512,128], {KEYS}, {KEYS})", 0.25 * 4),
+        ("fused_attention_gradient_share_1.0000", f"({QUERY}, {KEYS}, {KEYS}, u8[8])", 5),
+        ("attention", f"({QUERY}, {ROWS})", 0),
+    )
+    def test_products_are_counted_by_what_the_kernel_returns(self, scope, result, products):
+        call = instruction(result, scope=scope)
+        self.assertEqual(costs.matmul_flops(call), products * PRODUCT)
+        self.assertEqual(costs.is_matmul(call), products > 0)
+        if products:
+            self.assertEqual(costs.product_dtype(call), "bf16")
+
+    def test_the_kernel_is_described(self):
+        scope = "gradient_tape/x/fused_attention_gradient_share_0.5625"
+        call = instruction(f"({QUERY}, {KEYS}, {KEYS})", "__cudnn$fmhaSoftmaxBackward", scope)
+        self.assertEqual(costs.fused_attention(call), FusedAttention(K, True, True))
+
+    def test_the_share_counts_blocks_with_a_visible_key(self):
+        causal, window = AttentionCall(is_causal=True), AttentionCall(window=100)
+        # 4 blocks of 512: the diagonal and what is before it.
+        self.assertEqual(causal.computed_share(2048, 2048, 512, 512), 10 / 16)
+        # A block sees its neighbors on both sides.
+        self.assertEqual(window.computed_share(2048, 2048, 512, 512), 10 / 16)
+        later = AttentionCall(is_causal=True, first_query=512)
+        self.assertEqual(later.computed_share(512, 1024, 512, 512), 1.0)
+        self.assertEqual(AttentionCall().computed_share(100, 100, 64, 64), 1.0)
+
+
+if __name__ == "__main__":
+    testing.main()

@@ -1,0 +1,138 @@
+"""Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import kernels, testing
+from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
+from lingvo_gshard.kernels.call import AttentionCall
+
+# Sizes B, N, heads of keys, L, K, D of keys, D of values; and the static arguments.
+CASES = {
+    "causal_segments_shared_keys": ((2, 4, 2, 150, 150, 64, 64), {"is_causal": True}, True),
+    "keys_of_another_row": ((1, 2, 2, 130, 300, 128, 128), {}, True),
+    "window_cap_sinks": (
+        (1, 4, 1, 200, 200, 128, 128),
+        {"is_causal": True, "window": 50, "logit_cap": 5.0, "has_sinks": True},
+        False,
+    ),
+    "window_both_ways": ((1, 2, 2, 140, 140, 256, 256), {"window": 30}, False),
+    "later_queries_wider_keys": (
+        (1, 2, 1, 128, 260, 192, 128),
+        {"is_causal": True, "first_query": 132},
+        False,
+    ),
+}
+BODIES = ("tpu_interpreted", "cuda_interpreted")
+
+
+def operands_of(sizes, call, seed=0):
+    """Returns queries, keys, values, segments and sinks of a call, and the gradient of its output.
+
+    Segments are sorted, begin with a padding segment, and have lengths that are not whole blocks.
+    """
+    batch, heads, shared, queries, keys, dim, value_dim = sizes
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return generator.normal(size=shape).astype(np.float32)
+
+    arrays = [
+        normal(batch, heads, queries, dim) / np.sqrt(dim).astype(np.float32),
+        normal(batch, shared, keys, dim),
+        normal(batch, shared, keys, value_dim),
+    ]
+    if call.has_segments:
+        segments = np.sort(generator.integers(0, 4, (batch, max(queries, keys))), 1)
+        arrays += [segments[:, :n].astype(np.int32) for n in (queries, keys)]
+    if call.has_sinks:
+        arrays.append(normal(heads))
+    return arrays, normal(batch, heads, queries, value_dim)
+
+
+def visible_keys(call, shape, segments):
+    """Returns bool [B,1,L,K]: whether each query sees each key."""
+    batch, queries, keys = shape
+    distance = np.arange(keys)[None] - (call.first_query + np.arange(queries)[:, None])
+    visible = np.ones((batch, 1, queries, keys), bool)
+    if call.is_causal:
+        visible &= distance <= 0
+    if call.window:
+        visible &= np.abs(distance) <= call.window
+    if segments:
+        visible &= segments[0][:, None, :, None] == segments[1][:, None, None, :]
+    return visible
+
+
+def dense(call, operands, d_mixed):
+    """Returns the output, which queries see a key, and the gradients of all float operands."""
+    query, keys, values, *others = (tf.constant(x) for x in operands)
+    sinks = others.pop() if call.has_sinks else None
+    shape = (query.shape[0], query.shape[2], keys.shape[2])
+    visible = visible_keys(call, shape, [x.numpy() for x in others])
+    d_mixed = d_mixed * visible.any(-1, keepdims=True)
+    sources = [query, keys, values, *([] if sinks is None else [sinks])]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        times = query.shape[1] // keys.shape[1]
+        logits = tf.einsum("bnld,bnkd->bnlk", query, tf.repeat(keys, times, 1))
+        if call.logit_cap:
+            logits = call.logit_cap * tf.tanh(logits / call.logit_cap)
+        logits = tf.where(visible, logits, -1e30)
+        if sinks is not None:
+            ones = tf.ones([*logits.shape[:3], 1])
+            logits = tf.concat([logits, sinks[None, :, None, None] * ones], -1)
+        weights = tf.nn.softmax(logits)[..., : keys.shape[2]]
+        mixed = tf.einsum("bnlk,bnkd->bnld", weights, tf.repeat(values, times, 1))
+    return mixed, visible.any(-1), d_mixed, tape.gradient(mixed, sources, d_mixed)
+
+
+class BodiesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(case=list(CASES), platform=BODIES)
+    def test_a_body_computes_values_and_gradients_of_attention(self, case, platform):
+        sizes, arguments, has_segments = CASES[case]
+        call = AttentionCall(**arguments, has_segments=has_segments)
+        operands, d_mixed = operands_of(sizes, call)
+        expected, is_seen, d_mixed, gradients = dense(call, operands, d_mixed)
+        mixed, log_sums = FORWARD.bodies[platform](call, *operands)
+        self.assertEqual(log_sums.shape, mixed.shape[:3])
+        self.assertTrue(np.isfinite(mixed).all())
+        seen = is_seen[..., None]
+        self.assertAllClose(mixed * seen, expected * seen, rtol=0, atol=5e-6)
+        found = BACKWARD.bodies[platform](call, *operands, mixed, log_sums, d_mixed)
+        self.assertLen(found, len(gradients))
+        for ours, theirs in zip(found, gradients, strict=True):
+            largest = np.abs(theirs).max()
+            self.assertAllClose(ours, theirs, rtol=0, atol=5e-6 * max(largest, 1.0))
+
+    @parameterized.parameters(*BODIES)
+    def test_bfloat16_is_as_near_to_float32_as_rounding_allows(self, platform):
+        call = AttentionCall(is_causal=True)
+        operands, _ = operands_of((1, 2, 1, 256, 256, 64, 64), call)
+        narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands]
+        mixed, _ = FORWARD.bodies[platform](call, *narrow)
+        self.assertEqual(mixed.dtype, narrow[0].dtype)
+        widened = [x.astype(np.float32) for x in narrow]
+        expected = dense(call, widened, np.zeros_like(widened[0]))[0]
+        self.assertAllClose(mixed.astype(np.float32), expected, rtol=0, atol=2e-2)
+
+
+class ObstaclesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("tpu", (1, 2, 64, 128), tf.bfloat16, "rows of fewer than 128"),
+        ("tpu", (1, 2, 256, 128), tf.float64, "float64"),
+        ("cuda", (1, 2, 256, 512), tf.bfloat16, "heads of at most 256, not 512"),
+        ("cuda", (1, 2, 256, 128), tf.float64, "float64"),
+        ("cuda", (1, 2, 256, 128), tf.bfloat16, ""),
+        ("tpu_interpreted", (1, 2, 256, 64), tf.float32, ""),
+    )
+    def test_what_no_kernel_computes_is_said(self, platform, shape, dtype, expected):
+        x = tf.zeros(shape, dtype)
+        found = kernels.attention.obstacle(platform, AttentionCall(), x, x, x)
+        self.assertIn(expected, found)
+        self.assertEqual(bool(expected), bool(found))
+
+
+if __name__ == "__main__":
+    testing.main()

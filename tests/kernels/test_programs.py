@@ -1,0 +1,100 @@
+"""Tests that programs for devices with kernels compute what those without compute."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import testing
+from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+B, N, L, D = 4, 4, 160, 64
+LAYOUTS = ("BNLD", "BNKD", "BNKD", "BL")
+
+
+def attention_step(query, keys, values, segments, softmax=PLAIN):
+    """Returns the gradients of a loss of causal attention over packed rows, and the output."""
+    kernel = DenseKernel.params().instantiate()
+    mask = kernel.prepare(AttentionMask(segments, is_causal=True))
+    sources = [query, keys, values]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        marked = [annotate(x, layout) for x, layout in zip(sources, LAYOUTS[:3], strict=True)]
+        mixed = kernel.attend(*marked, mask, softmax)
+        loss = tf.reduce_sum(tf.where(segments[:, None, :, None] > 0, mixed, 0.0) ** 2)
+    gradients = tape.gradient(loss, sources)
+    named = zip(("query", "keys", "values"), gradients, LAYOUTS, strict=False)
+    return [(name, annotate(x, layout), None) for name, x, layout in named]
+
+
+def program(mesh, strategy, platform, shared=N, step=attention_step, partitioner="gspmd"):
+    """Returns the program of `attention_step` for a mesh of CPUs."""
+    partitioning = Partitioning.make(mesh, strategy).on(platform)
+    shapes = [(B, N, L, D), (B, shared, L, D), (B, shared, L, D), (B, L)]
+    inputs = []
+    for name, shape, layout in zip(("q", "k", "v", "segments"), shapes, LAYOUTS, strict=True):
+        split = partitioning.storage_split(shape, partitioning.split(layout))
+        inputs.append(Array(name, shape, "float32" if name in "qkv" else "int32", split))
+    return lower("step", step, inputs, partitioning, partitioner=partitioner)
+
+
+def values_of(shared=N):
+    generator = np.random.default_rng(1)
+    shapes = [(B, N, L, D), (B, shared, L, D), (B, shared, L, D)]
+    arrays = [generator.normal(size=shape).astype(np.float32) / 4 for shape in shapes]
+    return [*arrays, np.sort(generator.integers(1, 4, (B, L)), 1)[:, ::-1].astype(np.int32)]
+
+
+class ProgramsTest(testing.TestCase, parameterized.TestCase):
+    def run_program(self, made, arrays):
+        executable = Executable(made, self.devices(made.mesh.size))
+        mesh = executable.input_shardings[0].mesh
+        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
+        return dict(zip("qkv", map(np.asarray, executable(*placed)), strict=True)), executable
+
+    @parameterized.parameters(
+        ("data=1", "replicated", 4, "tpu_interpreted"),
+        ("data=2,model=4", "data_tensor", 4, "tpu_interpreted"),
+        ("data=2,model=4", "data_tensor", 2, "cuda_interpreted"),
+        ("data=8", "data", 1, "cuda_interpreted"),
+    )
+    def test_gradients_equal_those_without_kernels(self, mesh, strategy, shared, platform):
+        """The rows of data=8 do not divide over the devices: 4 rows are left whole."""
+        arrays = values_of(shared)
+        fused = program(mesh, strategy, platform, shared)
+        self.assertEqual(fused.kernels, (KernelUse("", "attention"),))
+        plain = program(mesh, strategy, "", shared)
+        self.assertEqual(plain.kernels, ())
+        found, executable = self.run_program(fused, arrays)
+        expected, _ = self.run_program(plain, arrays)
+        self.assertAllClose(found, expected, rtol=0, atol=5e-6)
+        if shared % fused.mesh.parts(["model"] if "model" in fused.mesh.names else []) == 0:
+            # Sharded rows and heads need no data of other devices.
+            self.assertNotIn("all-gather", {call.kind for call in executable.collectives()})
+
+    def test_a_layer_without_a_kernel_says_why(self):
+        def with_bias(*tensors):
+            return attention_step(*tensors, Softmax(relative_bias_NLK=tf.zeros([N, L, L])))
+
+        made = program("data=1", "replicated", "tpu", step=with_bias)
+        self.assertEqual(made.kernels, (KernelUse("", "attention", "it has a learned bias"),))
+
+    def test_an_input_that_splits_positions_keeps_the_dense_attention(self):
+        made = program("data=2", "L->data", "tpu")
+        (use,) = made.kernels
+        self.assertIn("choose RingKernel", use.obstacle)
+
+    def test_shardy_on_a_mesh_and_platforms_without_kernels_use_none(self):
+        self.assertEqual(program("data=2", "data", "tpu", partitioner="shardy").kernels, ())
+        self.assertEqual(program("data=2", "data", "cpu").kernels, ())
+
+
+if __name__ == "__main__":
+    testing.main()
