@@ -10,8 +10,9 @@
 gshard-bench has the measurements of your own machine. The programs here belong to the source tree
 and run in its top folder. Each has its own help: python -m benchmarks depth --help.
 
-The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of its class in the
-benchmark's file. --json alone writes the JSON to standard output and the table to standard error.
+The JSON is {"device": ..., "rows": [...]}. A class in the benchmark's file describes
+the fields of a row. --json alone writes the JSON to standard output and the table to standard
+error.
 """
 
 from __future__ import annotations

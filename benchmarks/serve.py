@@ -52,7 +52,7 @@ _CLOSE = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class ServerTiming:
-    """One measurement. Latencies are those of requests of one sentence, in seconds.
+    """One measurement. Each latency is the seconds that a request of one sentence takes.
 
     Attributes:
       clients: clients that send one request after another.

@@ -1,16 +1,13 @@
 """Finds wording that readers must read twice, in docstrings and comments.
 
-python -m tests.words            lists the findings
-python -m tests.words --write    writes their counts to tests/words_remaining.json
+python -m tests.words    lists the findings
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import io
-import json
 import pathlib
 import re
 import tokenize
@@ -34,7 +31,6 @@ _CLAUSE = re.compile(
     r"no|these|this|as)\b"
 )
 ROOT = pathlib.Path(__file__).parents[1]
-REMAINING = ROOT / "tests" / "words_remaining.json"
 FOLDERS = ("lingvo_gshard", "benchmarks", "studies")
 PATTERNS = {
     "pointers": None,
@@ -128,14 +124,13 @@ def findings(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
                     yield line, name, sentence
 
 
-def count() -> dict[str, dict[str, int]]:
-    """Returns the number of findings by file and pattern, of files that have any."""
-    counts: dict[str, dict[str, int]] = {}
-    for path in sources():
-        found = collections.Counter(name for _, name, _ in findings(path))
-        if found:
-            counts[str(path.relative_to(ROOT))] = dict(sorted(found.items()))
-    return counts
+def listed() -> list[str]:
+    """Returns each finding as a line: its file, its line, its pattern, and the sentence."""
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {name}: {sentence}"
+        for path in sources()
+        for line, name, sentence in findings(path)
+    ]
 
 
 def sources() -> list[pathlib.Path]:
@@ -144,19 +139,14 @@ def sources() -> list[pathlib.Path]:
 
 
 def main() -> None:
-    """Lists the findings, or writes their counts."""
+    """Lists the findings."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.words",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--write", action="store_true", help="write the counts")
-    if parser.parse_args().write:
-        REMAINING.write_text(json.dumps(count(), indent=1) + "\n", "utf-8")
-        return
-    for path in sources():
-        for line, name, sentence in findings(path):
-            print(f"{path.relative_to(ROOT)}:{line}: {name}: {sentence}")
+    parser.parse_args()
+    print(*listed(), sep="\n")
 
 
 if __name__ == "__main__":

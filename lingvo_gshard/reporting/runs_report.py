@@ -23,7 +23,7 @@ MOST_RUNS = 8
 
 
 class ParamsDifference(msgspec.Struct, frozen=True):
-    """A hyperparameter in which runs differ.
+    """A hyperparameter with different values in the runs.
 
     Attributes:
       path: path of the hyperparameter.
@@ -105,7 +105,7 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 def differences(params: Sequence[dict[str, str]]) -> list[ParamsDifference]:
-    """Returns the hyperparameters in which runs differ, sorted by path."""
+    """Returns the hyperparameters with different values in the runs, sorted by path."""
     paths = sorted(set().union(*params))
     rows = [ParamsDifference(path, [one.get(path) for one in params]) for path in paths]
     return [row for row in rows if len(set(row.values)) > 1]

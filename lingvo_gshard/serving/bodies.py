@@ -46,7 +46,7 @@ class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request with options for choosing tokens; `with_options` adds a field for each option.
 
     Attributes:
-      timeout: seconds after which the request is given up; None for the server's limit.
+      timeout: seconds until the server gives the request up; None for the server's limit.
       routing: whether the answer says which experts each token is routed to.
     """
 

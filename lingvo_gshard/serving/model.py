@@ -80,7 +80,7 @@ class ServedModel:
         return "translation" if self.translator else "language_model"
 
 
-# Tokens of most sources and texts.
+# Most sources and texts have at most this many tokens: their programs are compiled first.
 _LENGTHS = (32, 64)
 
 

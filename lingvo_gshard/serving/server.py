@@ -155,7 +155,7 @@ class Acceptor:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds between checks of the model's directory.
+# A new model in the directory is noticed after so many seconds at most.
 _WATCH_SECONDS = 30.0
 # Seconds for requests to tell their clients that they are cut off.
 _CUT_OFF_SECONDS = 1.0

@@ -56,9 +56,9 @@ together, which depends on --workers and not on --rows. Then it reads what was p
 directory --prepared (docs/data.md): tokens per second, the share of positions that hold tokens, and
 the share of time that the quickstart's training steps wait for batches.
 
-The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of its class in the
-benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
-and the table to standard error.
+The JSON is {"device": ..., "rows": [...]}. A class in the benchmark's file, in
+lingvo_gshard/tools/benchmarks/, describes the fields of a row. --json alone writes the JSON
+to standard output and the table to standard error.
 """
 
 from __future__ import annotations

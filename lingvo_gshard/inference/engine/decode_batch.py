@@ -28,7 +28,7 @@ from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 _TIME, _BIAS, _ANCESTOR = "state.time", "state.memory.bias_BK", "state.ancestor_BWT"
 _RINGS = "state.caches"
 _RING = f"{_RINGS}[0].key"
-# The dimension of slots.
+# Keys and values [B,N,K,D] have their cache slots in this dimension.
 _SLOTS = 2
 
 

@@ -89,7 +89,7 @@ class Worker:
         return sum(batch.active for batch in (*self._batches.values(), *self._outgrown))
 
     def _batches_with_texts(self) -> list[DecodeBatch]:
-        """Returns the batches that have texts, or for which texts wait."""
+        """Returns the batches that have texts, or that waiting texts will enter."""
         for kind in self._waiting.kinds():
             if kind not in self._batches:
                 self._batches[kind] = DecodeBatch(

@@ -12,7 +12,7 @@ from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
-# Rows of one part of a decode batch.
+# A part of a decode batch has as few of these rows as its texts need: each size is a program.
 ROWS = (1, 8, 16, 32)
 # Sizes of a state, in positions. Given texts have these sizes, too, if few programs are wanted.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -25,7 +25,7 @@ class ProgramKey:
     """One program of a decoder.
 
     Attributes:
-      name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
+      name: PREPARE makes weights for decoding from the trained weights. ADMIT lets texts into
         rows, STEPS adds tokens, and GATES tells the experts that tokens of complete texts use.
       kind: how tokens are chosen; None for PREPARE.
       shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.

@@ -40,7 +40,7 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file. Its fields are those of OptimizedHlo."""
+    """The content of a file. It has the fields of OptimizedHlo."""
 
     proto: bytes
     memory: dict[str, int]

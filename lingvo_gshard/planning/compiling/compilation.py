@@ -144,7 +144,7 @@ def _compile(
     progress: Progress,
     options: Mapping[str, str] | None = None,
 ) -> OptimizedHlo:
-    """Compiles a program; `started` is the time from which its compile time counts."""
+    """Compiles a program. Its compile time counts from the time `started`."""
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
         return dataclasses.replace(compiled, seconds=time.monotonic() - started)

@@ -235,7 +235,7 @@ class Cluster:
 
 
 def _with_port(member: ClusterMember) -> str:
-    """Returns the address and port at which jax's own service listens."""
+    """Returns the address and port of jax's own service."""
     return dataclasses.replace(member, host=bind_address(member)).address
 
 

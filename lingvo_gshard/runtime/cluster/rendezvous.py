@@ -107,7 +107,7 @@ def meet(
 
 
 def bind_address(member: ClusterMember) -> str:
-    """Returns the address at which process 0 listens: the coordinator's, if that is possible.
+    """Returns the address where process 0 listens: the coordinator's, if possible.
 
     Many systems give a machine's own name a loopback address. Other machines reach the machine by
     another address. Process 0 then listens at all addresses.

@@ -337,7 +337,7 @@ class _Causes:
         return [change for pair in pairs if (change := self._change(*pair))]
 
     def _change(self, source: Instruction, reader: Instruction) -> _Resharding | None:
-        """Returns the change of a tensor from the one that computes it to one that reads it."""
+        """Returns how a tensor is resharded between the instruction `source` and a reader."""
         before, after = chosen(source, self._mesh), chosen(reader, self._mesh)
         if before is None or after is None:
             return None

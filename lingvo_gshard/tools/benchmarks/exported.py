@@ -34,7 +34,7 @@ from lingvo_gshard.runtime.program.program_file import ProgramRecord
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 
 STEP, INITIAL = "train_step", "init_state"
-# Standard deviation of synthetic weights.
+# Synthetic weights have this standard deviation, so that activations stay finite.
 _WEIGHT = 0.02
 
 _DOT = re.compile(

@@ -14,7 +14,7 @@ from lingvo_gshard.core.progress import SilentProgress, duration
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
-# Columns of the spinner and the elapsed time.
+# The spinner and the elapsed time take so many columns of a line.
 _BESIDE_STAGE = 10
 
 

@@ -128,7 +128,7 @@ class Divergence:
         self.since: int | None = None
 
     def resume(self, rows: Iterable[tuple[int, MetricsRow]]) -> None:
-        """Adds (step, metrics) of the run's first step and of its last ones before it resumes."""
+        """Adds (step, metrics) of the first step and of the last steps before a resume."""
         for step, row in rows:
             self.add(step, row)
 
