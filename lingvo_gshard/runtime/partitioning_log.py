@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard import hlo
+from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, describe
@@ -15,13 +16,14 @@ _SHOWN = 5
 
 
 def describe_program(executable: Executable) -> list[str]:
-    """Returns lines about a compiled program: its memory, its collectives, and warnings."""
+    """Returns lines about a compiled program: memory, collectives, kernels, and warnings."""
     memory = {name: size / 2**20 for name, size in executable.memory().items()}
     lines = [
         f"{executable.program.name}: {memory['peak']:.1f} MiB per device "
         f"(arguments {memory['arguments']:.1f}, temporaries {memory['temporaries']:.1f}); "
         f"collectives: {_collectives(executable.collectives())}"
     ]
+    lines += uses_in_words(executable.program.kernels)
     replications = executable.full_replications()
     lines += [f"Warning: {replication}" for replication in replications[:_SHOWN]]
     return lines + _more(len(replications), "tensors that are replicated to reshard them")

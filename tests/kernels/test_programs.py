@@ -5,10 +5,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.kernels.kernel import KernelUse, uses_in_words
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
@@ -85,6 +86,20 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
 
         made = program("data=1", "replicated", "tpu", step=with_bias)
         self.assertEqual(made.kernels, (KernelUse("", "attention", "it has a learned bias"),))
+
+    def test_layers_with_and_without_kernels_are_described_in_sentences(self):
+        uses = [KernelUse(f"layers[{i}]", "attention") for i in range(3)]
+        uses.append(KernelUse("bias", "attention", "it has a learned bias"))
+        expected = [
+            "the platform's kernel computes the attention of layers[0] and 2 more",
+            "no kernel computes the attention of bias: it has a learned bias",
+        ]
+        self.assertEqual(uses_in_words(uses), expected)
+
+    def test_the_log_of_a_compiled_step_says_which_layers_use_kernels(self):
+        made = program("data=1", "replicated", "tpu_interpreted")
+        lines = partitioning_log.describe_program(Executable(made, self.devices(1)))
+        self.assertIn("the platform's kernel computes the attention of the function", lines)
 
     def test_an_input_that_splits_positions_keeps_the_dense_attention(self):
         made = program("data=2", "L->data", "tpu")
