@@ -76,7 +76,7 @@ class CausalTest(testing.TestCase, parameterized.TestCase):
         make(
             router.set(allow_causal=False, capacity_factor=0.0), dispatch=DroplessDispatch.params()
         )
-        self.assertEqual(make(router, is_causal=False).router.order, "choice")
+        self.assertEqual(make(router, is_causal=False).router.capacity.order, "choice")
 
     @parameterized.parameters(ExpertChoiceRouter, SinkhornRouter)
     def test_routers_that_always_see_later_tokens_are_refused(self, router):
@@ -84,8 +84,8 @@ class CausalTest(testing.TestCase, parameterized.TestCase):
             make(router.params())
 
     def test_the_order_of_layers_that_are_not_causal_is_the_papers(self):
-        self.assertEqual(make(ROUTERS["top2"], is_causal=False).router.order, "choice")
-        self.assertEqual(make(ROUTERS["top2"]).router.order, "token")
+        self.assertEqual(make(ROUTERS["top2"], is_causal=False).router.capacity.order, "choice")
+        self.assertEqual(make(ROUTERS["top2"]).router.capacity.order, "token")
         with self.assertRaisesRegex(ValueError, "order: 'tokens'. Did you mean 'token'"):
             make(ROUTERS["top2"].copy().set(order="tokens"))
 

@@ -8,6 +8,7 @@ import pytest
 import safetensors.numpy
 
 import lingvo_gshard as gshard
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.open_models.config import PublishedConfig
@@ -44,7 +45,7 @@ def test_texts_begin_with_their_languages(imported):
     run.model  # noqa: B018  loads the tokenizer
     ids = json.loads((source / "vocab.json").read_text())
     german, english = len(ids) + 16, len(ids) + 18
-    pair = type("Row", (), {"source": "die Datei", "target": "the file"})
+    pair = Row("de", "die Datei", "the file")
     (batch,), too_long = run.input.pack_rows([pair])
     assert not too_long
     text = run.input.source_vocabulary.encode("die Datei")

@@ -5,6 +5,7 @@ import safetensors.numpy
 import sentencepiece
 
 import lingvo_gshard as gshard
+from lingvo_gshard.data.sources.row import Row
 from tests.open_models.test_both_ways import digests
 from tests.open_models.translation import models
 
@@ -74,9 +75,7 @@ def test_the_tokenizer_has_the_ids_of_the_published_model(tmp_path):
     )
     assert target.piece(count + 98) == "<extra_id_1>"
     assert (source.source_start, target.target_start, target.eos_id) == ((), (0,), 1)
-    (batch,), _ = run.input.pack_rows(
-        [type("Row", (), {"source": "the file", "target": "die Datei"})]
-    )
+    (batch,), _ = run.input.pack_rows([Row("de", "the file", "die Datei")])
     ids = pieces.encode("the file")
     assert batch["source_ids"][0, : len(ids) + 2].tolist() == [*ids, 1, 0]
     ids = pieces.encode("die Datei")

@@ -40,7 +40,7 @@ class LinearRouterTest(testing.TestCase):
         layer, theta = loops.make(TopKRouter, 4)
         theta.w_gate = tf.constant(np.random.default_rng(2).normal(size=(4, 4)), tf.float32)
         expected = x.numpy().astype(np.float64) @ theta.w_gate.numpy().astype(np.float64)
-        found = layer.logits(theta, x)
+        found = layer.scores.logits(theta, x)
         self.assertEqual(found.dtype, tf.float32)
         assert_close(found, expected, "float32")
 
