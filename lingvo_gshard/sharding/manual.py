@@ -150,11 +150,11 @@ def annotate_stack(stacks: tf.Tensor, dimension: int) -> tf.Tensor:
     return xla.tile(stacks, _over_all_axes(stacks.shape.rank, dimension), region.mesh)
 
 
-def operations_inside(graph: tf.Graph) -> set[tf.Operation]:
-    """Returns the operations of a graph whose results are shards."""
+def shards_in(graph: tf.Graph) -> set[str]:
+    """Returns the names of the tensors of a graph that are shards of one device."""
     operations = graph.get_operations()
     entries = [y for op in operations if op.type == xla.ENTER_REGION for y in op.outputs]
-    return subgraph.dependents(entries, ignoring={xla.LEAVE_REGION})
+    return subgraph.dependent_tensors(entries, ignoring={xla.LEAVE_REGION})
 
 
 def resolve(split: str | Split, rank: int) -> Split:

@@ -24,6 +24,34 @@ def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> 
     return found
 
 
+def dependent_tensors(
+    tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()
+) -> set[str]:
+    """Returns the names of given tensors and of all tensors that are computed from them.
+
+    A result of IdentityN depends on one input only. tf.custom_gradient passes the results and the
+    arguments of a function through one IdentityN.
+
+    Args:
+      tensors: Tensors of one graph.
+      ignoring: Operation types that count as independent of their inputs.
+    """
+    found: set[str] = set()
+    pending = list(tensors)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name in found:
+            continue
+        found.add(tensor.name)
+        for reader in tensor.consumers():
+            if reader.type == "IdentityN":
+                pairs = zip(reader.inputs, reader.outputs, strict=True)
+                pending.extend(y for x, y in pairs if x.name == tensor.name)
+            elif reader.type not in ignoring:
+                pending.extend(reader.outputs)
+    return found
+
+
 def ancestors(targets: Iterable[tf.Tensor], known: Collection[str] = ()) -> set[tf.Operation]:
     """Returns the operations that must run to compute the targets.
 

@@ -30,8 +30,8 @@ from lingvo_gshard.sharding import annotate, annotate_like, recording
 from lingvo_gshard.sharding.manual import (
     annotate_stack,
     mesh_in_use,
-    operations_inside,
     own_shard,
+    shards_in,
     stack_of_shards,
 )
 
@@ -167,12 +167,12 @@ class Loop:
         reports, products = runs[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
         layouts[id(joint.forward_inputs[0])] = self.layout
-        inside = operations_inside(joint.graph)
+        shards = shards_in(joint.graph)
         return _TracedBody(
             joint,
             reports,
             [layouts.get(id(x)) for x in joint.saved],
-            [x.op in inside for x in joint.saved],
+            [x.name in shards for x in joint.saved],
         )
 
     def _annotate_gradients(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:

@@ -29,6 +29,22 @@ class SubgraphTest(testing.TestCase):
         but_shapes = subgraph.dependents([y], ignoring=["Shape"])
         self.assertEqual({operation.name for operation in but_shapes}, {y.op.name, "b"})
 
+    def test_a_result_of_identities_depends_on_its_own_input_alone(self):
+        """tf.custom_gradient passes results and arguments through one IdentityN."""
+        found = []
+
+        def function(x, y):
+            left, right = tf.raw_ops.IdentityN(input=[x, y])
+            found.extend([tf.exp(left), tf.exp(right)])
+
+        graph = traced(function, VECTOR, VECTOR)
+        names = subgraph.dependent_tensors([graph.inputs[1]])
+        left, right = found
+        self.assertNotIn(left.name, names)
+        self.assertIn(right.name, names)
+        without = subgraph.dependent_tensors([graph.inputs[1]], ignoring=["Exp"])
+        self.assertNotIn(right.name, without)
+
     def test_a_copy_starts_from_the_given_values(self):
         found = []
 

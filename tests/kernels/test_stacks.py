@@ -1,0 +1,98 @@
+"""Tests that rematerialized stacks of layers on a mesh compute the same with kernels."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import testing
+from lingvo_gshard.core import context
+from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding import annotate, annotate_like
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+B, L, M, H, N, LAYERS = 4, 128, 32, 48, 2, 3
+
+
+def make_stack(execution, policy):
+    params = TransformerStack.params().set(
+        model_dim=M, hidden_dim=H, num_heads=N, num_layers=LAYERS, moe_every=0, is_causal=True
+    )
+    params.execution = execution.params().set(rematerialize=policy)
+    return params.instantiate(path="stack")
+
+
+def program(stack, mesh, strategy, platform):
+    """Returns the program of the stack's output and all gradients."""
+    specs = stack.variable_specs()
+
+    def step(x, segments, *weights):
+        sources = [x, *map(annotate_like, weights, specs.flatten())]
+        with tf.GradientTape() as tape, context.scope(training=True, seed=tf.constant([1, 0])):
+            tape.watch(sources)
+            y = stack.fprop(specs.pack(sources[1:]), annotate(sources[0], "BLM"), segments)
+            y = tf.where(segments[..., None] > 0, y, 0.0)
+            # The output is normalized, so that the gradient of its square is 0.
+            loss = tf.reduce_sum(y * np.cos(np.arange(B * L * M)).reshape(B, L, M))
+        found = [y, *tape.gradient(loss, sources)]
+        return [(str(i), value, None) for i, value in enumerate(found)]
+
+    partitioning = Partitioning.make(mesh, strategy).on(platform)
+    named = [("x", (B, L, M), "BLM"), ("segments", (B, L), "BL")]
+    named += [(f"w{i}", tuple(s.shape), s.layout) for i, s in enumerate(specs.flatten())]
+    inputs = []
+    for name, shape, layout in named:
+        split = partitioning.storage_split(shape, partitioning.split(layout))
+        dtype = "int32" if name == "segments" else "float32"
+        inputs.append(Array(name, shape, dtype, split))
+    return lower("step", step, inputs, partitioning)
+
+
+class StacksTest(testing.TestCase, parameterized.TestCase):
+    def run_program(self, made, arrays):
+        executable = Executable(made, self.devices(made.mesh.size))
+        mesh = executable.input_shardings[0].mesh
+        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
+        return list(map(np.asarray, executable(*placed)))
+
+    def test_what_a_loop_saves_of_a_layer_is_right(self):
+        """A loop carries shards of manual regions, and full tensors computed from them."""
+        self.check(Repeat, "products")
+
+    @parameterized.parameters(
+        (Repeat, "none"),
+        (Repeat, "full"),
+        (Sequential, "none"),
+        (Sequential, "products"),
+        (Sequential, "full"),
+    )
+    @pytest.mark.slow
+    def test_what_other_policies_save_is_right(self, execution, policy):
+        self.check(execution, policy)
+
+    def check(self, execution, policy):
+        """Compares the gradients on a mesh with those without kernels."""
+        stack = make_stack(execution, policy)
+        theta = stack.init(1)
+        generator = np.random.default_rng(1)
+        x = generator.normal(size=(B, L, M)).astype(np.float32)
+        segments = np.sort(generator.integers(0, 3, (B, L)), 1)[:, ::-1].astype(np.int32)
+        arrays = [x, segments, *map(np.asarray, theta.flatten())]
+        fused = program(stack, "data=2,model=2", "fsdp_tensor", "tpu_interpreted")
+        self.assertLen(fused.kernels, 1 if execution is Repeat else LAYERS)
+        self.assertEqual({(use.kernel, use.obstacle) for use in fused.kernels}, {("attention", "")})
+        self.assertIsInstance(fused.kernels[0], KernelUse)
+        plain = program(stack, "data=2,model=2", "fsdp_tensor", "")
+        found, expected = self.run_program(fused, arrays), self.run_program(plain, arrays)
+        for one, other in zip(found, expected, strict=True):
+            self.assertAllClose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
+
+
+if __name__ == "__main__":
+    testing.main()
