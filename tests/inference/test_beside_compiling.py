@@ -66,6 +66,7 @@ def test_common_requests_are_answered_while_a_rare_kind_is_compiled(model, engin
     assert list(found.tokens) == [token for token in tokens if token != EOS]
 
 
+@pytest.mark.slow
 def test_texts_of_a_lane_go_on_when_one_needs_a_larger_shape(model, engine):
     with gate(engine.executables, is_long) as held:
         long = ask(engine, LONG)

@@ -24,9 +24,7 @@ def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> 
     return found
 
 
-def dependent_tensors(
-    tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()
-) -> set[str]:
+def dependent_tensors(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[str]:
     """Returns the names of given tensors and of all tensors that are computed from them.
 
     A result of IdentityN depends on one input only. tf.custom_gradient passes the results and the
