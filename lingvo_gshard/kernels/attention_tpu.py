@@ -95,7 +95,10 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     gradients = [
         d[:, :, : x.shape[2]].astype(x.dtype) for d, x in zip(d_arrays, inputs[:3], strict=True)
     ]
-    return (*gradients, d_sinks.sum(0)) if call.has_sinks else tuple(gradients)
+    if not call.has_sinks:
+        return tuple(gradients)
+    # Splash attention returns them in the type of the queries.
+    return (*gradients, d_sinks.astype(inputs[-1].dtype).sum(0))
 
 
 interpreted_forward = functools.partial(forward, interpret=True)

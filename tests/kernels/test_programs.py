@@ -80,6 +80,19 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
             # Sharded rows and heads need no data of other devices.
             self.assertNotIn("all-gather", {call.kind for call in executable.collectives()})
 
+    @parameterized.parameters("tpu_interpreted", "cuda_interpreted")
+    def test_sinks_have_a_wider_type_than_activations(self, platform):
+        def with_sinks(*tensors):
+            *sources, segments = tensors
+            narrow = [tf.cast(x, tf.bfloat16) for x in sources]
+            softmax = Softmax(sinks_N=tf.range(N, dtype=tf.float32))
+            found = attention_step(*narrow, segments, softmax)
+            return [(name, tf.cast(x, tf.float32), last) for name, x, last in found]
+
+        made = [program("data=2", "data", name, step=with_sinks) for name in (platform, "")]
+        found, expected = (self.run_program(each, values_of())[0] for each in made)
+        self.assertAllClose(found, expected, rtol=0, atol=2e-2)
+
     def test_a_layer_without_a_kernel_says_why(self):
         def with_bias(*tensors):
             return attention_step(*tensors, Softmax(relative_bias_NLK=tf.zeros([N, L, L])))

@@ -8,6 +8,7 @@ before this stage. So the process is ended.
 from __future__ import annotations
 
 import pickle
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from lingvo_gshard.runtime.program.program import Program
 
 _MODULE = "lingvo_gshard.planning.compiling.tpu_worker"
 _POLL_SECONDS = 0.05
+# How absl begins a line about a failed check, such as "F1126 00:18:02.493076".
+_FATAL = re.compile(r"F\d{4} ")
 # Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
 # compiled to the end, so that the verdict is the compiler's own.
 _SHARE_FOR_CODE = 0.05
@@ -124,10 +127,10 @@ class TpuProcess:
     def _last_words(self) -> str:
         """Describes how the process ended without an answer."""
         code = self._process.wait()
-        lines = self._output().strip().splitlines()
-        return (
-            f"libtpu's process ended with exit code {code}: {lines[-1] if lines else 'no output'}"
-        )
+        lines = self._output().strip().splitlines() or ["no output"]
+        # A check of libtpu that fails writes its reason first, then stacks.
+        reason = next((line for line in lines if _FATAL.match(line)), lines[-1])
+        return f"libtpu's process ended with exit code {code}: {reason}"
 
     def _output(self) -> str:
         """Returns what the process has written to standard error."""

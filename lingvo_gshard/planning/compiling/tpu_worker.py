@@ -63,8 +63,8 @@ def main(topology: str) -> None:
     # The partitioner's warnings go to standard error, which the parent reads.
     jax.config.update("jax_logging_level", "WARNING")
     program: Program = pickle.loads(request.program)
-    lowered = program.lower(devices)
     try:
+        lowered = program.lower(devices)
         with using_partitioner(program.partitioner):
             compiled = lowered.compile({**request.options, **cache.options(request.directory)})
         analysis: Any = compiled.memory_analysis()
