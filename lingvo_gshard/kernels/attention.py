@@ -84,29 +84,69 @@ def attend(
       segments: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them.
       sinks: float32 logits [N], if the call has them.
     """
-    batch, heads, queries, _ = known_sizes(query_BNLD.shape)
-    mixed = tf.TensorSpec([batch, heads, queries, values_BNKD.shape[-1]], query_BNLD.dtype)
-    normalizers = tf.TensorSpec([batch, heads, queries], tf.float32)
-
-    share = _MODULES[platform_in_use().partition("_")[0]].computed_share(
-        call, queries, known_sizes(keys_BNKD.shape)[2]
-    )
 
     @custom_gradient
-    def compute(query: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, *others: tf.Tensor) -> Any:
-        operands = [query, keys, values, *others]
-        mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, normalizers], share)
+    def compute(*operands: tf.Tensor) -> Any:
+        mixed_BNLD, log_sums_BNL = attend_with_sums(call, operands)
 
         def gradient(d_mixed_BNLD: tf.Tensor) -> list[tf.Tensor | None]:
-            d_operands = [*operands[:3], *sinks]
-            marked = BACKWARD.mark(
-                call,
-                [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
-                [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
-                share,
-            )
-            return [*marked[:3], *[None] * len(segments), *marked[3:]]
+            found = gradients(call, operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD)
+            return [*found[:3], *[None] * len(segments), *found[3:]]
 
         return mixed_BNLD, gradient
 
     return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks)
+
+
+def attend_with_sums(
+    call: AttentionCall, operands: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the attention output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
+
+    Neither has a gradient. The log of a query that no key is visible to is below -1e29.
+
+    Args:
+      call: the static arguments.
+      operands: queries, keys, values, then segments and sinks if the call has them.
+    """
+    query_BNLD, keys_BNKD, values_BNKD = operands[:3]
+    batch, heads, queries, _ = known_sizes(query_BNLD.shape)
+    mixed = tf.TensorSpec([batch, heads, queries, values_BNKD.shape[-1]], query_BNLD.dtype)
+    log_sums = tf.TensorSpec([batch, heads, queries], tf.float32)
+    share = _computed_share(call, query_BNLD, keys_BNKD)
+    mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
+    return mixed_BNLD, log_sums_BNL
+
+
+def gradients(
+    call: AttentionCall,
+    operands: Sequence[tf.Tensor],
+    mixed_BNLD: tf.Tensor,
+    log_sums_BNL: tf.Tensor,
+    d_mixed_BNLD: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Returns the gradients of queries, keys, values, and sinks if the call has them.
+
+    If the keys are a part of those that the queries attend to, and output and sums are of all keys,
+    these are the gradients of this part, and terms of the queries' gradient.
+
+    Args:
+      call: the static arguments.
+      operands: the operands of `attend_with_sums`.
+      mixed_BNLD: the output.
+      log_sums_BNL: float32, the log of the softmax' sums.
+      d_mixed_BNLD: the gradient of the output.
+    """
+    d_operands = [*operands[:3], *operands[-1:]] if call.has_sinks else operands[:3]
+    return BACKWARD.mark(
+        call,
+        [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
+        [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
+        _computed_share(call, operands[0], operands[1]),
+    )
+
+
+def _computed_share(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
+    module = _MODULES[platform_in_use().partition("_")[0]]
+    queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
+    return module.computed_share(call, queries, keys)

@@ -120,6 +120,20 @@ def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
     return _rotate(part, axes, shift % mesh.axis_size(axis), mesh)
 
 
+def mirror(part: tf.Tensor, axis: str) -> tf.Tensor:
+    """Returns the shard of the device at the same place from the end, by one collective-permute.
+
+    Args:
+      part: This device's shard.
+      axis: Mesh axis; device i of n receives the shard of device n - 1 - i.
+
+    Raises:
+      ValueError: The mesh lacks the axis.
+    """
+    mesh, axes = _mesh_with(axis)
+    return part if mesh is None else _mirror(part, axes, mesh)
+
+
 def rotated(x: tf.Tensor, dimension: int, shift: int = 1) -> tf.Tensor:
     """Returns a tensor whose slices along one dimension are moved on cyclically.
 
@@ -195,6 +209,18 @@ def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> t
             _from_full(rotated(full, 1, shift), axes, split, mesh)[0],
             lambda d: _rotate(d, axes, mesh.parts(axes) - shift, mesh),
         )
+
+    return compute(part)
+
+
+def _mirror(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
+    split = (axes, *((),) * part.shape.rank)
+
+    @custom_gradient
+    def compute(part: tf.Tensor):
+        full = _to_full(part[tf.newaxis], axes, split, mesh)
+        mirrored = _from_full(tf.reverse(full, [1]), axes, split, mesh)[0]
+        return mirrored, lambda d: _mirror(d, axes, mesh)
 
     return compute(part)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import cast
 
 from lingvo_gshard import kernels
@@ -10,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.call import AttentionCall
 from lingvo_gshard.kernels.kernel import platform_in_use
+from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
@@ -23,6 +27,7 @@ def attend_fused(
     values_BNKD: tf.Tensor,
     mask: AttentionMask,
     softmax: Softmax,
+    ring: RingOptions | None = None,
 ) -> tf.Tensor | None:
     """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none.
 
@@ -34,43 +39,93 @@ def attend_fused(
       values_BNKD: values, with as many heads as the keys.
       mask: the keys that each query attends to.
       softmax: options of the softmax.
+      ring: how keys pass around the devices that split positions; None for layers without a ring.
     """
     platform = platform_in_use()
     if not platform:
         return None
-    splits = _splits(query_BNLD, keys_BNKD)
-    obstacle, call = _obstacle(mask, softmax, splits), None
+    splits, made = _splits(query_BNLD, keys_BNKD), None
+    obstacle, call = _obstacle(mask, softmax), _call(mask, softmax)
+    if splits[0][2] and not obstacle:
+        obstacle = _ring_obstacle(call, splits[0][2], query_BNLD, keys_BNKD, ring)
+        if ring is not None and not obstacle:
+            made = _ring(call, splits[0][2], query_BNLD, ring)
     if not obstacle:
-        call = _call(mask, softmax)
-        obstacle = kernels.attention.obstacle(platform, call, query_BNLD, keys_BNKD, values_BNKD)
+        pieces = 1 if made is None else made.devices * (2 if made.is_balanced else 1)
+        read = [_piece(x, pieces) for x in (query_BNLD, keys_BNKD, values_BNKD)]
+        obstacle = kernels.attention.obstacle(platform, call, *read)
     kernels.kernel.note(context.layer_path(), "attention", obstacle)
-    if obstacle or call is None:
+    if obstacle:
         return None
-    sinks_N = softmax.sinks_N
-    return _attend_on_shards(call, splits, query_BNLD, keys_BNKD, values_BNKD, mask, sinks_N)
+    attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
+    arrays = (query_BNLD, keys_BNKD, values_BNKD)
+    return _attend_on_shards(attend, splits, *arrays, mask, softmax.sinks_N)
+
+
+@dataclasses.dataclass(frozen=True)
+class RingOptions:
+    """How keys pass around the devices that split positions.
+
+    Attributes:
+      is_balanced: whether each device has an early and a late part of a causal row.
+    """
+
+    is_balanced: bool
+
+
+def _ring(
+    call: AttentionCall, axes: tuple[str, ...], query_BNLD: tf.Tensor, options: RingOptions
+) -> FusedRing:
+    mesh = mesh_in_use()
+    assert mesh is not None
+    devices = mesh.parts(axes)
+    length = known_sizes(query_BNLD.shape)[2] // devices
+    is_balanced = options.is_balanced and call.is_causal and not call.window and length % 2 == 0
+    return FusedRing(call, axes[0], devices, length, is_balanced)
+
+
+def _ring_obstacle(
+    call: AttentionCall,
+    axes: tuple[str, ...],
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    ring: RingOptions | None,
+) -> str:
+    if ring is None:
+        return "L is split over devices; choose RingKernel"
+    if len(axes) > 1:
+        return f"the axes {' and '.join(axes)} split L, and the kernel's ring has one axis"
+    has_distances = call.is_causal or call.window
+    if call.first_query or (has_distances and query_BNLD.shape[2] != keys_BNKD.shape[2]):
+        return "its queries and keys have other positions"
+    return ""
+
+
+def _piece(x_BNLD: tf.Tensor, pieces: int) -> tf.TensorSpec:
+    """Returns the spec of the positions of a tensor that one call of the kernel reads."""
+    batch, heads, length, dim = known_sizes(x_BNLD.shape)
+    return tf.TensorSpec([batch, heads, length // pieces, dim], x_BNLD.dtype)
 
 
 def _call(mask: AttentionMask, softmax: Softmax) -> AttentionCall:
-    assert isinstance(mask.first_query, int)
+    first_query = mask.first_query
     return AttentionCall(
         is_causal=mask.is_causal,
         window=mask.window,
-        first_query=mask.first_query,
+        first_query=first_query if isinstance(first_query, int) else 0,
         logit_cap=softmax.cap,
         has_segments=mask.segments_BL is not None,
         has_sinks=softmax.sinks_N is not None,
     )
 
 
-def _obstacle(mask: AttentionMask, softmax: Softmax, splits: tuple[Split, Split]) -> str:
+def _obstacle(mask: AttentionMask, softmax: Softmax) -> str:
     if softmax.relative_bias_NLK is not None or mask.learned_bias_NLK is not None:
         return "it has a learned bias"
     if softmax.dropout_BNLK is not None:
         return "its weights are dropped"
     if not isinstance(mask.first_query, int):
         return "the position of the first query is known only when the step runs"
-    if splits[0][2]:
-        return "L is split over devices; choose RingKernel"
     return ""
 
 
@@ -85,11 +140,11 @@ def _splits(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> tuple[Split, Split]:
     batch, heads = (even(sizes[i], found[i], mesh) for i in (0, 1))
     length = tuple(axis for axis in found[2] if mesh.parts([axis]) > 1)
     shared = heads if known_sizes(keys_BNKD.shape)[1] % mesh.parts(heads) == 0 else ()
-    return (batch, heads, length, ()), (batch, shared, (), ())
+    return (batch, heads, length, ()), (batch, shared, length, ())
 
 
 def _attend_on_shards(
-    call: AttentionCall,
+    attend: Callable[..., tf.Tensor],
     splits: tuple[Split, Split],
     query_BNLD: tf.Tensor,
     keys_BNKD: tf.Tensor,
@@ -106,18 +161,18 @@ def _attend_on_shards(
     segments = [] if mask.segments_BL is None else [mask.segments_BL, mask.key_segments()]
     sinks = [] if sinks_N is None else [sinks_N]
 
-    def attend(*shards: tf.Tensor) -> tf.Tensor:
+    def attend_shards(*shards: tf.Tensor) -> tf.Tensor:
         query, keys, values, *others = shards
         count = len(segments)
-        return kernels.attention.attend(call, query, keys, values, others[:count], others[count:])
+        return attend(query, keys, values, others[:count], others[count:])
 
     region = manual(
-        attend,
+        attend_shards,
         [
             of_queries,
             of_keys,
             of_keys,
-            *[(of_queries[0], ())] * len(segments),
+            *[(of_queries[0], of_queries[2])] * len(segments),
             *[(of_queries[1],)] * len(sinks),
         ],
         of_queries,

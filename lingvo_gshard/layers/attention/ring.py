@@ -23,6 +23,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention import blockwise
 from lingvo_gshard.layers.attention.blockwise import RunningSums, SoftmaxStatistics
 from lingvo_gshard.layers.attention.dense import soft_cap
+from lingvo_gshard.layers.attention.fused import RingOptions, attend_fused
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.sharding import annotate, einsum
@@ -298,8 +299,10 @@ class RingKernel(AttentionKernel):
     Rows are cut into as many parts as the current partitioning splits L into. Without a
     partitioning, or if it does not split L, there is one part, and nothing rotates.
 
-    There is no manual region. The parts are a dimension that is sharded over the mesh, so that the
-    partitioner generates local products and one collective-permute per step.
+    Programs for TPUs and GPUs attend to each part by the platform's fused kernel; see
+    fused_ring.py. Elsewhere there is no manual region. The parts are a dimension that is sharded
+    over the mesh, so that the partitioner generates local products and one collective-permute per
+    step.
     """
 
     keys_layout = "BNLD"
@@ -312,6 +315,14 @@ class RingKernel(AttentionKernel):
             0,
             "Keys of a part that are attended to at a time; 0: all of them.",
             minimum=0,
+        )
+        p.define("use_fused", True, "Whether programs use the platform's fused kernel.")
+        p.define(
+            "is_balanced",
+            True,
+            "Whether each device computes an early and a late part of a causal row, so that all "
+            "compute as much. Only the platform's kernel skips what positions hide, and profits. "
+            "Half of all queries, keys, values and outputs are sent to other devices for this.",
         )
         return p
 
@@ -329,6 +340,11 @@ class RingKernel(AttentionKernel):
           UserError: L or K does not divide into equal parts.
         """
         parts = self._parts(query_BNLD, keys_BNKD)
+        if self.p.use_fused:
+            options = RingOptions(self.p.is_balanced)
+            fused_BNLD = attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax, options)
+            if fused_BNLD is not None:
+                return fused_BNLD
 
         # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
         # gradient reads.
