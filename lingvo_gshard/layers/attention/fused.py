@@ -64,7 +64,7 @@ def attend_fused(
 
 @dataclasses.dataclass(frozen=True)
 class RingOptions:
-    """How keys pass around the devices that split positions.
+    """Options of a ring: keys pass around the devices that split positions.
 
     Attributes:
       is_balanced: whether each device has an early and a late part of a causal row.

@@ -26,7 +26,7 @@ from lingvo_gshard.runtime.program.program import Program
 
 _MODULE = "lingvo_gshard.planning.compiling.tpu_worker"
 _POLL_SECONDS = 0.05
-# How absl begins a line about a failed check, such as "F1126 00:18:02.493076".
+# absl begins a line about a failed check so: "F1126 00:18:02.493076".
 _FATAL = re.compile(r"F\d{4} ")
 # Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
 # compiled to the end, so that the verdict is the compiler's own.
