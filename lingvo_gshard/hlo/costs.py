@@ -69,7 +69,7 @@ def fused_attention(instruction: Instruction) -> FusedAttention | None:
     if found is None or not is_fused_attention(instruction):
         return None
     return FusedAttention(
-        keys=_attention_operands(instruction)[1].dimensions[2],
+        keys=_attention_operands(instruction)[1].dimensions[-2],
         is_gradient=found[0].endswith("gradient"),
         is_cudnn=instruction.proto.custom_call_target.startswith("__cudnn"),
     )
@@ -100,9 +100,14 @@ def matmul_flops(instruction: Instruction) -> int:
 
 
 def _attention_operands(instruction: Instruction) -> list[Shape]:
-    """Returns shapes of the queries, keys, values [B,N,length,D] and what follows them."""
+    """Returns shapes of the queries, keys, values [B,N,length,D] and what follows them.
+
+    The compiler for TPUs leaves out a B of 1.
+    """
     shapes = [operand.shape for operand in instruction.operands]
-    return [s for s in shapes if len(s.dimensions) == 4 and s.dtype in ("bf16", "f16", "f32")]
+    floats = [shape for shape in shapes if shape.dtype in ("bf16", "f16", "f32")]
+    rank = max((len(shape.dimensions) for shape in floats), default=0)
+    return [s for s in floats if len(s.dimensions) == rank] if rank in (3, 4) else []
 
 
 def _attention_flops(instruction: Instruction) -> int:
@@ -113,15 +118,17 @@ def _attention_flops(instruction: Instruction) -> int:
     gradients together five (Dao 2023, arXiv 2307.08691, section 2.2).
     """
     name, share = fused_call(instruction.op_name) or ("", 0.0)
-    query, keys, values = (shape.dimensions for shape in _attention_operands(instruction)[:3])
-    batch, heads, length, dim = query
-    gradients = sum(len(shape.dimensions) == 4 for shape in instruction.shape.arrays)
+    operands = _attention_operands(instruction)[:3]
+    query, keys, values = (shape.dimensions for shape in operands)
+    # Kernels for TPUs also return memory that they work in.
+    known = {(shape.dtype, shape.dimensions) for shape in operands}
+    gradients = sum((shape.dtype, shape.dimensions) in known for shape in instruction.shape.arrays)
     # Products over D of the keys, and over D of the values.
     of_keys, of_values = {1: (2, 1), 2: (2, 2), 3: (3, 2)}.get(gradients, (1, 1))
     if not name.endswith("gradient"):
         of_keys, of_values = 1, 1
-    pairs = batch * heads * length * keys[2] * share
-    return round(2 * pairs * (of_keys * dim + of_values * values[3]))
+    pairs = math.prod(query[:-1]) * keys[-2] * share
+    return round(2 * pairs * (of_keys * query[-1] + of_values * values[-1]))
 
 
 def passes(instruction: Instruction) -> int:

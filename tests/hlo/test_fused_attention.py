@@ -50,6 +50,25 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
         if products:
             self.assertEqual(costs.product_dtype(call), "bf16")
 
+    def test_a_batch_of_one_row_may_have_lost_its_dimension(self):
+        """The compiler for TPUs leaves it out."""
+        query, keys, scratch = "bf16[4,512,64]", "bf16[2,1024,64]", "f32[4,512,128]"
+        for result, scope, products in (
+            (f"({query}, f32[4,512])", "fused_attention_share_1.0000", 2),
+            (f"({scratch}, {keys}, {keys})", "fused_attention_gradient_share_1.0000", 4),
+        ):
+            text = MODULE.format(
+                query=query,
+                keys=keys,
+                rows="f32[4,512]",
+                result=result,
+                target="tpu_custom_call",
+                scope=scope,
+            )
+            call = parse_module(text.strip()).entry.root
+            self.assertEqual(costs.matmul_flops(call), products * PRODUCT / B)
+            self.assertEqual(costs.fused_attention(call).keys, K)
+
     def test_the_kernel_is_described(self):
         scope = "gradient_tape/x/fused_attention_gradient_share_0.5625"
         call = instruction(f"({QUERY}, {KEYS}, {KEYS})", "__cudnn$fmhaSoftmaxBackward", scope)

@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a device computes with the keys of another.
+    """The calls that a device may make with the keys of another.
 
     Attributes:
       before: the call if these keys come before the device's own; None if all are hidden.
@@ -302,7 +302,7 @@ def _half(x: tf.Tensor, half: Half, dimension: int) -> tf.Tensor:
 
 
 def _widened(x: tf.Tensor, half: Half, value: float = 0.0) -> tf.Tensor:
-    """Returns [B,N,L,...] with all positions, of which a half has a value and the rest `value`."""
+    """Returns [B,N,L,...] with all positions, from those of a half. The others are `value`."""
     if half == "all":
         return x
     rest = tf.fill(x.shape, value)
