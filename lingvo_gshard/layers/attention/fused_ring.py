@@ -302,7 +302,7 @@ def _half(x: tf.Tensor, half: Half, dimension: int) -> tf.Tensor:
 
 
 def _widened(x: tf.Tensor, half: Half, value: float = 0.0) -> tf.Tensor:
-    """Returns [B,N,L,...] with all positions, from those of a half. The others are `value`."""
+    """Returns [B,N,L,...] with all positions: a half has the given values, the rest `value`."""
     if half == "all":
         return x
     rest = tf.fill(x.shape, value)
