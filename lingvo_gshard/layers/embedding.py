@@ -13,7 +13,9 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
+from lingvo_gshard.layers.lora import concatenated, product
+from lingvo_gshard.layers.losses import CrossEntropy
 from lingvo_gshard.layers.products import is_stored, look_up, lookup, multiply, store
 from lingvo_gshard.sharding import annotate
 
@@ -60,6 +62,14 @@ class TokenEmbedding(Layer):
         return multiply("BLM,VM->BLV", x_BLM, table_VM)
 
     @layer_method
+    def cross_entropy(
+        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
+    ) -> CrossEntropy:
+        """Returns the loss of a softmax whose weight is this table; see `chunked_loss`."""
+        table_VM = annotate(theta.table, "VM")
+        return chunked_cross_entropy(x_BLM, table_VM, "VM", objective, positions)
+
+    @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference. An id has a scale of its own in both uses."""
         return NestedMap(table=store(theta.table, "VM", "M"))
@@ -99,6 +109,14 @@ class Softmax(Layer):
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
         return product(self, theta, "w", "BLM,MV->BLV", x_BLM)
+
+    @layer_method
+    def cross_entropy(
+        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
+    ) -> CrossEntropy:
+        """Returns the loss of the logits, which are computed in chunks; see `chunked_loss`."""
+        x_BLM, w_MV = concatenated(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        return chunked_cross_entropy(x_BLM, w_MV, "MV", objective, positions)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:

@@ -187,15 +187,33 @@ class Adapters(Layer):
         inputs, _, output = equation.partition("->")
         left, right = inputs.split(",")
         batch = "".join(letter for letter in right if letter in left and letter in output)
-        summed = "".join(letter for letter in right if letter in left and letter not in output)
         rest = "".join(letter for letter in right if letter not in left)
+        x_low, low = self.reduce(theta, name, equation, x)
+        with context.override(saved_products=None):
+            return multiply(f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"])
+
+    @layer_method
+    def reduce(
+        self, theta: NestedMap, name: str, equation: str, x: tf.Tensor
+    ) -> tuple[tf.Tensor, str]:
+        """Returns activations times the first factor of a weight, scaled, and their letters.
+
+        Args:
+          theta: weights of this layer.
+          name: name of the adapted weight.
+          equation: the einsum equation of the product with the weight.
+          x: the activations that the weight is multiplied with.
+        """
+        inputs, _, output = equation.partition("->")
+        left, right = inputs.split(",")
+        batch = "".join(letter for letter in right if letter in left and letter in output)
+        summed = "".join(letter for letter in right if letter in left and letter not in output)
         low = "".join(letter for letter in left if letter not in summed) + RANK
         # These products are cheap to repeat, so that remat policies need not know them.
         with context.override(saved_products=None):
             x = self.dropout.fprop(theta.dropout, x)
             x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
-            x_low *= tf.constant(self.p.scale, x_low.dtype)
-            return multiply(f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"])
+            return x_low * tf.constant(self.p.scale, x_low.dtype), low
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the adapters' products for each token."""
@@ -223,6 +241,28 @@ def add_adapter(
     if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
         return y
     return y + getattr(layer, CHILD).fprop(theta[CHILD], name, equation, x)
+
+
+def concatenated(
+    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns activations and a weight whose product is `product(layer, theta, ...)`.
+
+    The dimension that the product sums over is longer by the rank of the weight's adapter.
+
+    Args:
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight, a matrix whose first dimension the product sums over.
+      equation: see `products.multiply`. The summed letter is the last of x.
+      x: the activations.
+    """
+    weight = theta[name]
+    if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
+        return x, weight
+    x_low, _ = getattr(layer, CHILD).reduce(theta[CHILD], name, equation, x)
+    factors = [tf.cast(w, x.dtype) for w in (weight, theta[CHILD][f"{name}_b"])]
+    return tf.concat([x, x_low], -1), tf.concat(factors, 0)
 
 
 def adapt(model: Layer, params: Params, where: str) -> None:

@@ -7,6 +7,9 @@ import dataclasses
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 
+# Name scope of the operations that compute the loss from the logits.
+LOSS_SCOPE = "loss"
+
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
@@ -77,7 +80,8 @@ def _per_token(
         largest_BL = tf.reduce_max(values_BLV, -1)
         exponentials_BLV = tf.exp(values_BLV - largest_BL[..., None])
         sum_BL = tf.reduce_sum(exponentials_BLV, -1)
-        label_BL = tf.gather(values_BLV, labels_BL, batch_dims=2)
+        # XLA for TPU stores the operand of a gather, which is larger in float32.
+        label_BL = tf.cast(tf.gather(logits_BLV, labels_BL, batch_dims=2), tf.float32)
         log_normalizer_BL = largest_BL + tf.math.log(sum_BL)
         exact_BL = log_normalizer_BL - label_BL
         uniform_BL = log_normalizer_BL - tf.reduce_mean(values_BLV, -1)

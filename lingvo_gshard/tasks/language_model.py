@@ -17,14 +17,13 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
 from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, token_loss
+from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
 
 # Arrays of a batch that a prediction further ahead reads.
 _SHIFTED = ("target_inputs", "target_labels", "target_segments", "target_positions")
@@ -111,13 +110,9 @@ class LanguageModelTask(TokenTask):
         state_BLM = self._states(theta, batch)
         if self.p.future_tokens and context.current().training:
             self._predict_future(theta, batch, state_BLM)
-        return token_loss(
-            self._logits(theta, state_BLM),
-            batch["target_labels"],
-            batch["target_segments"],
-            label_smoothing=self.p.label_smoothing,
-            z_loss_weight=self.p.z_loss_weight,
-        )
+        labels_BL, segments_BL = batch["target_labels"], batch["target_segments"]
+        sums = self._cross_entropy(theta, state_BLM, labels_BL, segments_BL, self.p.z_loss_weight)
+        return loss_of_sums(sums, segments_BL)
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the packed documents."""
@@ -165,12 +160,8 @@ class LanguageModelTask(TokenTask):
             ahead_kinds_BL = None if kinds_BL is None else _shifted(kinds_BL, index + 1)
             with token_context.tokens(ids_BL, ahead_kinds_BL):
                 state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
-            sums = cross_entropy(
-                self._logits(theta, output_BLM),
-                ahead["target_labels"],
-                inside_BL,
-                p.label_smoothing,
-                p.z_loss_weight,
+            sums = self._cross_entropy(
+                theta, output_BLM, ahead["target_labels"], inside_BL, p.z_loss_weight
             )
             tokens = tf.maximum(sums.tokens, 1.0)
             module.add_loss("loss", sums.smoothed / tokens * (p.future_weight / p.future_tokens))

@@ -15,17 +15,15 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
+from lingvo_gshard.layers.chunked_loss import Objective, positions_at_once
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.lora import product
-from lingvo_gshard.layers.losses import cross_entropy
+from lingvo_gshard.layers.losses import LOSS_SCOPE, CrossEntropy, cross_entropy
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
 from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import Task
-
-# Name scope of the operations that compute the loss from the logits.
-LOSS_SCOPE = "loss"
 
 
 def token_loss(
@@ -55,6 +53,20 @@ def token_loss(
     """
     with tf.name_scope(f"{LOSS_SCOPE}/"):
         sums = cross_entropy(logits_BLV, labels_BL, segments_BL, label_smoothing, z_loss_weight)
+        return loss_of_sums(sums, segments_BL, *more_segments)
+
+
+def loss_of_sums(
+    sums: CrossEntropy, segments_BL: tf.Tensor, *more_segments: tf.Tensor
+) -> tuple[tf.Tensor, NestedMap]:
+    """Returns the training loss of a packed batch and its metrics, as `token_loss` does.
+
+    Args:
+      sums: sums of losses over the positions of the batch.
+      segments_BL: int32 segments, 0 in padding.
+      *more_segments: see `token_loss`.
+    """
+    with tf.name_scope(f"{LOSS_SCOPE}/"):
         tokens = tf.maximum(sums.tokens, 1.0)
         current = context.current()
         loss = sums.smoothed / tokens + tf.add_n([0.0, *current.losses.values()])
@@ -172,6 +184,14 @@ class TokenTask(Task):
             "Probability spread evenly over the vocabulary.",
             minimum=0,
             below=1,
+        )
+        p.define(
+            "logits_positions",
+            0,
+            "Positions of a device whose logits training holds at once. 0 decides by size: all, or "
+            "2,048 if V is large.",
+            minimum=0,
+            changes_results=False,
         )
         return p
 
@@ -291,9 +311,7 @@ class TokenTask(Task):
     @layer_method
     def _logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V] of the decoder's output."""
-        p = self.p
-        if p.logit_scale != 1.0:
-            x_BLM *= tf.constant(p.logit_scale, x_BLM.dtype)
+        p, x_BLM = self.p, self._scaled(x_BLM)
         if p.tie_softmax:
             logits_BLV = self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
         else:
@@ -301,6 +319,46 @@ class TokenTask(Task):
         if p.use_logit_bias:
             logits_BLV = add_bias(logits_BLV, theta.logit_bias)
         return soft_cap(logits_BLV, p.logit_cap)
+
+    @layer_method
+    def _cross_entropy(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        labels_BL: tf.Tensor,
+        segments_BL: tf.Tensor,
+        z_loss_weight: float = 0.0,
+    ) -> CrossEntropy:
+        """Returns sums of losses. If V is large, only a chunk of the logits exists at a time.
+
+        Args:
+          theta: the weights.
+          x_BLM: the decoder's output.
+          labels_BL: int32 ids to predict.
+          segments_BL: int32 segments, 0 in padding.
+          z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
+        """
+        p = self.p
+        vocabulary_size = self._shared_embedding().p.vocabulary_size
+        positions = positions_at_once(p.logits_positions, x_BLM, vocabulary_size)
+        if not positions:
+            logits_BLV = self._logits(theta, x_BLM)
+            with tf.name_scope(f"{LOSS_SCOPE}/"):
+                return cross_entropy(
+                    logits_BLV, labels_BL, segments_BL, p.label_smoothing, z_loss_weight
+                )
+        bias_V = theta.logit_bias if p.use_logit_bias else None
+        objective = Objective(
+            labels_BL, segments_BL, p.label_smoothing, z_loss_weight, p.logit_cap, bias_V
+        )
+        softmax = self._shared_embedding() if p.tie_softmax else self.softmax
+        weights = theta[self.EMBEDDING] if p.tie_softmax else theta.softmax
+        return softmax.cross_entropy(weights, self._scaled(x_BLM), objective, positions)
+
+    def _scaled(self, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns the decoder's output, scaled for the softmax."""
+        scale = self.p.logit_scale
+        return x_BLM if scale == 1.0 else x_BLM * tf.constant(scale, x_BLM.dtype)
 
     def _shared_embedding(self) -> TokenEmbedding:
         """Returns the child whose table the softmax may share."""

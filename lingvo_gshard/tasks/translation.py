@@ -24,7 +24,7 @@ from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_task import TokenTask, token_loss
+from lingvo_gshard.tasks.token_task import TokenTask, loss_of_sums
 
 
 class TranslationTask(TokenTask):
@@ -94,13 +94,10 @@ class TranslationTask(TokenTask):
 
         See the base class.
         """
-        return token_loss(
-            self.logits(theta, batch),
-            batch["target_labels"],
-            batch["target_segments"],
-            label_smoothing=self.p.label_smoothing,
-            more_segments=[batch["source_segments"]],
-        )
+        segments_BL = batch["target_segments"]
+        state_BLM = self._states(theta, batch)
+        sums = self._cross_entropy(theta, state_BLM, batch["target_labels"], segments_BL)
+        return loss_of_sums(sums, segments_BL, batch["source_segments"])
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the target positions, with the source positions as the memory."""
@@ -125,6 +122,11 @@ class TranslationTask(TokenTask):
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns logits [B,L,V] of each target position, given the source and prior tokens."""
+        return self._logits(theta, self._states(theta, batch))
+
+    @layer_method
+    def _states(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the decoder's output [B,L,M]."""
         kinds_BK = batch.get(f"source{KINDS}")
         memory = self.encode(
             theta,
@@ -136,8 +138,7 @@ class TranslationTask(TokenTask):
         ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
         x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
         with token_context.tokens(ids_BL, batch.get(f"target{KINDS}")):
-            x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
-        return self._logits(theta, x_BLM)
+            return self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
 
     @layer_method
     def encode(

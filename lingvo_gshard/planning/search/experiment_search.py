@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,10 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
 from lingvo_gshard.training.step.trainer import Trainer
+
+# Hyperparameter of tasks: the number of positions whose logits are computed at once.
+_LOGITS = "logits_positions"
+_ALL_POSITIONS = 2**31 - 1
 
 
 def candidate_compiler(
@@ -131,10 +136,11 @@ def search_experiment(
     paths = tuple(policy_params(experiment.leaves()))
     batch = batch_specs(experiment)
 
-    def trainer_of(policy: str) -> Trainer:
+    def trainer_of(policy: str, **values: Any) -> Trainer:
         changed = experiment.copy()
         for path in paths:
             changed.set_path(path, policy)
+        changed.task.set(**values)
         return make_trainer(changed)
 
     progress.say("tracing the model")
@@ -144,8 +150,10 @@ def search_experiment(
         compile_candidate = candidate_compiler(
             trainer_of, batch, topology, partitioner, plans, progress
         )
+    # The cost model reads the letters of products. Chunks of logits lack the rows' letter.
+    whole = {_LOGITS: _ALL_POSITIONS} if _LOGITS in experiment.task else {}
     result = search(
-        trace(trainer_of(remat_policy.NONE), batch),
+        trace(trainer_of(remat_policy.NONE, **whole), batch),
         topology.devices,
         rates_of(topology),
         compile_candidate,
