@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from jax._src import clusters
     from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
     from jax.experimental import multihost_utils, pallas, serialize_executable
+    from jax.experimental.pallas import tpu as pallas_tpu
     from jax.experimental.pallas import triton as pallas_triton
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -160,6 +161,7 @@ else:
     stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
 
     pallas = LazyModule("jax.experimental.pallas")
+    pallas_tpu = LazyModule("jax.experimental.pallas.tpu")
     pallas_triton = LazyModule("jax.experimental.pallas.triton")
     cudnn_attention = LazyModule("jax._src.cudnn.fused_attention_stablehlo")
     _splash = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention"

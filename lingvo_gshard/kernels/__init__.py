@@ -8,6 +8,6 @@ CUDA. Layers ask `attention.obstacle` first, and compute with TensorFlow's opera
 platform has no kernel for a call.
 """
 
-from lingvo_gshard.kernels import attention, kernel
+from lingvo_gshard.kernels import attention, cache_attention, kernel
 
-__all__ = ["attention", "kernel"]
+__all__ = ["attention", "cache_attention", "kernel"]

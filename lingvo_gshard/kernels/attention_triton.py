@@ -16,7 +16,7 @@ from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.call import AttentionCall, Operands, pad
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
-_HIDDEN = -1e30
+HIDDEN = -1e30
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
@@ -199,7 +199,7 @@ class _Tiles:
 
     def query_tile(self, x: Any) -> Any:
         """Returns the block [block_q,D] of an array of queries, for a grid of (tile, B, N)."""
-        shape = (None, None, self.block_q, _padded_dim(x))
+        shape = (None, None, self.block_q, padded_dim(x))
         return pallas.BlockSpec(shape, lambda i, b, n: (b, n, i, 0))
 
     def query_row(self) -> Any:
@@ -208,12 +208,12 @@ class _Tiles:
 
     def key_tile(self, x: Any) -> Any:
         """Returns the block [block_k,D] of an array of keys, for a grid of (tile, B, heads)."""
-        shape = (None, None, self.block_k, _padded_dim(x))
+        shape = (None, None, self.block_k, padded_dim(x))
         return pallas.BlockSpec(shape, lambda j, b, n: (b, n, j, 0))
 
     def group_rows(self, x: Any) -> Any:
         """Returns the block [group,L,D] of the queries that share a head of keys."""
-        shape = (None, self.group, self.padded_queries, _padded_dim(x))
+        shape = (None, self.group, self.padded_queries, padded_dim(x))
         return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0, 0))
 
     def group_row(self) -> Any:
@@ -232,7 +232,7 @@ class _Tiles:
             (
                 x,
                 pallas.BlockSpec(
-                    (None, None, count, _padded_dim(x)), lambda i, b, n: (b, n // group, 0, 0)
+                    (None, None, count, padded_dim(x)), lambda i, b, n: (b, n // group, 0, 0)
                 ),
             )
             for x in (self.operands.keys, self.operands.values)
@@ -331,24 +331,24 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
     call = tiles.attention
     sink_ref = others.pop() if call.has_sinks else None
     first_q = pallas.program_id(0) * tiles.block_q
-    query = _load(query_ref, dims.keys)
+    query = load_rows(query_ref, dims.keys)
 
     def add_block(j: Any, sums: tuple) -> tuple:
         mixed, largest, total = sums
         first_k = j * tiles.block_k
-        keys = _load(keys_ref, dims.keys, first_k, tiles.block_k)
-        logits, _ = _logits(call, query, keys)
-        logits = jnp.where(tiles.is_visible(first_q, first_k, tuple(others)), logits, _HIDDEN)
+        keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
+        logits, _ = logits_of(call.logit_cap, query, keys)
+        logits = jnp.where(tiles.is_visible(first_q, first_k, tuple(others)), logits, HIDDEN)
         new_largest = jnp.maximum(largest, logits.max(-1))
         correction = jnp.exp(largest - new_largest)
         exponentials = jnp.exp(logits - new_largest[:, None])
-        values = _load(values_ref, dims.values, first_k, tiles.block_k)
-        product = _product(exponentials.astype(values.dtype), values)
+        values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
+        product = dot(exponentials.astype(values.dtype), values)
         total = total * correction + exponentials.sum(-1)
         return mixed * correction[:, None] + product, new_largest, total
 
     zeros = jnp.zeros((tiles.block_q, mixed_ref.shape[-1]), jnp.float32)
-    largest = jnp.full((tiles.block_q,), _HIDDEN, jnp.float32)
+    largest = jnp.full((tiles.block_q,), HIDDEN, jnp.float32)
     total = jnp.zeros((tiles.block_q,), jnp.float32)
     if sink_ref is not None:
         largest, total = jnp.broadcast_to(sink_ref[...], largest.shape), total + 1.0
@@ -356,44 +356,44 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
     mixed, largest, total = jax.lax.fori_loop(low, high, add_block, (zeros, largest, total))
     # A query has no sum if all of its blocks are skipped.
     total = jnp.where(total == 0, 1.0, total)
-    _store(mixed_ref, mixed / total[:, None], dims.values)
+    store_rows(mixed_ref, mixed / total[:, None], dims.values)
     log_sums_ref[...] = largest + jnp.log(total)
 
 
 def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref = refs
     first_q = pallas.program_id(0) * tiles.block_q
-    query, d_mixed = _load(query_ref, dims.keys), _load(d_mixed_ref, dims.values)
+    query, d_mixed = load_rows(query_ref, dims.keys), load_rows(d_mixed_ref, dims.values)
     log_sums, weighted = log_sums_ref[...], weighted_ref[...]
 
     def add_block(j: Any, d_query: Any) -> Any:
         first_k = j * tiles.block_k
-        keys = _load(keys_ref, dims.keys, first_k, tiles.block_k)
-        values = _load(values_ref, dims.values, first_k, tiles.block_k)
+        keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
+        values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
         visible = tiles.is_visible(first_q, first_k, tuple(segments))
         _, d_logits = _weights(
             tiles.attention, visible, query, keys, values, d_mixed, log_sums, weighted
         )
-        return d_query + _product(d_logits.astype(keys.dtype), keys)
+        return d_query + dot(d_logits.astype(keys.dtype), keys)
 
     zeros = jnp.zeros(d_query_ref.shape, jnp.float32)
     low, high = tiles.key_range(first_q)
-    _store(d_query_ref, jax.lax.fori_loop(low, high, add_block, zeros), dims.keys)
+    store_rows(d_query_ref, jax.lax.fori_loop(low, high, add_block, zeros), dims.keys)
 
 
 def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref = refs[:-2]
     d_keys_ref, d_values_ref = refs[-2:]
     first_k = pallas.program_id(0) * tiles.block_k
-    keys, values = _load(keys_ref, dims.keys), _load(values_ref, dims.values)
+    keys, values = load_rows(keys_ref, dims.keys), load_rows(values_ref, dims.values)
     low, high = tiles.query_range(first_k)
 
     def add_head(head: Any, gradients: tuple) -> tuple:
         def add_block(i: Any, gradients: tuple) -> tuple:
             d_keys, d_values = gradients
             first_q = i * tiles.block_q
-            query = _load(query_ref, dims.keys, first_q, tiles.block_q, head)
-            d_mixed = _load(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
+            query = load_rows(query_ref, dims.keys, first_q, tiles.block_q, head)
+            d_mixed = load_rows(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
             rows = pallas.ds(first_q, tiles.block_q)
             visible = tiles.is_visible(first_q, first_k, tuple(segments))
             weights, d_logits = _weights(
@@ -406,26 +406,32 @@ def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -
                 log_sums_ref[head, rows],
                 weighted_ref[head, rows],
             )
-            d_keys += _product(d_logits.astype(query.dtype).T, query)
-            d_values += _product(weights.astype(d_mixed.dtype).T, d_mixed)
+            d_keys += dot(d_logits.astype(query.dtype).T, query)
+            d_values += dot(weights.astype(d_mixed.dtype).T, d_mixed)
             return d_keys, d_values
 
         return jax.lax.fori_loop(low, high, add_block, gradients)
 
     zeros = (jnp.zeros(d_keys_ref.shape, jnp.float32), jnp.zeros(d_values_ref.shape, jnp.float32))
     d_keys, d_values = jax.lax.fori_loop(0, tiles.group, add_head, zeros)
-    _store(d_keys_ref, d_keys, dims.keys)
-    _store(d_values_ref, d_values, dims.values)
+    store_rows(d_keys_ref, d_keys, dims.keys)
+    store_rows(d_values_ref, d_values, dims.values)
 
 
-def _logits(call: AttentionCall, query: Any, keys: Any) -> tuple[Any, Any]:
-    """Returns the float32 logits of a tile, and the derivative by the products q k."""
-    products = _product(query, keys.T)
-    if not call.logit_cap:
+def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:
+    """Returns the float32 logits of a tile, and the derivative by the products q k.
+
+    Args:
+      cap: c of c tanh(q k / c); 0 disables it.
+      query: queries [L,D].
+      keys: keys [K,D].
+    """
+    products = dot(query, keys.T)
+    if not cap:
         return products, 1.0
     # tanh by exp, which is exact enough in float32 and needs no library of the device.
-    tanh = 1.0 - 2.0 / (jnp.exp(products * (2.0 / call.logit_cap)) + 1.0)
-    return call.logit_cap * tanh, 1.0 - tanh * tanh
+    tanh = 1.0 - 2.0 / (jnp.exp(products * (2.0 / cap)) + 1.0)
+    return cap * tanh, 1.0 - tanh * tanh
 
 
 def _weights(
@@ -439,19 +445,19 @@ def _weights(
     weighted: Any,
 ) -> tuple[Any, Any]:
     """Returns the float32 weights of a tile and the gradients of its products q k."""
-    logits, slope = _logits(call, query, keys)
+    logits, slope = logits_of(call.logit_cap, query, keys)
     weights = jnp.where(visible, jnp.exp(logits - log_sums[:, None]), 0.0)
-    d_weights = _product(d_mixed, values.T)
+    d_weights = dot(d_mixed, values.T)
     return weights, weights * (d_weights - weighted[:, None]) * slope
 
 
-def _product(a: Any, b: Any) -> Any:
+def dot(a: Any, b: Any) -> Any:
     """Returns the float32 product of two tiles. Triton would round float32 to 10 bits."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return pallas.dot(a, b, precision=precision)
 
 
-def _load(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None) -> Any:
+def load_rows(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None) -> Any:
     """Returns rows of an array, with zeros beyond the size of its heads.
 
     Args:
@@ -469,7 +475,7 @@ def _load(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None
     return pallas_triton.load(rows, mask=_within(ref.shape[-1], dim), other=0.0)
 
 
-def _store(ref: Any, x: Any, dim: int) -> None:
+def store_rows(ref: Any, x: Any, dim: int) -> None:
     """Writes a tile in the type of the array, without what is beyond the size of its heads."""
     x = x.astype(ref.dtype)
     if ref.shape[-1] == dim:
@@ -482,6 +488,6 @@ def _within(padded: int, dim: int) -> Any:
     return (jnp.arange(padded) < dim)[None, :]
 
 
-def _padded_dim(x: Any) -> int:
+def padded_dim(x: Any) -> int:
     """Returns the power of two that holds the size of an array's heads."""
     return 1 << (x.shape[-1] - 1).bit_length()

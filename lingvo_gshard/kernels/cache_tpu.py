@@ -1,0 +1,167 @@
+"""Attention over a cache on TPUs, in Pallas: reads the visible blocks of slots, and no others.
+
+Running sums over blocks of keys, as in FlashAttention-2 (Dao 2023, arXiv 2307.08691, algorithm 1),
+for one token of each row. jax's own kernels for paged caches know neither rings, whose first block
+has slots of older texts, nor sinks.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_tpu
+from lingvo_gshard.kernels.cache_call import Cache, CacheCall
+
+_LANES = 128
+# Two buffers of keys and two of values of this size fit into the vector memory of every TPU. Fewer
+# bytes take less time to read than a step of the grid takes to begin.
+_BLOCK_BYTES = 2**20
+# Stands for the logit of a hidden slot. Infinity would make NaN of a row without visible slots.
+_HIDDEN = -1e30
+
+
+def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
+    """Returns why the kernel cannot compute a call; "" if it can.
+
+    Args:
+      call: the static arguments.
+      query: shape [B,N,D] of the queries.
+      keys: shape [B,N,K,D] of the keys.
+      values: shape [B,N,K,D] of the values.
+      dtype: type of the queries.
+    """
+    del call, query
+    if dtype not in ("bfloat16", "float32"):
+        return f"the kernel of a cache computes bfloat16 and float32, not {dtype}"
+    if keys[2] % _LANES:
+        return f"{keys[2]} slots are no multiple of {_LANES}"
+    if _slot_bytes(keys, values, dtype) * _LANES > 2 * _BLOCK_BYTES:
+        return f"{keys[1]} heads of keys of {keys[3]} are more than fit into the vector memory"
+    return ""
+
+
+def block_size(keys: tuple, values: tuple, dtype: str) -> int:
+    """Returns the slots of a block: the largest multiple of a lane that divides them and fits.
+
+    Args:
+      keys: shape [B,N,K,D] of the keys.
+      values: shape [B,N,K,D] of the values.
+      dtype: their type.
+    """
+    most = max(_BLOCK_BYTES * 2 // _slot_bytes(keys, values, dtype) // _LANES, 1)
+    lanes = keys[2] // _LANES
+    return _LANES * max(n for n in range(1, lanes + 1) if lanes % n == 0 and n <= most)
+
+
+def _slot_bytes(keys: tuple, values: tuple, dtype: str) -> int:
+    """Returns the bytes of the keys and values of a slot, with the padding of their tiles."""
+    dims = sum(-(-shape[3] // _LANES) * _LANES for shape in (keys, values))
+    return keys[1] * dims * jnp.dtype(dtype).itemsize
+
+
+def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> tuple:
+    """Returns the output [B,N,D] of one new token of each row.
+
+    Args:
+      call: the static arguments.
+      *operands: the arrays that `Cache.of` names.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    cache = Cache.of(call, operands)
+    batch, shared, group, _ = cache.query.shape
+    value_dim = cache.values.shape[3]
+    block = block_size(cache.keys.shape, cache.values.shape, cache.keys.dtype.name)
+    total = cache.slots // block
+    first, count = cache.blocks(block)
+
+    def of_row(dim: int) -> Any:
+        return pallas.BlockSpec((None, shared, group, dim), lambda b, j, *_: (b, 0, 0, 0))
+
+    def of_slots(dim: int) -> Any:
+        def place(b: Any, j: Any, newest: Any, reach: Any, first: Any, count: Any) -> tuple:
+            # Beyond the visible blocks the last one stays: nothing is fetched.
+            j = jnp.maximum(jnp.minimum(j, count[b] - 1), 0)
+            return b, 0, jax.lax.rem(first[b] + j, total), 0
+
+        return pallas.BlockSpec((None, shared, block, dim), place)
+
+    inputs = [(cache.query, of_row(cache.query.shape[3])), (cache.keys, of_slots(cache.keys.shape[3]))]
+    if call.has_values:
+        inputs.append((cache.values, of_slots(value_dim)))
+    if cache.sinks is not None:
+        whole = pallas.BlockSpec((shared, group, 1), lambda b, j, *_: (0, 0, 0))
+        inputs.append((cache.sinks[..., None], whole))
+    mixed = pallas.pallas_call(
+        functools.partial(_block, call, cache.slots, block, total),
+        grid_spec=pallas_tpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(batch, total),
+            in_specs=[spec for _, spec in inputs],
+            out_specs=of_row(value_dim),
+            scratch_shapes=[
+                pallas_tpu.VMEM((shared, group, value_dim), jnp.float32),
+                pallas_tpu.VMEM((shared, group, 1), jnp.float32),
+                pallas_tpu.VMEM((shared, group, 1), jnp.float32),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct((batch, shared, group, value_dim), cache.query.dtype),
+        compiler_params=pallas_tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=interpret,
+        name="cache_attention",
+    )(cache.newest, cache.reach, first, count, *(x for x, _ in inputs))
+    return (mixed.reshape(batch, shared * group, value_dim),)
+
+
+interpreted_forward = functools.partial(forward, interpret=True)
+
+
+def _block(call: CacheCall, slots: int, block: int, total: int, *refs: Any) -> None:
+    """Adds a block of slots to the running sums of a row, and writes the row's output."""
+    newest_ref, reach_ref, first_ref, count_ref, query_ref, keys_ref, *others = refs
+    *others, mixed_ref, sum_ref, largest_ref, total_ref = others
+    sinks_ref = others.pop() if call.has_sinks else None
+    values_ref = others[0] if call.has_values else keys_ref
+    row, j = pallas.program_id(0), pallas.program_id(1)
+
+    @pallas.when(j == 0)
+    def _begin() -> None:
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+        if sinks_ref is None:
+            largest_ref[...] = jnp.full_like(largest_ref, _HIDDEN)
+            total_ref[...] = jnp.zeros_like(total_ref)
+        else:
+            largest_ref[...] = sinks_ref[...]
+            total_ref[...] = jnp.ones_like(total_ref)
+
+    @pallas.when(j < count_ref[row])
+    def _add() -> None:
+        keys, values = keys_ref[...], values_ref[...]
+        logits = _product("ngd,nkd->ngk", query_ref[...], keys)
+        if call.logit_cap:
+            logits = call.logit_cap * jnp.tanh(logits / call.logit_cap)
+        start = jax.lax.rem(first_ref[row] + j, total) * block
+        slot = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+        age = newest_ref[0] - slot
+        age = jnp.where(age < 0, age + slots, age)
+        logits = jnp.where(age <= reach_ref[row], logits, _HIDDEN)
+        before = largest_ref[...]
+        largest = jnp.maximum(before, logits.max(-1, keepdims=True))
+        correction = jnp.exp(before - largest)
+        exponentials = jnp.exp(logits - largest)
+        total_ref[...] = total_ref[...] * correction + exponentials.sum(-1, keepdims=True)
+        mixed = _product("ngk,nkd->ngd", exponentials.astype(values.dtype), values)
+        sum_ref[...] = sum_ref[...] * correction + mixed
+        largest_ref[...] = largest
+
+    @pallas.when(j == total - 1)
+    def _end() -> None:
+        # A row that sees nothing has no sum.
+        divisor = jnp.where(total_ref[...] == 0, 1.0, total_ref[...])
+        mixed_ref[...] = (sum_ref[...] / divisor).astype(mixed_ref.dtype)
+
+
+def _product(equation: str, a: Any, b: Any) -> Any:
+    """Returns a float32 product over the heads. By default a TPU would round float32 to 8 bits."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)

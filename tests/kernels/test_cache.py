@@ -1,0 +1,134 @@
+"""Compares the kernels of attention over a cache, on CPUs step by step, with loops in NumPy."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import kernels, testing
+from lingvo_gshard.kernels.cache_attention import FORWARD
+from lingvo_gshard.kernels.cache_call import CacheCall
+
+PLATFORMS = ("tpu_interpreted", "cuda_interpreted")
+# Sizes N, heads of keys, K, D of keys, D of values; the newest slot; how many slots before it each
+# row sees; and the static arguments.
+CASES = {
+    "shared_heads": ((4, 2, 384, 64, 64), 200, (0, 5, 150, 200), {}),
+    "around_the_end": ((2, 2, 256, 64, 64), 70, (100, 255, 190, 71), {}),
+    "no_visible_slot": ((2, 1, 128, 64, 64), 127, (-1, 127, -1, 3), {}),
+    "cap_sinks_wider_keys": (
+        (6, 2, 256, 128, 64),
+        255,
+        (255, 3, -1, 140),
+        {"logit_cap": 3.0, "has_sinks": True},
+    ),
+}
+
+
+def operands_of(sizes, newest, reach, call, seed=0):
+    """Returns the arrays of a call in float32."""
+    heads, shared, slots, dim, value_dim = sizes
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return generator.normal(size=shape).astype(np.float32)
+
+    rows = len(reach)
+    query = normal(rows, heads, dim) / np.sqrt(dim).astype(np.float32)
+    arrays = [query, normal(rows, shared, slots, dim)]
+    if call.has_values:
+        arrays.append(normal(rows, shared, slots, value_dim))
+    arrays += [np.array([newest], np.int32), np.array(reach, np.int32)]
+    return [*arrays, normal(heads)] if call.has_sinks else arrays
+
+
+def loops(call, operands):
+    """Returns the output [B,N,D], one row and head at a time, over the visible slots in order."""
+    query, keys, *others = operands
+    values = others.pop(0) if call.has_values else keys
+    (newest,), reach, *sinks = others
+    group = query.shape[1] // keys.shape[1]
+    mixed = np.zeros((*query.shape[:2], values.shape[3]))
+    for row, head in np.ndindex(*query.shape[:2]):
+        at = [(newest - age) % keys.shape[2] for age in range(reach[row] + 1)]
+        logits = keys[row, head // group, at].astype(np.float64) @ query[row, head]
+        if call.logit_cap:
+            logits = call.logit_cap * np.tanh(logits / call.logit_cap)
+        largest = max([0.0, *logits])
+        weights = np.exp(logits - largest)
+        total = weights.sum() + (np.exp(sinks[0][head] - largest) if sinks else 0)
+        if at:
+            mixed[row, head] = weights @ values[row, head // group, at] / total
+    return mixed
+
+
+class BodiesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(case=list(CASES), platform=PLATFORMS)
+    def test_a_body_computes_attention_to_the_visible_slots(self, case, platform):
+        sizes, newest, reach, arguments = CASES[case]
+        call = CacheCall(**arguments)
+        operands = operands_of(sizes, newest, reach, call)
+        (mixed,) = FORWARD.bodies[platform](call, *operands)
+        self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
+
+    def test_keys_that_are_the_values_are_one_array(self):
+        """A latent cache has heads of no multiple of the lanes."""
+        call = CacheCall(has_values=False)
+        operands = operands_of((8, 1, 256, 72, 72), 30, (20, 200), call)
+        for platform in PLATFORMS:
+            (mixed,) = FORWARD.bodies[platform](call, *operands)
+            self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
+
+    def test_a_ring_that_blocks_do_not_divide_is_read_to_its_end(self):
+        call = CacheCall()
+        for newest in (40, 95, 99):
+            operands = operands_of((2, 1, 100, 32, 32), newest, (99, 7, 60, 41), call)
+            (mixed,) = FORWARD.bodies["cuda_interpreted"](call, *operands)
+            self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
+
+    @parameterized.parameters(*PLATFORMS)
+    def test_hidden_blocks_are_not_read(self, platform):
+        """NaN in blocks that no row sees does not reach the output."""
+        call = CacheCall()
+        operands = operands_of((4, 2, 4096, 128, 128), 3000, (100, 0, 50, -1), call)
+        expected = loops(call, operands)
+        for array in operands[1:3]:
+            array[:, :, :2048] = np.nan
+            array[:, :, 3584:] = np.nan
+        (mixed,) = FORWARD.bodies[platform](call, *operands)
+        self.assertAllClose(mixed[:3], expected[:3], rtol=0, atol=5e-6)
+
+    @parameterized.parameters(*PLATFORMS)
+    def test_bfloat16_is_as_near_to_float32_as_rounding_allows(self, platform):
+        call = CacheCall()
+        operands = operands_of((4, 2, 256, 64, 64), 20, (255, 40, 3), call)
+        narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands[:3]] + operands[3:]
+        (mixed,) = FORWARD.bodies[platform](call, *narrow)
+        self.assertEqual(mixed.dtype, narrow[0].dtype)
+        widened = [x.astype(np.float32) for x in narrow[:3]] + operands[3:]
+        self.assertAllClose(mixed.astype(np.float32), loops(call, widened), rtol=0, atol=2e-2)
+
+
+class ObstaclesTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("tpu", (2, 2, 100, 64), tf.bfloat16, "100 slots are no multiple of 128"),
+        ("tpu", (2, 64, 128, 256), tf.float32, "64 heads of keys of 256"),
+        ("tpu", (2, 2, 256, 64), tf.float64, "float64"),
+        ("tpu", (2, 1, 256, 576), tf.bfloat16, ""),
+        ("cuda", (2, 1, 256, 576), tf.bfloat16, "heads of at most 256, not 576"),
+        ("cuda", (2, 2, 32, 64), tf.bfloat16, "32 slots are fewer than the 64 of a block"),
+        ("cuda", (2, 2, 100, 64), tf.bfloat16, ""),
+    )
+    def test_what_no_kernel_computes_is_said(self, platform, shape, dtype, expected):
+        keys, query = tf.zeros(shape, dtype), tf.zeros((*shape[:2], shape[3]), dtype)
+        found = kernels.cache_attention.obstacle(platform, CacheCall(), query, keys, keys)
+        self.assertIn(expected, found)
+        self.assertEqual(bool(expected), bool(found))
+
+    def test_a_window_reads_its_share_of_the_slots(self):
+        self.assertEqual(CacheCall().read_share(1024, 128), 1.0)
+        self.assertEqual(CacheCall(window=128).read_share(1024, 128), 0.25)
+        self.assertEqual(CacheCall(window=4096).read_share(1024, 128), 1.0)
+
+
+if __name__ == "__main__":
+    testing.main()
