@@ -18,6 +18,7 @@ from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.programs.executables import PREPARE, Executables, ProgramKey
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker, row_parts
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -84,10 +85,10 @@ def make_engine(
       UserError: the precision is unknown.
     """
     check_precision(precision)
-    maker = ProgramMaker(task, facts, partitioning, precision=precision)
-    executables = Executables(
-        maker.make, devices or jax.devices()[:1], parts=row_parts(partitioning)
-    )
+    devices = devices or jax.devices()[:1]
+    platform = platform_of(devices[0])
+    maker = ProgramMaker(task, facts, partitioning, precision=precision, platform=platform)
+    executables = Executables(maker.make, devices, parts=row_parts(partitioning))
     return Engine(facts, executables, prepared_weights(executables, theta)[1], options)
 
 

@@ -40,6 +40,7 @@ from lingvo_gshard.planning.plan.plan import (
 )
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.token_task import TokenTask
@@ -281,7 +282,7 @@ def plan_generation(
     def plan_depth(layers: int) -> GenerationPlan:
         shallow = experiment.copy()
         shallow.task.decoder.num_layers = layers
-        programs = _Programs(shallow, partitioning, options.partitioner, generation)
+        programs = _Programs(shallow, partitioning, options.partitioner, generation, topology)
         return programs.plan(topology, progress)
 
     if depths is None:
@@ -331,6 +332,7 @@ class _Programs:
         partitioning: Partitioning,
         partitioner: str,
         generation: GenerationOptions,
+        topology: Topology,
     ):
         """Prepares to lower.
 
@@ -351,7 +353,8 @@ class _Programs:
         self._batch, self._has_prefill = generation.batch, generation.has_prefill
         self._task, self._facts = task, facts
         self._partitioning = decoding_partitioning(partitioning)
-        self._maker = ProgramMaker(task, facts, partitioning, partitioner)
+        platform = platform_of(topology.compile_devices()[0])
+        self._maker = ProgramMaker(task, facts, partitioning, partitioner, platform=platform)
 
     def plan(self, topology: Topology, progress: Progress) -> GenerationPlan:
         """Returns the plan of the programs."""

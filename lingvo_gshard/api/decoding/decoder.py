@@ -26,6 +26,7 @@ from lingvo_gshard.inference.programs.startup_cache import CacheEntry, code_stam
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.text_generator import TextGenerator
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.model_facts import ModelFacts
@@ -93,7 +94,12 @@ def _opened_now(run: SavedRun) -> Decoder:
     run.progress.begin("Preparing the weights")
     backend = run.backend
     maker = ProgramMaker(
-        model.task, facts, backend.partitioning, backend.partitioner, run.precision
+        model.task,
+        facts,
+        backend.partitioning,
+        backend.partitioner,
+        run.precision,
+        platform_of(devices[0]),
     )
     entry = _entry(run, _checkpoint(run, model.step))
     parts = row_parts(backend.partitioning)
@@ -134,7 +140,12 @@ class _LateMaker:
             task = self._run.make_trainer().task
             assert isinstance(task, TokenTask)
             self._maker = ProgramMaker(
-                task, self._facts, backend.partitioning, backend.partitioner, self._run.precision
+                task,
+                self._facts,
+                backend.partitioning,
+                backend.partitioner,
+                self._run.precision,
+                platform_of(backend.devices[0]),
             )
         return self._maker.make(key)
 

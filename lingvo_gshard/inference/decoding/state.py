@@ -88,15 +88,25 @@ def state_specs(
     shape: StateShape,
     vocabulary_size: int,
     dtype: tf.DType,
+    in_blocks: bool = True,
 ) -> NestedMap:
-    """Returns the tree of tf.TensorSpec of a state."""
+    """Returns the tree of tf.TensorSpec of a state.
+
+    Args:
+      model: the model.
+      kind: how tokens are chosen.
+      shape: the sizes of the state.
+      vocabulary_size: number of ids.
+      dtype: type of keys and values.
+      in_blocks: whether the slots of a row may be in several blocks.
+    """
     rows, beam = shape.rows, kind.beam
 
     def spec(*sizes: int, of: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
 
     def slots(shapes: Shapes, positions: int, width: int = 1) -> list[NestedMap]:
-        count = block_count(rows, positions, width)
+        count = block_count(rows, positions, width) if in_blocks else 1
         return [
             NestedMap({name: [tf.TensorSpec(s, dtype)] * count for name, s in layer.items()})
             for layer in shapes(rows, positions * width // count)
@@ -163,7 +173,13 @@ def next_token_view(state: NestedMap, beam: int) -> CacheView:
     positions_BW = tf.broadcast_to(state.position_B[:, None], [rows, beam])
     first_slot = tf.math.floormod(state.time, length) * beam
     if beam == 1:
-        return CacheView(positions_BW, is_past_BT[:, None, :], -age_T[None, :], first_slot)
+        return CacheView(
+            positions_BW,
+            is_past_BT[:, None, :],
+            -age_T[None, :],
+            first_slot,
+            past_B=tf.minimum(state.position_B, length - 1),
+        )
     is_own_BWTw = tf.equal(state.ancestor_BWT[..., None], tf.range(beam))
     is_visible = is_past_BT[:, None, :, None] & is_own_BWTw
     distances = tf.repeat(-age_T, beam)

@@ -22,6 +22,7 @@ from lingvo_gshard.inference.decoding.state import (
     record_names,
     slot_count,
 )
+from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.attention.mask import MASKED
@@ -137,9 +138,12 @@ class Steps:
 def _caches_of(
     state: NestedMap, change: Callable[[Sequence[NestedMap]], list[NestedMap]]
 ) -> NestedMap:
-    """Returns the state of a single row with changed caches; any other state as it is."""
+    """Returns the state of a single row with changed caches; any other state as it is.
+
+    Platforms with kernels keep the row: only XLA for CPU would copy the caches.
+    """
     state = NestedMap(state)
-    if state.ids_BW.shape[0] == 1:
+    if state.ids_BW.shape[0] == 1 and not platform_in_use():
         state.caches = change(state.caches)
     return state
 

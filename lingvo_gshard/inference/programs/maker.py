@@ -20,6 +20,7 @@ from lingvo_gshard.inference.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, state_specs
 from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
 from lingvo_gshard.inference.programs.executables import ADMIT, GATES, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.kernels.kernel import PLATFORMS
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
@@ -75,6 +76,7 @@ class ProgramMaker:
         partitioning: Partitioning | None = None,
         partitioner: str = "gspmd",
         precision: str = TRAINED,
+        platform: str = "",
     ):
         """Prepares to lower; nothing is traced yet.
 
@@ -84,13 +86,16 @@ class ProgramMaker:
           partitioning: the mesh and what is split over it; None for one device.
           partitioner: "gspmd" or "shardy".
           precision: how weights are stored and multiplied; one of inference/decoding/precision.py.
+          platform: the platform of the devices, whose kernels the programs use; "" for none.
         """
         # Decoding multiplies by merged weights, which takes no longer than without adapters.
         self._trained, self._task = task, task.plain
         self._facts, self._partitioner = facts, partitioner
         self._precision = precision
         partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
-        self._partitioning = decoding_partitioning(partitioning)
+        # Kernels need manual regions, which Shardy does not have.
+        self._platform = platform if partitioner == "gspmd" and platform in PLATFORMS else ""
+        self._partitioning = decoding_partitioning(partitioning).on(self._platform)
 
     def make(self, key: ProgramKey) -> Program:
         """Returns a program. It is traced and lowered now, which takes about a second."""
@@ -245,7 +250,13 @@ class ProgramMaker:
 
     def _state(self, kind: SearchKind, shape: StateShape) -> NestedMap:
         return state_specs(
-            self._task, kind, shape, self._facts.vocabulary_size, self._task.activation_dtype
+            self._task,
+            kind,
+            shape,
+            self._facts.vocabulary_size,
+            self._task.activation_dtype,
+            # A kernel reads the visible slots of one block.
+            in_blocks=not self._platform or kind.beam > 1,
         )
 
     def _arrays(self, specs: NestedMap) -> list[Array]:

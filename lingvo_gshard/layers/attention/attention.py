@@ -12,6 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import Visible
+from lingvo_gshard.layers.attention.cached_fused import attend_slots
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
@@ -126,10 +127,18 @@ class Attention(Layer):
         slots: NestedMap,
         visible: Visible,
         relative_bias_NLK: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`."""
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`.
+
+        A kernel of the hardware returns no weights: they are None.
+        """
         query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
-        return cached.attend(query_BLND, slots, visible, self._softmax(theta, relative_bias_NLK))
+        softmax = self._softmax(theta, relative_bias_NLK)
+        if self.kernel.uses_fused:
+            mixed_BLND = attend_slots(query_BLND, slots, visible, softmax)
+            if mixed_BLND is not None:
+                return mixed_BLND, None
+        return cached.attend(query_BLND, slots, visible, softmax)
 
     def _softmax(
         self,

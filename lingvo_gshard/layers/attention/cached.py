@@ -3,6 +3,7 @@
 A cache has slots. A row writes its new keys and values to consecutive slots, in place, and a bias
 says which slots each new token sees. One code therefore decodes a token, computes a whole prompt,
 encodes a sentence, and searches with a beam. The hypotheses of a beam share the slots of a row.
+Programs for TPUs and GPUs use a kernel of the hardware where there is one (cached_fused.py).
 
 Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
 the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
@@ -22,7 +23,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
-from lingvo_gshard.layers.attention.mask import MASKED
+from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
@@ -34,6 +35,21 @@ _LEAST_SLOTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
+class Ring:
+    """The slots that one new token of each row sees, as a kernel of the hardware takes them.
+
+    Attributes:
+      newest: int32 scalar, the slot of the new tokens.
+      reach_B: int32, how many slots before the newest each row sees; -1 for none.
+      window: the largest distance between a token and a slot; 0 for no limit.
+    """
+
+    newest: tf.Tensor
+    reach_B: tf.Tensor
+    window: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Visible:
     """The slots of a cache, or the positions of a memory, that new tokens see.
 
@@ -42,11 +58,15 @@ class Visible:
         slot, and a large negative number elsewhere.
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
       learned_bias_NLK: a learned bias that the layers of a stack share; None for none.
+      ring: the same slots for a kernel of the hardware; None if they are no part of a ring.
+      mask: the same positions as a mask, if the slots are the new tokens themselves; else None.
     """
 
     bias_BLK: tf.Tensor
     used: tf.Tensor | None = None
     learned_bias_NLK: tf.Tensor | None = None
+    ring: Ring | None = None
+    mask: AttentionMask | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +80,17 @@ class CacheView:
         visible. Windows and relative biases use it.
       first_slot: int32 scalar, the slot of the first new token; the others follow. None: there is
         no cache, and the slots are the new tokens themselves.
+      past_B: int32, less than K: how many slots before its own the only new token of each row sees.
+        None if several tokens of a row are new, or if a token sees other slots.
+      mask: what the new tokens see without a cache; None with a cache.
     """
 
     positions_BL: tf.Tensor
     is_visible_BLK: tf.Tensor
     distances_LK: tf.Tensor
     first_slot: tf.Tensor | None = None
+    past_B: tf.Tensor | None = None
+    mask: AttentionMask | None = None
 
     def visible(
         self, mask_BL: tf.Tensor, window: int = 0, learned_bias_NLK: tf.Tensor | None = None
@@ -83,7 +108,16 @@ class CacheView:
         bias_BLK = tf.where(is_visible_BLK, 0.0, MASKED)
         # Slots that are the new tokens themselves are not in blocks: all of them are read.
         used = None if self.first_slot is None else used_slots(bias_BLK, mask_BL)
-        return Visible(bias_BLK, used, learned_bias_NLK)
+        mask = self.mask and dataclasses.replace(self.mask, window=window)
+        return Visible(bias_BLK, used, learned_bias_NLK, self._ring(mask_BL, window), mask)
+
+    def _ring(self, mask_BL: tf.Tensor, window: int) -> Ring | None:
+        """Returns the slots that `visible` describes, for a kernel."""
+        if self.first_slot is None or self.past_B is None:
+            return None
+        reach_B = tf.minimum(self.past_B, window) if window else self.past_B
+        reach_B = tf.where(tf.equal(mask_BL[:, 0], 0), -1, reach_B)
+        return Ring(self.first_slot, reach_B, window)
 
 
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
@@ -102,7 +136,10 @@ def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
     is_visible_BLK = tf.broadcast_to(is_token_BL[:, None, :], [*is_token_BL.shape, length])
     if is_causal:
         is_visible_BLK &= distances_LK <= 0
-    return CacheView(tf.maximum(index_L - first_B1, 0), is_visible_BLK, distances_LK)
+    # Padding sees other padding, whose output nobody reads.
+    mask = AttentionMask(tf.cast(is_token_BL, tf.int32), is_causal=is_causal)
+    positions_BL = tf.maximum(index_L - first_B1, 0)
+    return CacheView(positions_BL, is_visible_BLK, distances_LK, mask=mask)
 
 
 def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:

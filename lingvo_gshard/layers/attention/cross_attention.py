@@ -59,7 +59,7 @@ class CrossAttention(MultiHeadAttention):
     @layer_method
     def attend_to_memory(
         self, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, visible: Visible
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
 
         Args:

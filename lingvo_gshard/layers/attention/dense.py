@@ -59,6 +59,11 @@ class DenseKernel(AttentionKernel):
         p.define("use_fused", True, "Whether programs use the platform's fused kernel.")
         return p
 
+    @property
+    def uses_fused(self) -> bool:
+        """Whether training and generation use the platform's kernels, where there are any."""
+        return self.p.use_fused
+
     def prepare(self, mask: AttentionMask) -> AttentionMask:
         """Returns the mask with its bias materialized, unless a fused kernel needs none."""
         return mask if self.p.use_fused and platform_in_use() else mask.with_bias()

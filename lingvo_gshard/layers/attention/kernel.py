@@ -56,6 +56,11 @@ class AttentionKernel(Configurable):
         super().__init__(params)
         self.path = path
 
+    @property
+    def uses_fused(self) -> bool:
+        """Whether generation uses the platform's kernels, where there are any."""
+        return True
+
     def prepare(self, mask: AttentionMask) -> AttentionMask:
         """Precomputes the parts of a mask that the layers sharing it have in common."""
         return mask

@@ -143,8 +143,8 @@ class MultiHeadAttention(Attention):
         slots: NestedMap,
         visible: Visible,
         relative_bias_NLK: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `_mix_slots`."""
         mixed_BLND, weights_BNLK = self._mix_slots(
             theta, query_BLND, slots, visible, relative_bias_NLK
         )
