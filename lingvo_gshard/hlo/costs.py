@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -80,8 +81,14 @@ def is_fused_attention(instruction: Instruction) -> bool:
     return (
         instruction.opcode == "custom-call"
         and fused_call(instruction.op_name) is not None
-        and len(_attention_operands(instruction)) >= 3
+        and len(_attention_operands(instruction)) >= (2 if _reads_cache(instruction) else 3)
     )
+
+
+def _reads_cache(instruction: Instruction) -> bool:
+    """Returns whether an instruction is a part of attention to the visible slots of a cache."""
+    name, _ = fused_call(instruction.op_name) or ("", 0.0)
+    return name == "cache_attention"
 
 
 def matmul_flops(instruction: Instruction) -> int:
@@ -102,7 +109,7 @@ def matmul_flops(instruction: Instruction) -> int:
 def _attention_operands(instruction: Instruction) -> list[Shape]:
     """Returns shapes of the queries, keys, values [B,N,length,D] and what follows them.
 
-    The compiler for TPUs leaves out a B of 1.
+    The compiler for TPUs leaves out a B of 1. A latent cache has no values: they are its keys.
     """
     shapes = [operand.shape for operand in instruction.operands]
     floats = [shape for shape in shapes if shape.dtype in ("bf16", "f16", "f32")]
@@ -119,7 +126,8 @@ def _attention_flops(instruction: Instruction) -> int:
     """
     name, share = fused_call(instruction.op_name) or ("", 0.0)
     operands = _attention_operands(instruction)[:3]
-    query, keys, values = (shape.dimensions for shape in operands)
+    query, keys, *others = (shape.dimensions for shape in operands)
+    values = others[0] if others else keys
     # Kernels for TPUs also return memory that they work in.
     known = {(shape.dtype, shape.dimensions) for shape in operands}
     gradients = sum((shape.dtype, shape.dimensions) in known for shape in instruction.shape.arrays)
@@ -261,10 +269,26 @@ def _read(instruction: Instruction) -> int:
         amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
     else:
         amounts = operand_demand(instruction, instruction.shape.size)
+        if instruction.opcode == "custom-call" and _reads_cache(instruction):
+            amounts = _cache_demand(instruction, amounts)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
         used[operand] = max(used.get(operand, 0), amount)
     return sum(_bytes(operand.shape, amount) for operand, amount in used.items())
+
+
+def _cache_demand(instruction: Instruction, amounts: Sequence[int]) -> list[int]:
+    """Returns the elements of each operand that attention to a cache reads.
+
+    Of a window's layer it reads the blocks that the window meets. All others read a full row:
+    how many slots are filled is known only when the step runs.
+    """
+    _, share = fused_call(instruction.op_name) or ("", 1.0)
+    cache = _attention_operands(instruction)[1:]
+    return [
+        round(amount * share) if operand.shape in cache else amount
+        for operand, amount in zip(instruction.operands, amounts, strict=True)
+    ]
 
 
 def _written(instruction: Instruction) -> int:

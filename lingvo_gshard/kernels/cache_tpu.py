@@ -14,9 +14,11 @@ from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_tpu
 from lingvo_gshard.kernels.cache_call import Cache, CacheCall
 
 _LANES = 128
-# Two buffers of keys and two of values of this size fit into the vector memory of every TPU. Fewer
-# bytes take less time to read than a step of the grid takes to begin.
-_BLOCK_BYTES = 2**20
+# Keys and values of a block. To read fewer bytes takes less time than a step of the grid takes to
+# begin.
+_BLOCK_BYTES = 2**21
+# Two buffers of as many bytes fit into the vector memory that a kernel has on every TPU.
+_MOST_BYTES = 2**22
 # Stands for the logit of a hidden slot. Infinity would make NaN of a row without visible slots.
 _HIDDEN = -1e30
 
@@ -34,24 +36,31 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     del call, query
     if dtype not in ("bfloat16", "float32"):
         return f"the kernel of a cache computes bfloat16 and float32, not {dtype}"
-    if keys[2] % _LANES:
-        return f"{keys[2]} slots are no multiple of {_LANES}"
-    if _slot_bytes(keys, values, dtype) * _LANES > 2 * _BLOCK_BYTES:
-        return f"{keys[1]} heads of keys of {keys[3]} are more than fit into the vector memory"
+    if _slot_bytes(keys, values, dtype) * min(_unit(keys), keys[2]) > _MOST_BYTES:
+        return (
+            f"blocks of {_unit(keys)} slots with {keys[1]} heads of keys of {keys[3]} do not fit "
+            "into the vector memory"
+        )
     return ""
 
 
 def block_size(keys: tuple, values: tuple, dtype: str) -> int:
-    """Returns the slots of a block: the largest multiple of a lane that divides them and fits.
+    """Returns the slots of a block: the most that divide the slots of a row and fit.
 
     Args:
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
       dtype: their type.
     """
-    most = max(_BLOCK_BYTES * 2 // _slot_bytes(keys, values, dtype) // _LANES, 1)
-    lanes = keys[2] // _LANES
-    return _LANES * max(n for n in range(1, lanes + 1) if lanes % n == 0 and n <= most)
+    unit = _unit(keys)
+    most = max(_BLOCK_BYTES // _slot_bytes(keys, values, dtype) // unit, 1)
+    units = keys[2] // unit
+    return unit * max(n for n in range(1, units + 1) if units % n == 0 and n <= most)
+
+
+def _unit(keys: tuple) -> int:
+    """Returns the number that the slots of a block are a multiple of, or all slots of a row."""
+    return keys[2] if keys[2] % _LANES else _LANES
 
 
 def _slot_bytes(keys: tuple, values: tuple, dtype: str) -> int:

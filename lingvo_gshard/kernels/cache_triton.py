@@ -48,8 +48,8 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
         return f"the kernel of a cache computes 16-bit floats and float32, not {dtype}"
     if max(keys[3], values[3]) > _LARGEST_HEAD:
         return f"the kernel of a cache has heads of at most {_LARGEST_HEAD}, not {keys[3]}"
-    if keys[2] < _BLOCK:
-        return f"{keys[2]} slots are fewer than the {_BLOCK} of a block"
+    if keys[2] < _LEAST_ROWS:
+        return f"{keys[2]} slots are fewer than the {_LEAST_ROWS} of the smallest block"
     return ""
 
 
@@ -62,7 +62,8 @@ def block_size(keys: tuple, values: tuple, dtype: str) -> int:
       dtype: their type.
     """
     is_large = jnp.dtype(dtype).itemsize * max(keys[3], values[3]) > 256
-    return _BLOCK // 2 if is_large else _BLOCK
+    # Triton computes with powers of two.
+    return min(_BLOCK // 2 if is_large else _BLOCK, 1 << (keys[2].bit_length() - 1))
 
 
 def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> tuple:
