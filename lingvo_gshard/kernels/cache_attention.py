@@ -75,7 +75,7 @@ def attend(
     batch, heads, _ = known_sizes(query_BND.shape)
     keys, values = (tuple(known_sizes(x.shape)) for x in (keys_BNKD, values_BNKD))
     dtype = keys_BNKD.dtype.name
-    block = _MODULES[platform_in_use().partition("_")[0]].block_size(keys, values, dtype)
+    block = _MODULES[platform_in_use().partition("_")[0]].block_size(call, keys, values, dtype)
     operands = [
         query_BND,
         keys_BNKD,

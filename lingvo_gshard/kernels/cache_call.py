@@ -25,6 +25,20 @@ class CacheCall(msgspec.Struct, frozen=True):
     has_values: bool = True
     window: int = 0
 
+    def most_blocks(self, slots: int, block: int) -> int:
+        """Returns the largest number of blocks that a row sees.
+
+        Args:
+          slots: number of slots.
+          block: slots of a block.
+        """
+        total = -(-slots // block)
+        if not self.window:
+            return total
+        # The token's own slot and the window before it; the ring's last block may be shorter.
+        met = (self.window + block - 1) // block + 1
+        return min(total, met + (slots % block > 0))
+
     def read_share(self, slots: int, block: int) -> float:
         """Returns the mean share of the slots of a full row that blocks cover.
 

@@ -44,16 +44,19 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     return ""
 
 
-def block_size(keys: tuple, values: tuple, dtype: str) -> int:
+def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
     """Returns the slots of a block: the most that divide the slots of a row and fit.
 
     Args:
+      call: the static arguments. A window reads blocks that are no larger than it.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
       dtype: their type.
     """
     unit = _unit(keys)
     most = max(_BLOCK_BYTES // _slot_bytes(keys, values, dtype) // unit, 1)
+    if call.window:
+        most = min(most, -(-call.window // unit))
     units = keys[2] // unit
     return unit * max(n for n in range(1, units + 1) if units % n == 0 and n <= most)
 
@@ -80,9 +83,10 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
     cache = Cache.of(call, operands)
     batch, shared, group, _ = cache.query.shape
     value_dim = cache.values.shape[3]
-    block = block_size(cache.keys.shape, cache.values.shape, cache.keys.dtype.name)
+    block = block_size(call, cache.keys.shape, cache.values.shape, cache.keys.dtype.name)
     total = cache.slots // block
     first, count = cache.blocks(block)
+    steps = call.most_blocks(cache.slots, block)
 
     def of_row(dim: int) -> Any:
         return pallas.BlockSpec((None, shared, group, dim), lambda b, j, *_: (b, 0, 0, 0))
@@ -95,9 +99,13 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
 
         return pallas.BlockSpec((None, shared, block, dim), place)
 
-    inputs = [(cache.query, of_row(cache.query.shape[3])), (cache.keys, of_slots(cache.keys.shape[3]))]
-    if call.has_values:
-        inputs.append((cache.values, of_slots(value_dim)))
+    def in_main_memory(x: jax.Array) -> Any:
+        # Else XLA would copy a small cache to the vector memory first, with its hidden slots.
+        return x if interpret else pallas_tpu.with_memory_space_constraint(x, pallas_tpu.HBM)
+
+    inputs = [(cache.query, of_row(cache.query.shape[3]))]
+    arrays = [cache.keys, *([cache.values] if call.has_values else [])]
+    inputs += [(in_main_memory(x), of_slots(x.shape[3])) for x in arrays]
     if cache.sinks is not None:
         whole = pallas.BlockSpec((shared, group, 1), lambda b, j, *_: (0, 0, 0))
         inputs.append((cache.sinks[..., None], whole))
@@ -105,7 +113,7 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
         functools.partial(_block, call, cache.slots, block, total),
         grid_spec=pallas_tpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
-            grid=(batch, total),
+            grid=(batch, steps),
             in_specs=[spec for _, spec in inputs],
             out_specs=of_row(value_dim),
             scratch_shapes=[
@@ -163,7 +171,7 @@ def _block(call: CacheCall, slots: int, block: int, total: int, *refs: Any) -> N
         sum_ref[...] = sum_ref[...] * correction + mixed
         largest_ref[...] = largest
 
-    @pallas.when(j == total - 1)
+    @pallas.when(j == pallas.num_programs(1) - 1)
     def _end() -> None:
         # A row that sees nothing has no sum.
         divisor = jnp.where(total_ref[...] == 0, 1.0, total_ref[...])

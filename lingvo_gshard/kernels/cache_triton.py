@@ -53,14 +53,16 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     return ""
 
 
-def block_size(keys: tuple, values: tuple, dtype: str) -> int:
+def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
     """Returns the slots of a block.
 
     Args:
+      call: the static arguments.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
       dtype: their type.
     """
+    del call
     is_large = jnp.dtype(dtype).itemsize * max(keys[3], values[3]) > 256
     # Triton computes with powers of two.
     return min(_BLOCK // 2 if is_large else _BLOCK, 1 << (keys[2].bit_length() - 1))
@@ -161,12 +163,12 @@ class _Tiles:
     def of(cls, call: CacheCall, cache: Cache) -> _Tiles:
         """Returns the tiles for a call's arrays."""
         batch, shared, group, _ = cache.query.shape
-        block = block_size(cache.keys.shape, cache.values.shape, cache.keys.dtype.name)
+        block = block_size(call, cache.keys.shape, cache.values.shape, cache.keys.dtype.name)
         rows = _LEAST_ROWS
         while rows < min(group, _MOST_ROWS):
             rows *= 2
         programs = batch * shared * -(-group // rows)
-        most = max(-(-cache.slots // block) // 2, 1)
+        most = max(call.most_blocks(cache.slots, block) // 2, 1)
         splits = min(-(-_PROGRAMS // programs), most)
         dims = cache.keys.shape[3], cache.values.shape[3]
         return cls(call, cache.slots, rows, block, splits, *dims)

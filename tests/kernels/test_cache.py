@@ -14,6 +14,8 @@ PLATFORMS = ("tpu_interpreted", "cuda_interpreted")
 CASES = {
     "shared_heads": ((4, 2, 384, 64, 64), 200, (0, 5, 150, 200), {}),
     "around_the_end": ((2, 2, 256, 64, 64), 70, (100, 255, 190, 71), {}),
+    "window": ((2, 1, 512, 64, 64), 300, (0, 100, -1, 60), {"window": 100}),
+    "window_around_the_end": ((2, 1, 384, 64, 64), 20, (128, 127, 4, 21), {"window": 128}),
     "no_visible_slot": ((2, 1, 128, 64, 64), 127, (-1, 127, -1, 3), {}),
     "cap_sinks_wider_keys": (
         (6, 2, 256, 128, 64),
@@ -124,6 +126,12 @@ class ObstaclesTest(testing.TestCase, parameterized.TestCase):
         found = kernels.cache_attention.obstacle(platform, CacheCall(), query, keys, keys)
         self.assertIn(expected, found)
         self.assertEqual(bool(expected), bool(found))
+
+    def test_a_window_meets_few_blocks(self):
+        self.assertEqual(CacheCall().most_blocks(1024, 128), 8)
+        self.assertEqual(CacheCall(window=128).most_blocks(1024, 128), 2)
+        self.assertEqual(CacheCall(window=129).most_blocks(1024, 128), 3)
+        self.assertEqual(CacheCall(window=4096).most_blocks(1024, 128), 8)
 
     def test_a_window_reads_its_share_of_the_slots(self):
         self.assertEqual(CacheCall().read_share(1024, 128), 1.0)
