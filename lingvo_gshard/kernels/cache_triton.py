@@ -90,7 +90,12 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
 
     number = pallas.BlockSpec((1,), lambda s, b, n, i: (b,))
     inputs = [
-        (query, pallas.BlockSpec((None, None, tiles.rows, padded_dim(query)), lambda s, b, n, i: (b, n, i, 0))),
+        (
+            query,
+            pallas.BlockSpec(
+                (None, None, tiles.rows, padded_dim(query)), lambda s, b, n, i: (b, n, i, 0)
+            ),
+        ),
         (cache.keys, whole(cache.keys)),
         (cache.values, whole(cache.values)),
         (cache.newest, pallas.BlockSpec((1,), lambda s, b, n, i: (0,))),
@@ -204,7 +209,11 @@ def _tile(tiles: _Tiles, query_ref: Any, keys_ref: Any, values_ref: Any, *refs: 
         return mixed, new_largest, total
 
     zeros = jnp.zeros((tiles.rows, sums_ref.shape[-1]), jnp.float32)
-    start = (zeros, jnp.full((tiles.rows,), HIDDEN, jnp.float32), jnp.zeros((tiles.rows,), jnp.float32))
+    start = (
+        zeros,
+        jnp.full((tiles.rows,), HIDDEN, jnp.float32),
+        jnp.zeros((tiles.rows,), jnp.float32),
+    )
     steps = jax.lax.div(jnp.maximum(count - own + tiles.splits - 1, 0), tiles.splits)
     mixed, largest, total = jax.lax.fori_loop(0, steps, add_block, start)
     store_rows(sums_ref, mixed, tiles.value_dim)

@@ -1,6 +1,7 @@
 """The engine decodes the same tokens with kernels of the hardware as without."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.inference.tiny_engine import BOS, EOS
 
 # The prompt is long enough for the fused attention of prompts, and its positions for two blocks.
 PROMPT = (BOS, *(3 + n * n % 9 for n in range(140)))
-PROMPTS = [PROMPT, (BOS,), (BOS, 0, 7, 0, 8), PROMPT[:60]]
+PROMPTS = [PROMPT, (BOS, 0, 7, 0, 8)]
 GREEDY = DecodingOptions(beam_size=1, most_tokens=8)
 SHARED = SelfAttention.params().set(num_key_value_heads=1, rotary_fraction=1.0, logit_cap=4.0)
 NEAR = SelfAttention.params().set(window=20, rotary_fraction=1.0, use_sinks=True)
@@ -36,6 +37,7 @@ MODELS = {
 CACHE = "attention over the cache"
 
 
+@functools.cache
 def decoded(name, platform, mesh="", options=GREEDY):
     """Returns the answers to all prompts, and what the programs record of kernels.
 
@@ -77,6 +79,7 @@ def check(name, platform, mesh="", options=GREEDY):
     return uses, steps
 
 
+@pytest.mark.slow
 def test_decoding_with_shared_heads_equals_that_without_kernels():
     uses, steps = check("shared", "tpu_interpreted")
     path = "decoder.layers[0].self_attention"
@@ -93,7 +96,7 @@ def test_decoding_with_shared_heads_equals_that_without_kernels():
         ("shared", "cuda_interpreted", ""),
         ("windows", "tpu_interpreted", ""),
         ("windows", "cuda_interpreted", "data=2,model=2"),
-        ("latent", "tpu_interpreted", "data=2,model=2"),
+        ("latent", "tpu_interpreted", "model=2"),
         ("latent", "cuda_interpreted", ""),
         # One head of keys, which two devices cannot split.
         ("shared", "tpu_interpreted", "data=2,model=2"),

@@ -29,6 +29,7 @@ from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.layers.stacks import execution
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.partitioning import axes_of
 from lingvo_gshard.tasks.model_facts import NO_TOKEN
 
 LOCAL_LETTERS = {
@@ -222,6 +223,8 @@ class Admission:
             return tf.where(tf.reshape(enters_B, shape), tf.gather(new_value, text_B), old)
 
         merged = NestedMap(state)
+        if "caches" in entering and platform_in_use() and not axes_of("B")[0]:
+            merged.caches = _with_rows(state.caches, entering.pop("caches"), text_of_row_B)
         for name, value in entering.items():
             merged[name] = tf.nest.map_structure(merge, value, state[name])
         return merged
@@ -263,6 +266,42 @@ class Admission:
                 caches, state.caches, lambda x: _in_ring(x, state.time, slot_count(state), beam)
             )
         return rows
+
+
+def _with_rows(
+    caches: Sequence[NestedMap], entering: Sequence[NestedMap], text_of_row_B: tf.Tensor
+) -> list[NestedMap]:
+    """Returns caches with the rows of new texts written in place. The other rows are not moved.
+
+    XLA for CPU would copy the caches into the loop. Devices that each have some of the rows would
+    have to agree on one that is written.
+
+    Args:
+      caches: keys and values of each layer, blocks [B,N,K,D].
+      entering: the same of the new texts, blocks [a,N,K,D].
+      text_of_row_B: int32, the text that enters each row; -1 where the row stays.
+    """
+    old, new = (tf.nest.flatten(list(each)) for each in (caches, entering))
+    count = new[0].shape[0]
+
+    def write(text: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        is_its_row_B = tf.equal(text_of_row_B, text)
+        row = tf.argmax(tf.cast(is_its_row_B, tf.int32), output_type=tf.int32)
+        enters = tf.reduce_any(is_its_row_B)
+        written = []
+        for array, values in zip(arrays, new, strict=True):
+            its_row = shapes.read_slice(values, text, 1)
+            its_row = tf.where(enters, its_row, shapes.read_slice(array, row, 1))
+            written.append(shapes.write_slice(array, its_row, row))
+        return text + 1, *written
+
+    _, *written = tf.while_loop(
+        lambda text, *_: text < count,
+        write,
+        (tf.constant(0), *old),
+        name=execution.loop_name(count),
+    )
+    return tf.nest.pack_sequence_as(list(caches), written)
 
 
 def _fitted(memory: NestedMap, target: NestedMap) -> NestedMap:

@@ -75,12 +75,12 @@ def _obstacle(slots: NestedMap, softmax: Softmax) -> str:
     return ""
 
 
-def _axes(x_BNKD: tf.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the mesh axes that split the rows and the heads of a cache into equal parts."""
+def _axes(x: tf.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the mesh axes that split rows and heads, of an array [B,N,...], into equal parts."""
     mesh = mesh_in_use()
     if mesh is None:
         return (), ()
-    sizes, found = known_sizes(x_BNKD.shape), resolve("BNKD", 4)
+    sizes, found = known_sizes(x.shape), resolve("BNKD", 4)
     return even(sizes[0], found[0], mesh), even(sizes[1], found[1], mesh)
 
 
@@ -103,9 +103,12 @@ def _attend_on_shards(
     """Returns the attention output [B,N,D] of each device's rows and heads.
 
     Devices that cannot split the heads of the keys compute all heads of the queries: each of them
-    has the whole cache of its rows, and reads it once.
+    has the whole cache of its rows, and reads it once. Each computes its own heads if the keys have
+    a single one.
     """
     rows, heads = _axes(arrays[0])
+    is_shared_by_all = known_sizes(arrays[0].shape)[1] == 1
+    query_heads = _axes(query_BND)[1] if is_shared_by_all else heads
     sinks = [] if sinks_N is None else [sinks_N]
 
     def attend(query_BND: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
@@ -116,7 +119,7 @@ def _attend_on_shards(
             call, query_BND, keys_BNKD, values_BNKD, newest, reach_B, shards
         )
 
-    of_cache, of_query = (rows, heads, (), ()), (rows, heads, ())
-    splits = [of_query, *[of_cache] * len(arrays), (), (rows,), *[(heads,)] * len(sinks)]
+    of_cache, of_query = (rows, heads, (), ()), (rows, query_heads, ())
+    splits = [of_query, *[of_cache] * len(arrays), (), (rows,), *[(query_heads,)] * len(sinks)]
     region = manual(attend, splits, of_query)
     return cast(tf.Tensor, region(query_BND, *arrays, ring.newest, ring.reach_B, *sinks))
