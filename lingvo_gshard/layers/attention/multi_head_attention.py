@@ -10,6 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
@@ -92,13 +93,21 @@ class MultiHeadAttention(Attention):
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference. The weights of each product are joined beforehand."""
+        """Returns the weights for inference. The weights of each product are joined beforehand.
+
+        Compilers for TPUs and GPUs would copy weights [M,N,D] before each call, since a tile holds
+        two neighboring dimensions: there M is last.
+        """
         products = self._products()
         joined = {name for names in products for name in names}
         weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
         for names in products:
             w_MND = annotate(_join(theta, names), "MND", "weights")
-            weights[_joined(names)] = store(w_MND, "MND", "M")
+            if platform_in_use():
+                w_NDM = annotate(tf.transpose(w_MND, (1, 2, 0)), "NDM", "weights")
+                weights[_transposed(names)] = store(w_NDM, "NDM", "M")
+            else:
+                weights[_joined(names)] = store(w_MND, "MND", "M")
         weights.w_out = store(theta.w_out, "NDM", "ND")
         return weights
 
@@ -116,10 +125,15 @@ class MultiHeadAttention(Attention):
         The projections are computed as one product: several small products leave the cores of a CPU
         idle. `theta` may be the result of `decoding_weights`.
         """
-        joined = theta.get(_joined(weights))
-        w_MND = _join(theta, weights) if joined is None else joined
         equation = "BLM,MND->BLND"
-        parts = tf.split(multiply(equation, x_BLM, w_MND), len(weights), axis=-1)
+        w_NDM = theta.get(_transposed(weights))
+        if w_NDM is None:
+            joined = theta.get(_joined(weights))
+            w_MND = _join(theta, weights) if joined is None else joined
+            projected_BLND = multiply(equation, x_BLM, w_MND)
+        else:
+            projected_BLND = multiply("BLM,NDM->BLND", x_BLM, w_NDM)
+        parts = tf.split(projected_BLND, len(weights), axis=-1)
         projected = [
             add_adapter(self, theta, name, equation, x_BLM, part)
             for name, part in zip(weights, parts, strict=True)
@@ -162,6 +176,11 @@ class MultiHeadAttention(Attention):
 def _joined(names: Sequence[str]) -> str:
     """Returns the name of the weight that joins several: `w_query_key_value`."""
     return "_".join(["w", *(name.removeprefix("w_") for name in names)])
+
+
+def _transposed(names: Sequence[str]) -> str:
+    """Returns the name of the weight that joins several with M last: `w_query_key_value_NDM`."""
+    return f"{_joined(names)}_NDM"
 
 
 def _join(theta: NestedMap, names: Sequence[str]) -> tf.Tensor:
