@@ -120,8 +120,8 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
         interpret=interpret,
         name="cache_attention",
     )(*(x for x, _ in inputs))
-    parts = (x[:, :, :, :group] for x in (sums, largest, totals))
-    mixed = _joined(*parts, cache.sinks).astype(query.dtype)
+    sums, largest, totals = (x[:, :, :, :group] for x in (sums, largest, totals))
+    mixed = _joined(sums, largest, totals, cache.sinks).astype(query.dtype)
     return (mixed.reshape(batch, shared * group, value_dim),)
 
 
