@@ -96,7 +96,7 @@ def test_decoding_with_shared_heads_equals_that_without_kernels():
         ("shared", "cuda_interpreted", ""),
         ("windows", "tpu_interpreted", ""),
         ("windows", "cuda_interpreted", "data=2,model=2"),
-        ("latent", "tpu_interpreted", "model=2"),
+        ("latent", "tpu_interpreted", "data=1,model=2"),
         ("latent", "cuda_interpreted", ""),
         # One head of keys, which two devices cannot split.
         ("shared", "tpu_interpreted", "data=2,model=2"),
