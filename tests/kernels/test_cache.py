@@ -1,12 +1,24 @@
 """Compares the kernels of attention over a cache, on CPUs step by step, with loops in NumPy."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import kernels, testing
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.cache_attention import FORWARD
 from lingvo_gshard.kernels.cache_call import CacheCall
+from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.partitioning import Partitioning
 
 PLATFORMS = ("tpu_interpreted", "cuda_interpreted")
 # Sizes N, heads of keys, K, D of keys, D of values; the newest slot; how many slots before it each
@@ -108,6 +120,67 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(mixed.dtype, narrow[0].dtype)
         widened = [x.astype(np.float32) for x in narrow[:3]] + operands[3:]
         self.assertAllClose(mixed.astype(np.float32), loops(call, widened), rtol=0, atol=2e-2)
+
+
+@functools.cache
+def extended(mesh, platform):
+    """Returns the output of a new token of each row, and the attention's record of kernels."""
+    params = SelfAttention.params().set(
+        model_dim=32, num_heads=4, num_key_value_heads=2, window=40, use_sinks=True
+    )
+    layer = params.instantiate(path="attention")
+    specs = layer.variable_specs()
+    partitioning = Partitioning.make(mesh, "data_tensor").on(platform)
+    rows, slots = 4, 96
+
+    def step(x_BLM, keys_BNKD, values_BNKD, past_B, first_slot, *weights):
+        ages_K = tf.math.floormod(first_slot - tf.range(slots), slots)
+        is_visible_BLK = (ages_K[None] <= past_B[:, None])[:, None]
+        view = CacheView(past_B[:, None], is_visible_BLK, -ages_K[None], first_slot, past_B)
+        mask_BL = tf.constant([[1], [1], [0], [1]])
+        theta = layer.decoding_weights(specs.pack(weights))
+        cache = NestedMap(key=[annotate(keys_BNKD, "BNKD")], value=[annotate(values_BNKD, "BNKD")])
+        y_BLM, cache = layer.extend(
+            theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, 40), cache
+        )
+        # What a row without a new token gets is not defined.
+        y_BLM *= tf.cast(mask_BL, tf.float32)[..., None]
+        return [("y", y_BLM, None), ("keys", cache.key[0], None)]
+
+    generator = np.random.default_rng(4)
+    arrays = [
+        generator.normal(size=(rows, 1, 32)),
+        generator.normal(size=(rows, 2, slots, 8)),
+        generator.normal(size=(rows, 2, slots, 8)),
+        np.array([95, 20, 5, 60], np.int32),
+        np.array(30, np.int32),
+        *(np.array(x) * 2 for x in layer.init(2).flatten()),
+    ]
+    arrays = [x if x.dtype == np.int32 else x.astype(np.float32) for x in arrays]
+    inputs = [Array(f"x{i}", x.shape, x.dtype.name, ((),) * x.ndim) for i, x in enumerate(arrays)]
+    made = lower("step", step, inputs, partitioning)
+    executable = Executable(made, jax.devices()[: made.mesh.size])
+    placed = [
+        a.put(x, executable.input_shardings[0].mesh)
+        for a, x in zip(made.inputs, arrays, strict=True)
+    ]
+    return [np.asarray(x) for x in executable(*placed)], made.kernels
+
+
+class LayersTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("data=1,model=1", "tpu_interpreted"),
+        ("data=2,model=2", "cuda_interpreted"),
+        # Two heads of keys, which four devices cannot split.
+        ("data=2,model=4", "tpu_interpreted"),
+    )
+    def test_a_layer_extends_its_cache_as_without_kernels(self, mesh, platform):
+        expected, none = extended("data=1,model=1", "")
+        self.assertEqual(none, ())
+        self.devices(8)
+        found, uses = extended(mesh, platform)
+        self.assertEqual(uses, (KernelUse("attention", "attention over the cache"),))
+        self.assertAllClose(found, expected, rtol=0, atol=5e-6)
 
 
 class ObstaclesTest(testing.TestCase, parameterized.TestCase):
