@@ -25,7 +25,7 @@ from lingvo_gshard.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.kernels.call import pad
 
 _LARGEST_HEAD = 256
-# The smallest factor of a matrix product in Triton.
+# Triton multiplies no matrices with fewer rows.
 _LEAST_ROWS = 16
 _MOST_ROWS = 64
 _BLOCK = 64

@@ -102,9 +102,8 @@ def _attend_on_shards(
 ) -> tf.Tensor:
     """Returns the attention output [B,N,D] of each device's rows and heads.
 
-    Devices that cannot split the heads of the keys compute all heads of the queries: each of them
-    has the whole cache of its rows, and reads it once. Each computes its own heads if the keys have
-    a single one.
+    Devices that cannot split the heads of the keys have the whole cache of their rows, and compute
+    all heads of the queries with it. If the keys have a single head, the queries stay split.
     """
     rows, heads = _axes(arrays[0])
     is_shared_by_all = known_sizes(arrays[0].shape)[1] == 1
