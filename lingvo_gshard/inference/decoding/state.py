@@ -136,16 +136,31 @@ def state_specs(
     if kind.covers:
         state.coverage_BWK = spec(beam, shape.memory_length, of=tf.float32)
         state.coverage_weight_B = spec(of=tf.float32)
+    state.update(_choice_specs(kind, spec, vocabulary_size))
+    return state
+
+
+def _choice_specs(
+    kind: SearchKind, spec: Callable[..., tf.TensorSpec], vocabulary_size: int
+) -> NestedMap:
+    """Returns the leaves of a state for drawn tokens, and for tokens that rows may choose.
+
+    Args:
+      kind: how tokens are chosen.
+      spec: makes the spec of a leaf from its sizes after the rows and its type `of`.
+      vocabulary_size: number of ids.
+    """
+    found = NestedMap()
     if kind.draws:
         for name in ("temperature_B", "top_p_B", "min_p_B"):
-            state[name] = spec(of=tf.float32)
-        state.update(top_k_B=spec(), word_B=spec(), key_Bw=spec(2))
+            found[name] = spec(of=tf.float32)
+        found.update(top_k_B=spec(), word_B=spec(), key_Bw=spec(2))
     if kind.penalizes_repetition:
-        state.repetition_B = spec(of=tf.float32)
-        state.seen_BV = spec(vocabulary_size)
+        found.repetition_B = spec(of=tf.float32)
+        found.seen_BV = spec(vocabulary_size)
     if kind.restricts_tokens:
-        state.allowed_BV = spec(vocabulary_size)
-    return state
+        found.allowed_BV = spec(vocabulary_size)
+    return found
 
 
 def slot_count(state: NestedMap) -> int:
