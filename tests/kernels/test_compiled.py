@@ -1,0 +1,40 @@
+"""Checks attention that the compilers of TPUs and GPUs have compiled, without the hardware."""
+
+import pathlib
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from lingvo_gshard.planning.machines import compilers, topologies
+from tests.kernels.compiled_attention import MASKS, STRATEGIES, Facts
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+GPUS = ("gpu:a100:1x4", "gpu:h100:1x4", "gpu:b200:1x4")
+
+SPLASH = ("tpu_custom_call",) * 3
+CUDNN = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+# One call forward, and one for each of the gradients of queries, and of keys and values.
+TRITON = ("__gpu$xla.gpu.triton",) * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TPUS, *GPUS])
+def test_compiled_attention_has_kernels_no_scores_and_no_more_collectives(name):
+    kind = topologies.get(name).chip.kind
+    if compilers.available(kind) != kind:
+        pytest.skip(f"the compiler for {kind} is not installed")
+    command = [sys.executable, "-m", "tests.kernels.compiled_attention", name]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    found = msgspec.json.decode(result.stdout, type=dict[str, tuple[Facts, Facts]])
+    assert len(found) == len(STRATEGIES) * len(MASKS)
+    for case, (fused, dense) in found.items():
+        by_mask = {"causal": CUDNN, "packed": TRITON}
+        calls = SPLASH if kind == "tpu" else by_mask[case.partition("/")[2]]
+        assert fused.calls == calls, case
+        assert fused.scores == () and dense.scores and not dense.calls, case
+        assert fused.collectives == dense.collectives, case
+        assert {kind for kind, _ in fused.collectives} == {"all-reduce"}, case
