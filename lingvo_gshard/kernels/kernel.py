@@ -15,9 +15,11 @@ from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.sharding.partitioning import current_sharding
 
-# The platforms whose devices have kernels. "tpu_interpreted" computes the bodies for TPUs on CPUs,
-# step by step, which tests compare with other attentions.
-PLATFORMS = ("tpu", "cuda", "tpu_interpreted", "cuda_interpreted")
+# The platforms whose devices have kernels, by jax's names.
+HARDWARE = ("cuda", "tpu")
+# "tpu_interpreted" computes the bodies for TPUs on CPUs, step by step, which tests compare with
+# other attentions.
+PLATFORMS = (*HARDWARE, *(f"{platform}_interpreted" for platform in HARDWARE))
 _PREFIX = "lingvo_gshard.kernels."
 
 # (configuration, *arrays) -> arrays, all of jax.

@@ -223,6 +223,7 @@ def _compile(
                 values.function, params, trainer, partitioning, values.partitioner
             )
         if values.program:
+            program = inspection.for_all_platforms(program, params, trainer, partitioning)
             _save(program, values.program, console)
         if not is_compiled:
             return {}

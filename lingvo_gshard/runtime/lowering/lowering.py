@@ -103,6 +103,27 @@ def lower(
     )
 
 
+def with_bodies(
+    portable: Program, make: Callable[[Partitioning], Program], partitioning: Partitioning
+) -> Program:
+    """Returns a program with a body for each platform whose kernels it can use.
+
+    Args:
+      portable: the program without kernels, which all other platforms run.
+      make: makes the same program under a partitioning.
+      partitioning: the partitioning of `portable`.
+    """
+    bodies = []
+    for platform in kernel.HARDWARE:
+        program = make(partitioning.on(platform))
+        if not program.kernels:
+            # Which functions have kernels does not depend on the platform.
+            break
+        if any(not use.obstacle for use in program.kernels):
+            bodies.append((platform, program.module))
+    return dataclasses.replace(portable, bodies=tuple(bodies))
+
+
 @contextlib.contextmanager
 def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None]:
     with (

@@ -49,10 +49,18 @@ def calls_of_libraries(module: str) -> list[str]:
 def platforms_of(module: str) -> tuple[str, ...]:
     """Returns the platforms that run a StableHLO module that was lowered from TensorFlow."""
     calls = calls_of_libraries(module)
+    if not calls:
+        return ALL
+    found = {_platform_of_call(call) for call in calls}
+    # No platform has the functions of two.
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _platform_of_call(call: str) -> str:
     for begin, platform in _CALLS_OF_KERNELS:
-        if any(call.startswith(begin) for call in calls):
-            return (platform,)
-    return (_LOWERED_FOR,) if calls else ALL
+        if call.startswith(begin):
+            return platform
+    return _LOWERED_FOR
 
 
 def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
@@ -62,10 +70,14 @@ def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
     found = platform_of(device)
     if found not in record.platforms:
         raise UserError(
-            f"{path} was exported for {' and '.join(record.platforms)}, but jax found {found} "
+            f"{path} was exported for {_listed(record.platforms)}, but jax found {found} "
             f"({device.device_kind}) here; export it again without operations that only that "
             "platform has"
         )
+
+
+def _listed(platforms: Sequence[str]) -> str:
+    return " and ".join(platforms) or "no platform"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +87,8 @@ class Program:
     Attributes:
       name: name of the function, such as `train_step`.
       module: the function as a portable StableHLO artifact.
+      bodies: (platform, the same function with kernels of this platform as a portable StableHLO
+        artifact), sorted. Other platforms run `module`.
       inputs: the function's arguments, in order.
       outputs: the function's results, in order.
       donated: indices of the inputs whose memory the outputs may reuse.
@@ -102,6 +116,7 @@ class Program:
     versions: tuple[tuple[str, str], ...] = ()
     work: Work | None = None
     layers: LayerNames | None = None
+    bodies: tuple[tuple[str, bytes], ...] = ()
     kernels: tuple[KernelUse, ...] = dataclasses.field(default=(), compare=False)
     tracing_seconds: float = dataclasses.field(default=0.0, compare=False)
     lowering_seconds: float = dataclasses.field(default=0.0, compare=False)
@@ -123,24 +138,35 @@ class Program:
         """SHA-256 of the module and everything else that a compiler is given."""
         content = hashlib.sha256(self.module)
         content.update(program_file.encode(self._record()))
+        for body in program_file.encoded_bodies(dict(self.bodies)):
+            content.update(body)
         return content.hexdigest()
 
-    def exported(self) -> jax_export.Exported:
-        """Returns the program as an exported jax function for any platform.
+    def exported(self, platform: str = "") -> jax_export.Exported:
+        """Returns the program as an exported jax function.
 
         Exports a stub of the same types and replaces its module, which needs no private names of
         jax.export.
+
+        Args:
+          platform: takes this platform's body, if there is one, and then runs on no other. By
+            default the function is for any platform.
         """
+        module = dict(self.bodies).get(platform)
         outputs = [array.struct for array in self.outputs]
         stub = jax.jit(
             lambda *_: tuple(jnp.zeros(o.shape, o.dtype) for o in outputs), keep_unused=True
         )
-        any_platform = [jax_export.DisabledSafetyCheck.platform()]
-        export = jax_export.export(stub, platforms=("cpu",), disabled_checks=any_platform)
+        if module is None:
+            any_platform = [jax_export.DisabledSafetyCheck.platform()]
+            export = jax_export.export(stub, platforms=("cpu",), disabled_checks=any_platform)
+        else:
+            export = jax_export.export(stub, platforms=(platform,))
         # Without x64 jax silently truncates 64-bit types to 32 bits.
         with jax.enable_x64(True):
             exported = export(*[a.struct for a in self.inputs])
-        return dataclasses.replace(exported, fun_name=self.name, mlir_module_serialized=self.module)
+        module = module or self.module
+        return dataclasses.replace(exported, fun_name=self.name, mlir_module_serialized=module)
 
     def lower(self, devices: Sequence) -> jax.stages.Lowered:
         """Lowers for jax devices, which are real or belong to a described topology.
@@ -152,7 +178,7 @@ class Program:
         mesh = jax.sharding.Mesh(self.mesh.arrange(devices), self.mesh.names)
         arguments = [array.sharded_struct(mesh) for array in self.inputs]
         jitted = jax.jit(
-            self.exported().call,
+            self.exported(platform_of(devices[0])).call,
             donate_argnums=self.donated,
             out_shardings=tuple(a.sharding(mesh) for a in self.outputs),
         )
@@ -160,8 +186,9 @@ class Program:
             return jitted.lower(*arguments)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the program as one file."""
+        """Writes the program as one file, which has a body for each platform with kernels."""
         exported = self.exported()
+        bodies = {each: bytes(self.exported(each).serialize()) for each, _ in self.bodies}
         record = msgspec.structs.replace(
             self._record(),
             digest=self.digest,
@@ -169,7 +196,7 @@ class Program:
             layers=self.layers or msgspec.UNSET,
             platforms=platforms_of(exported.mlir_module()),
         )
-        program_file.write(path, record, bytes(exported.serialize()))
+        program_file.write(path, record, bytes(exported.serialize()), bodies)
 
     @classmethod
     def load(cls, path: str | os.PathLike, mesh: Mesh | None = None) -> Program:
@@ -182,13 +209,16 @@ class Program:
         Raises:
           UserError: names the file and the problem: its format, content, mesh or version of jax.
         """
-        record, content = program_file.read(path)
+        record, content, own = program_file.read(path)
         exported = _deserialized(content, path)
+        bodies = {platform: _deserialized(body, path) for platform, body in own.items()}
         try:
-            _check_types(record, exported)
+            for each in (exported, *bodies.values()):
+                _check_types(record, each)
             program = cls(
                 name=record.name,
                 module=exported.mlir_module_serialized,
+                bodies=tuple((name, each.mlir_module_serialized) for name, each in bodies.items()),
                 inputs=record.inputs,
                 outputs=record.outputs,
                 donated=record.donated,

@@ -1,8 +1,9 @@
-"""The file of a saved program: a zip of an exported function and a record that describes it.
+"""The file of a saved program: a zip of exported functions and a record that describes them.
 
-`program.json` is the record; `exported` holds what `jax.export.deserialize` reads. This module does
-not import TensorFlow, so that a program runs where TensorFlow is not installed. docs/programs.md
-describes the file.
+`program.json` is the record; `exported` holds what `jax.export.deserialize` reads. A platform whose
+kernels the program uses has a body of its own, such as `exported-tpu`. This module does not import
+TensorFlow, so that a program runs where TensorFlow is not installed. docs/programs.md describes the
+file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import io
 import os
 import pathlib
 import zipfile
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -22,8 +25,10 @@ from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
 
-FORMAT = 1
+# Files with bodies for platforms have the second format, which earlier versions do not read.
+FORMATS = (1, 2)
 _RECORD, _EXPORTED = "program.json", "exported"
+_NO_BODIES: Mapping[str, bytes] = MappingProxyType({})
 # Programs of text and constants take a tenth of their size in a zip. A file that claims to hold far
 # more than its own size was made to fill the memory.
 _MOST_TIMES = 100
@@ -77,6 +82,8 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
       layers: UNSET if they are unknown.
       platforms: jax's names of the platforms that run the program; UNSET in earlier files, which
         run on all.
+      bodies: the platforms that have a body of their own, with kernels. All others run the portable
+        one. UNSET if there are none.
       digest: `Program.digest`.
       format: format of the file.
       stamp: hash of the file's content except for the stamp.
@@ -95,8 +102,9 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
     work: Work | None = None
     layers: LayerNames | msgspec.UnsetType = msgspec.UNSET
     platforms: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    bodies: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
-    format: int = FORMAT
+    format: int = FORMATS[0]
     stamp: str = ""
 
 
@@ -106,18 +114,34 @@ class _Header(msgspec.Struct):
     format: int = 0
 
 
-def write(path: str | os.PathLike, record: ProgramRecord, exported: bytes) -> None:
-    """Writes a record and an exported function as one zip."""
-    record = msgspec.structs.replace(record, stamp=stamp(record, exported))
+def write(
+    path: str | os.PathLike,
+    record: ProgramRecord,
+    exported: bytes,
+    bodies: Mapping[str, bytes] = _NO_BODIES,
+) -> None:
+    """Writes a record and exported functions as one zip.
+
+    Args:
+      path: the file.
+      record: describes the program.
+      exported: the portable function.
+      bodies: platform -> the function with the platform's kernels.
+    """
+    if bodies:
+        record = msgspec.structs.replace(record, bodies=tuple(sorted(bodies)), format=FORMATS[1])
+    record = msgspec.structs.replace(record, stamp=stamp(record, exported, bodies))
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(_RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1))
         file.writestr(_EXPORTED, exported)
+        for platform, body in sorted(bodies.items()):
+            file.writestr(_entry(platform), body)
     write_atomically(os.fspath(path), content.getvalue())
 
 
-def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
-    """Returns the record and the exported function.
+def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes]]:
+    """Returns the record, the portable function, and the functions with kernels by platform.
 
     Raises:
       UserError: names the file and the problem: it is no saved program, has another format, was
@@ -128,14 +152,18 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
-        found = atomic.decode(text, _Header).format
-        if found == FORMAT:
-            record = atomic.decode(text, ProgramRecord)
+            found = atomic.decode(text, _Header).format
+            if found in FORMATS:
+                record = atomic.decode(text, ProgramRecord)
+                own = () if record.bodies is msgspec.UNSET else record.bodies
+                bodies = {platform: file.read(_entry(platform)) for platform in own}
     except Exception as error:  # zipfile raises many types on a damaged file.
         raise UserError(f"{path} is not a saved program: {error}") from None
-    if found != FORMAT:
-        raise UserError(f"{path} has format {found}, but this version reads format {FORMAT}")
-    if record.stamp != stamp(record, exported):
+    if found not in FORMATS:
+        raise UserError(
+            f"{path} has format {found}, but this version reads formats up to {FORMATS[-1]}"
+        )
+    if record.stamp != stamp(record, exported, bodies):
         raise UserError(f"{path} was changed after it was written: its hash is not its stamp")
     written_with = record.versions.get("jax", "0")
     if _numbers(jax.__version__) < _numbers(written_with):
@@ -143,12 +171,17 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
             f"{path} was written with jax {written_with}. Install that version or a newer one; "
             f"this is jax {jax.__version__}"
         )
-    return record, exported
+    return record, exported, bodies
+
+
+def _entry(platform: str) -> str:
+    """Returns the name of the entry with a platform's body."""
+    return f"{_EXPORTED}-{platform}"
 
 
 def _check_sizes(file: zipfile.ZipFile, compressed: int) -> None:
     """Raises ValueError if the content is far larger than any program of a file's size."""
-    size = sum(file.getinfo(name).file_size for name in (_RECORD, _EXPORTED))
+    size = sum(entry.file_size for entry in file.infolist())
     if size > max(_MOST_TIMES * compressed, _LEAST_LIMIT):
         raise UserError(f"{compressed:,} bytes claim to hold {size:,}")
 
@@ -158,10 +191,20 @@ def encode(record: ProgramRecord) -> bytes:
     return msgspec.json.encode(record, order="deterministic")
 
 
-def stamp(record: ProgramRecord, exported: bytes) -> str:
+def stamp(
+    record: ProgramRecord, exported: bytes, bodies: Mapping[str, bytes] = _NO_BODIES
+) -> str:
     """Returns the hash of a file's content."""
     unstamped = msgspec.structs.replace(record, stamp="")
-    return hashlib.sha256(encode(unstamped) + exported).hexdigest()
+    content = (encode(unstamped), exported, *encoded_bodies(bodies))
+    return hashlib.sha256(b"".join(content)).hexdigest()
+
+
+def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
+    """Returns the platforms' bodies as bytes to hash; none without bodies."""
+    return [
+        f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())
+    ]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

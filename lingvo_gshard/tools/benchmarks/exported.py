@@ -27,6 +27,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching import synthetic
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import check_platform
@@ -136,12 +137,14 @@ def product_dtype(module: str) -> str:
 
 
 def _load(path: str, name: str) -> tuple[ProgramRecord, jax_export.Exported]:
-    record, exported = program_file.read(path)
+    record, exported, bodies = program_file.read(path)
     if record.name != name:
         raise UserError(
             f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
         )
+    if bodies:
+        exported = bodies.get(platform_of(jax.devices()[0]), exported)
     return record, jax_export.deserialize(bytearray(exported))
 
 

@@ -18,6 +18,7 @@ from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers import lora
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
+from lingvo_gshard.runtime.lowering.lowering import with_bodies
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
 from lingvo_gshard.runtime.propagation.activations import Activation, activations
@@ -224,6 +225,17 @@ def lower(
     make = {"train_step": train_program, "eval_step": eval_program}[function]
     program, _ = make(trainer, partitioning, partitioner, experiments.batch_specs(params))
     return dataclasses.replace(program, layers=layer_names(trainer.task))
+
+
+def for_all_platforms(
+    program: Program, params: Params, trainer: Trainer, partitioning: Partitioning
+) -> Program:
+    """Returns a program of `lower` with a body for each platform whose kernels it can use."""
+
+    def make(on_platform: Partitioning) -> Program:
+        return lower(program.name, params, trainer, on_platform, program.partitioner)
+
+    return with_bodies(program, make, partitioning)
 
 
 def compile_program(

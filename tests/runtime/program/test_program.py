@@ -110,7 +110,7 @@ def test_layers_and_platforms_are_in_the_file(program, tmp_path):
     path = tmp_path / "with_layers.zip"
     dataclasses.replace(program, layers=layers).save(path)
     assert Program.load(path).layers == layers
-    record, exported = program_file.read(path)
+    record, exported, _ = program_file.read(path)
     assert record.platforms == ("cpu", "cuda", "rocm", "tpu")
     assert record.digest == program.digest
     # Files of earlier versions have neither, and their stamp was computed without them.
@@ -194,8 +194,8 @@ def rewritten(saved: pathlib.Path, tmp_path: pathlib.Path, stamp_again: bool, **
 
 
 def test_other_format_or_newer_jax_is_rejected(saved, tmp_path):
-    with pytest.raises(ValueError, match="changed has format 2, but this version reads format 1"):
-        Program.load(rewritten(saved, tmp_path, True, format=2))
+    with pytest.raises(ValueError, match="changed has format 3, but this version reads formats up to 2"):
+        Program.load(rewritten(saved, tmp_path, True, format=3))
     newer = {"jax": "99.0.1.dev2"}
     with pytest.raises(ValueError, match=r"written with jax 99\.0\.1\.dev2\. Install that"):
         Program.load(rewritten(saved, tmp_path, True, versions=newer))
