@@ -29,6 +29,7 @@ def verify(
     shrink: bool = True,
     dropout: bool = True,
     max_devices: int = 16,
+    kernels: str | None = None,
     progress: Progress = ...,
 ) -> Verification: ...
 
@@ -45,6 +46,7 @@ def verify(
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
     tolerance: float = 1e-9,
+    kernels: str = "",
 ) -> Verification: ...
 
 
@@ -73,6 +75,7 @@ def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) 
       progress: for an experiment, is told each stage as it begins.
       layouts: for a function, as in `partition`.
       overrides: for a function, as in `partition`.
+      kernels: "tpu" or "cuda": the kernels of this platform compute, step by step. By default none.
 
     Returns:
       What was compared, the first tensor that differs, and what could not be compared.

@@ -19,7 +19,8 @@ from lingvo_gshard.sharding.partitioning import current_sharding
 HARDWARE = ("cuda", "tpu")
 # "tpu_interpreted" computes the bodies for TPUs on CPUs, step by step, which tests compare with
 # other attentions.
-PLATFORMS = (*HARDWARE, *(f"{platform}_interpreted" for platform in HARDWARE))
+_INTERPRETED = "_interpreted"
+PLATFORMS = (*HARDWARE, *(platform + _INTERPRETED for platform in HARDWARE))
 _PREFIX = "lingvo_gshard.kernels."
 
 # (configuration, *arrays) -> arrays, all of jax.
@@ -110,6 +111,11 @@ def platform_in_use() -> str:
     partitioning = now.manual_partitioning or now.partitioning
     platform = partitioning.platform if partitioning is not None else ""
     return platform if platform in PLATFORMS else ""
+
+
+def interpreted(platform: str) -> str:
+    """Returns the platform that computes the kernels of a platform step by step; "" of ""."""
+    return platform and platform + _INTERPRETED
 
 
 class KernelUse(msgspec.Struct, frozen=True, order=True):

@@ -39,10 +39,24 @@ class Partitioned:
         donate: Sequence[int] = (),
         partitioner: str = "gspmd",
         folds_constants: bool = True,
+        platform: str | None = None,
     ):
+        """Makes the callable; for the arguments see `partition`.
+
+        Args:
+          function: the function.
+          partitioning: the mesh, and what is split over its axes.
+          devices: as many as the mesh has places.
+          layouts: the layouts of the arguments.
+          donate: positions of the arguments whose memory the results may reuse.
+          partitioner: "gspmd" or "shardy".
+          folds_constants: as in `lower`.
+          platform: the platform whose kernels the function uses. By default the devices' platform.
+        """
         self._function = function
         self._devices = list(devices)
-        self._partitioning = partitioning.on(platform_of(self._devices[0]))
+        used = platform_of(self._devices[0]) if platform is None else platform
+        self._partitioning = partitioning.on(used)
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )

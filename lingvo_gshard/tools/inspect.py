@@ -39,6 +39,11 @@ chooses the function of the trainer that --compile and --program take:
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert \\
         --function=init_state --program=init_state.zip
 
+--kernels lists the layers of the function that use kernels of a platform, tpu or cuda, and says why
+others use none. --kernels=here asks for the platform of this machine:
+
+    gshard-inspect --experiment=language_model.one_gpu_dense --mesh=data=1 --kernels=cuda
+
 --placement draws where a weight lies: each of its parts, and the devices that hold it:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
@@ -69,6 +74,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.kernels import kernel
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import recording
@@ -108,6 +114,13 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_string(
+        "kernels",
+        None,
+        f"Platform, {' or '.join(kernel.HARDWARE)}, or {inspection.HERE} for the platform of this "
+        "machine: lists the layers that use its kernels, and says why others use none.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
         "placement",
         None,
         "Pattern of paths, such as '*.w_in': shows which devices hold which part of these weights.",
@@ -116,7 +129,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "function",
         inspection.FUNCTIONS[0],
-        f"The function to compile or save: {', '.join(inspection.FUNCTIONS)}.",
+        f"The function to list, compile or save: {', '.join(inspection.FUNCTIONS)}.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -147,6 +160,7 @@ def main(argv: list[str]) -> int:
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise UserError(f"--function={values.function} is unknown. {hint}")
+    inspection.check_kernels(values.kernels, values.partitioner)
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
         raise UserError("--program=-: a program is written to a file, not to standard output")
@@ -202,7 +216,27 @@ def _inspect_sharding(
         tables.print_placements(console, record["placement"])
     if values.compile or values.program or values.activations is not None:
         record |= _compile(values, params, trainer, partitioning, console)
+    if values.kernels:
+        # After compiling: jax, once started, adds no virtual devices.
+        record["kernels"] = _list_kernels(values, params, trainer, partitioning, console)
     return record
+
+
+def _list_kernels(
+    values: flags.FlagValues,
+    params: Params,
+    trainer: Trainer,
+    partitioning: Partitioning,
+    console: rich.console.Console,
+) -> dict[str, Any]:
+    """Prints which layers of the function use kernels; returns the record for JSON."""
+    with stages_on_terminal() as stages:
+        stages.begin("Lowering")
+        platform, uses = inspection.kernel_uses(
+            values.function, values.kernels, params, trainer, partitioning
+        )
+    tables.print_kernels(console, values.function, platform, uses)
+    return {"platform": platform, "layers": msgspec.to_builtins(uses)}
 
 
 def _compile(

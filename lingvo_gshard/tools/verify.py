@@ -40,6 +40,12 @@ sizes. This command cannot know the sizes of your own layers; set them by --gin_
     gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
         --gin_param='task.my_layer.my_size = 16'
 
+--kernels=tpu or --kernels=cuda has attention computed by the kernels of this platform, step by step
+and in float64 as all else. Rows then keep at least 128 positions, since shorter rows use no kernel:
+
+    gshard-verify --experiment=translation.quickstart --mesh=data=2,model=2 \\
+        --strategy=data_tensor --kernels=tpu --gin_param='input.source_length = 128'
+
 In Python, lingvo_gshard.verify does the same. docs/verification.md explains what is compared.
 """
 

@@ -112,6 +112,43 @@ def test_override_and_custom_strategy_table(capsys):
     assert "N over data (4)" in lines["decoder.layers[0].cross_attention.w_key"]
 
 
+def test_kernels_are_listed_with_the_reasons_why_layers_have_none(capsys):
+    flags = ["--mesh=data=2", "--strategy=data", "--kernels=tpu", "--json"]
+    code, out, err = run_here(capsys, *flags)
+    assert code == 0
+    found = json.loads(out)["kernels"]
+    paths = ("decoder.layers[0].cross_attention", "decoder.layers[0].self_attention")
+    short = "rows of fewer than 128 positions are faster without Splash attention"
+    assert found["platform"] == "tpu"
+    assert found["layers"] == [
+        {"path": path, "kernel": "attention", "obstacle": short}
+        for path in (*paths, "encoder.layers[0].self_attention")
+    ]
+    said = f"no kernel computes the attention of {paths[0]} and 2 more: {short}"
+    assert f"kernels of train_step on tpu:\n  {said}" in err
+
+
+def test_long_rows_use_the_platforms_kernel(capsys):
+    lengths = [f"--gin_param=input.{side}_length = 128" for side in ("source", "target")]
+    flags = ["--mesh=data=1", "--kernels=cuda", "--function=eval_step", *lengths]
+    code, out, _ = run_here(capsys, *flags)
+    expected = "the platform's kernel computes the attention of decoder.layers[0].cross_attention"
+    assert code == 0 and f"kernels of eval_step on cuda:\n  {expected} and 2 more" in out
+
+
+def test_a_platform_without_kernels_says_so(capsys):
+    flags = ["--mesh=data=1", "--function=init_state"]
+    code, out, _ = run_here(capsys, *flags, "--kernels=here")
+    assert code == 0
+    assert out.endswith("cpu:\n  cpu has no kernels; those of cuda and tpu are known\n")
+    code, out, _ = run_here(capsys, *flags, "--kernels=tpu")
+    assert code == 0 and out.endswith("tpu:\n  no layer could use a kernel\n")
+    code, _, err = run_here(capsys, *flags, "--kernels=tpus")
+    assert code == 1 and "--kernels=tpus is unknown. Did you mean 'tpu'?" in err
+    code, _, err = run_here(capsys, *flags, "--kernels=tpu", "--partitioner=shardy")
+    assert code == 1 and "--kernels=tpu: programs of --partitioner=shardy use no kernels" in err
+
+
 def test_collectives_are_listed_by_layer_with_memory(compiled):
     found = json.loads((compiled / "step.json").read_text())["compiled"]
     rows = found["collectives"]

@@ -18,6 +18,7 @@ from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.local_updates.workers import Workers, stacked
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -128,6 +129,7 @@ class LocalUpdatesRuntime:
         self._trainer, self._partitioner = trainer, options.partitioner
         self._rule = trainer.local_updates
         partitioning.mesh.check_devices(len(devices))
+        partitioning = partitioning.on(platform_of(devices[0]))
         self._workers = Workers(partitioning, devices)
         self._local = self._workers.local
         self._trainers = {worker: _with_own_seed(trainer, worker) for worker in self._local}

@@ -16,6 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.options import option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
@@ -141,6 +142,11 @@ class VerifyOptions(PartitioningOptions):
     max_devices: int = option(
         16, "Largest number of devices; a larger mesh is made smaller.", minimum=1
     )
+    kernels: str | None = option(
+        None,
+        "Platform whose kernels the step uses, computed step by step: tpu or cuda. By default none.",
+        choices=HARDWARE,
+    )
 
 
 def verify_experiment(
@@ -165,6 +171,7 @@ def verify_experiment(
     progress.begin("Building the model")
     small = shrinking.shrink(experiment, asked, options)
     partitioning = dataclasses.replace(asked, mesh=small.mesh)
+    partitioning = partitioning.on(interpreted(options.kernels or ""))
     scales_loss = precision.get(experiment.step.precision).scales_loss
     case = _Case(small.params, partitioning, options, scales_loss)
     partitioned, whole = case.run(progress)
@@ -188,7 +195,7 @@ def verify_experiment(
         subject=experiment.name,
         mesh=str(partitioning.mesh),
         strategy=partitioning.strategy.to_text(),
-        notes=(*small.notes, *notes),
+        notes=(*small.notes, *uses_in_words(partitioned.executable.program.kernels), *notes),
         tolerance=options.tolerance,
         compared=tuple(compared),
         first=first,

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
@@ -67,6 +70,7 @@ def verify_function(
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
     tolerance: float = TOLERANCE,
+    kernels: str = "",
 ) -> Verification:
     """Compares a function over a mesh with the same function on one device, in float64.
 
@@ -81,12 +85,16 @@ def verify_function(
       overrides: as in `partition`.
       partitioner: "gspmd" or "shardy".
       tolerance: the largest relative difference that counts as equal.
+      kernels: "tpu" or "cuda": the function uses the kernels of this platform, computed step by
+        step. By default it uses none.
 
     Raises:
       UserError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
     """
     started = time.monotonic()
-    partitioning = Partitioning.make(mesh, strategy, overrides)
+    if kernels not in ("", *HARDWARE):
+        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
+    partitioning = Partitioning.make(mesh, strategy, overrides).on(interpreted(kernels))
     full = partitioning.mesh
 
     def run(over: Mesh) -> _Ran:
@@ -132,7 +140,8 @@ def _compare(
         rows.append(("result", f"result[{index}]", compare(mine, its, mesh)))
     shapes = [{name: value.shape for name, (_, value) in of.items()} for of in outputs]
     compared = [Compared(*row, row[2].relative <= tolerance) for row in rows]
-    return compared, uncompared_outputs(*shapes)
+    kernels = uses_in_words(partitioned.executable.program.kernels)
+    return compared, (*kernels, *uncompared_outputs(*shapes))
 
 
 def _describe(
@@ -177,6 +186,7 @@ def _run(
         layouts,
         partitioner=partitioner,
         folds_constants=False,
+        platform=partitioning.platform,
     )
     program = in_float64(wrapped.lower(*arguments))
     mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)

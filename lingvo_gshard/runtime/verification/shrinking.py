@@ -48,6 +48,8 @@ _LIMITS = {
     "S": (256, 32),
     "V": (8192, 256),
 }
+# Attention over shorter rows uses no kernels.
+_LIMITS_WITH_KERNELS = {**_LIMITS, "L": (128, 128)}
 _TABLES = ("activations", "weights", "moments")
 _LAYERS = "num_layers"
 # Stacks are at most as deep, if their layers can be repeated so few times.
@@ -63,6 +65,8 @@ class ShrinkOptions(Protocol):
     def dropout(self) -> bool: ...
     @property
     def max_devices(self) -> int: ...
+    @property
+    def kernels(self) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +113,9 @@ def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOption
     if options.shrink:
         small = dataclasses.replace(partitioning, mesh=mesh)
         workers = mesh.axis_size(AXIS) if params.step.local_updates.every else 1
+        limits = _LIMITS_WITH_KERNELS if options.kernels else _LIMITS
         for changes in (
-            *_smaller_sizes(params, partitioning, small, workers),
+            *_smaller_sizes(params, partitioning, small, workers, limits),
             *_fewer_layers(params),
         ):
             params, made = _changed(params, changes)
@@ -185,7 +190,11 @@ def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
 
 
 def _smaller_sizes(
-    params: Params, before: Partitioning, after: Partitioning, workers: int
+    params: Params,
+    before: Partitioning,
+    after: Partitioning,
+    workers: int,
+    limits: Mapping[str, tuple[int, int]],
 ) -> Iterator[Mapping[str, int]]:
     """Yields changes of the sizes of letters, path -> size, each for all paths of one size.
 
@@ -194,13 +203,14 @@ def _smaller_sizes(
       before: the partitioning that was asked for.
       after: the partitioning over the smaller mesh.
       workers: number of workers that share the rows.
+      limits: as `_LIMITS`.
     """
     by_size: dict[tuple[str, int], list[str]] = {}
     for path, value in params.leaves():
         letter = LETTERS.get(path.rpartition(".")[2])
         if letter == "V" and "vocabulary" not in path:
             continue
-        if letter and type(value) is int and value > _LIMITS[letter][0]:
+        if letter and type(value) is int and value > limits[letter][0]:
             by_size.setdefault((letter, value), []).append(path)
     # A model's size is divided by its heads, and rows by micro-batches.
     multiple = _multiples(params, workers)
@@ -209,7 +219,7 @@ def _smaller_sizes(
         ranks[letter] = ranks.get(letter, 0) + 1
         size = _small_size(
             value,
-            _LIMITS[letter][1] * ranks[letter],
+            limits[letter][1] * ranks[letter],
             [(_parts(letter, table, before), _parts(letter, table, after)) for table in _TABLES],
             math.gcd(value, multiple.get(letter, 1)),
         )

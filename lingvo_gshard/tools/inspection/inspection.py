@@ -12,12 +12,17 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard import hlo
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.kernels import kernel
+from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers import lora
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
+from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.runtime.lowering.lowering import with_bodies
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
@@ -80,6 +85,8 @@ def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
 
 
 FUNCTIONS = ("train_step", "eval_step", "init_state")
+# The value of --kernels for the platform of this machine.
+HERE = "here"
 # The compiler may combine collectives of several layers, and adds some that belong to none.
 NO_SINGLE_LAYER = "no single layer"
 
@@ -236,6 +243,44 @@ def for_all_platforms(
         return lower(program.name, params, trainer, on_platform, program.partitioner)
 
     return with_bodies(program, make, partitioning)
+
+
+def check_kernels(platform: str | None, partitioner: str) -> None:
+    """Checks the value of --kernels.
+
+    Args:
+      platform: the value; None without the flag.
+      partitioner: "gspmd" or "shardy".
+
+    Raises:
+      UserError: the platform is unknown, or the partitioner uses no kernels.
+    """
+    if platform is None:
+        return
+    known = (*kernel.HARDWARE, HERE)
+    if platform not in known:
+        raise UserError(f"--kernels={platform} is unknown. {names.nearest(platform, known)}")
+    if partitioner != "gspmd":
+        raise UserError(f"--kernels={platform}: programs of `partitioner=shardy` use no kernels")
+
+
+def kernel_uses(
+    function: str, platform: str, params: Params, trainer: Trainer, partitioning: Partitioning
+) -> tuple[str, tuple[KernelUse, ...]]:
+    """Returns the platform, and whether each layer of a function uses its kernels.
+
+    Args:
+      function: one of FUNCTIONS.
+      platform: one of `kernel.HARDWARE`, or HERE.
+      params: the experiment.
+      trainer: its trainer.
+      partitioning: the mesh and the strategy.
+    """
+    if platform == HERE:
+        # More devices than one could be virtual, of another platform.
+        platform = platform_of(devices_for(None)[0])
+    on_platform = partitioning.on(platform)
+    return platform, lower(function, params, trainer, on_platform, "gspmd").kernels
 
 
 def compile_program(

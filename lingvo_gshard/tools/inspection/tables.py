@@ -9,6 +9,7 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.kernels.kernel import HARDWARE, KernelUse, uses_in_words
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.inspection import inspection
@@ -93,6 +94,18 @@ def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) ->
             f"micro-batches and {row['circulations']} circulations takes {row['ticks']} ticks. "
             f"Its stages are idle {row['idle_share']:.1%} of the time.",
         )
+
+
+def print_kernels(
+    console: rich.console.Console, function: str, platform: str, uses: Sequence[KernelUse]
+) -> None:
+    """Prints which layers use kernels of a platform, and why others use none."""
+    say(console, f"\nkernels of {function} on {platform}:")
+    nothing = "no layer could use a kernel"
+    if platform not in HARDWARE:
+        nothing = f"{platform} has no kernels; those of {' and '.join(HARDWARE)} are known"
+    for line in uses_in_words(uses) or [nothing]:
+        say(console, f"  {line}")
 
 
 def print_placements(console: rich.console.Console, found: Sequence[dict]) -> None:
