@@ -98,7 +98,7 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
                 f"Manual region: dimension {dimension} of {tensor.shape} does not divide into the "
                 f"{region.parts(axes)} parts of {', '.join(axes)} in `mesh={region.mesh}`"
             )
-    return xla.full_to_shard(tensor, split, region.mesh)
+    return xla.full_to_shard(tensor, split, region.mesh, region.reserved_axes)
 
 
 def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
@@ -118,7 +118,7 @@ def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
     split = resolve(split, part.shape.rank)
     sizes = known_sizes(part.shape)
     shape = [size * region.parts(axes) for size, axes in zip(sizes, split, strict=True)]
-    return xla.shard_to_full(part, split, region.mesh, shape)
+    return xla.shard_to_full(part, split, region.mesh, shape, region.reserved_axes)
 
 
 def stack_of_shards(part: tf.Tensor) -> tf.Tensor:

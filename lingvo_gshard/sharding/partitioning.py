@@ -219,13 +219,12 @@ class Partitioning:
     def within_stack(self, letter: str) -> Partitioning:
         """Returns the partitioning of slices along a stacked dimension.
 
-        The axes that split the stack are reserved, so that no dimension of a slice uses them. All
-        slices are computed by the same operations, which kernels cannot be.
+        The axes that split the stack are reserved, so that no dimension of a slice uses them.
 
         Args:
           letter: The stacked dimension, for example "P" for pipeline stages.
         """
-        return dataclasses.replace(self, reserved_axes=self.split(letter)[0], platform="")
+        return dataclasses.replace(self, reserved_axes=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
         """Returns the split of a weight, or of its optimizer moments with kind "moments"."""

@@ -16,10 +16,17 @@ from typing import Any
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
+from lingvo_gshard.core.lazy import control_flow_ops, gen_xla_ops, pfor, tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
+from lingvo_gshard.sharding.strategies import Split
 
+_CALL_ATTRIBUTES = (
+    *("call_target_name", "backend_config", "has_side_effect"),
+    *("result_dtypes", "result_shapes"),
+)
 _UNKNOWN = "No pfor vectorization defined"
 
 
@@ -50,7 +57,8 @@ def vectorize(
         shapes[:] = [result.shape for result in results]
         return list(results)
 
-    with _converters(letter), use_partitioning(partitioning and partitioning.within_stack(letter)):
+    slice_partitioning = partitioning and partitioning.within_stack(letter)
+    with _converters(count), use_partitioning(slice_partitioning):
         try:
             results: Any = control_flow_ops.pfor(one, count, fallback_to_while_loop=False)
         except ValueError as error:
@@ -74,12 +82,19 @@ def _named(error: ValueError) -> ValueError:
 
 
 @contextlib.contextmanager
-def _converters(letter: str) -> Iterator[None]:
-    """Teaches pfor, inside a `with` block, annotations and other operations that it lacks."""
+def _converters(count: int) -> Iterator[None]:
+    """Teaches pfor, inside a `with` block, annotations and other operations that it lacks.
+
+    Args:
+      count: number of slices.
+    """
     known = pfor._pfor_converter_registry
     before = dict(known)
     known.update(
-        XlaSharding=lambda operation: _annotated(operation, letter),
+        XlaSharding=_annotated,
+        XlaSpmdFullToShardShape=lambda operation: _entered(operation, count),
+        XlaSpmdShardToFullShape=lambda operation: _left(operation, count),
+        XlaCustomCallV2=lambda operation: _called(operation, count),
         Bitcast=_bitcast,
         TensorScatterAdd=lambda operation: _scattered(operation, tf.tensor_scatter_nd_add),
         # pfor's own computes shapes in a way that needs TensorFlow's constant folding.
@@ -93,17 +108,63 @@ def _converters(letter: str) -> Iterator[None]:
         known.update(before)
 
 
-def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
-    stack, partitioning = operation.stacked_input(0), current_partitioning()
-    rank = stack.shape.rank - 1
-    sharding: Any = operation.get_attr("sharding")
-    split = partitioning and xla.split_of(sharding, rank, partitioning.mesh)
+def _annotated(operation: pfor._PforInput) -> pfor.WrappedTensor:
+    stack = operation.stacked_input(0)
+    split, mesh = _stacked_split(operation, "sharding", stack.shape.rank)
+    return pfor.wrap(xla.tile(stack, split, mesh), True)
+
+
+def _stacked_split(
+    operation: pfor._PforInput, attribute: str, rank: int
+) -> tuple[Split, Mesh]:
+    """Returns how a stack is split whose slices are split as an operation says, and the mesh.
+
+    Args:
+      operation: the operation on a slice.
+      attribute: name of its sharding.
+      rank: rank of the stack.
+    """
+    partitioning = current_partitioning()
+    sharding: Any = operation.get_attr(attribute)
+    split = partitioning and xla.split_of(sharding, rank - 1, partitioning.mesh)
     if partitioning is None or split is None:
         raise UserError(
             f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
             "of the mesh. That is not possible for all stages of a pipeline at once"
         )
-    return pfor.wrap(xla.tile(stack, (partitioning.reserved_axes, *split), partitioning.mesh), True)
+    return (partitioning.reserved_axes, *split), partitioning.mesh
+
+
+def _entered(operation: pfor._PforInput, count: int) -> pfor.WrappedTensor:
+    """Enters a manual region with the slices of this device."""
+    operation.stack_inputs([0])
+    stack = operation.stacked_input(0)
+    stack.set_shape([count, *stack.shape[1:]])
+    split, mesh = _stacked_split(operation, "manual_sharding", stack.shape.rank)
+    return pfor.wrap(xla.full_to_shard(stack, split, mesh), True)
+
+
+def _left(operation: pfor._PforInput, count: int) -> pfor.WrappedTensor:
+    """Leaves a manual region: stacks the slices of all devices."""
+    stack = operation.stacked_input(0)
+    split, mesh = _stacked_split(operation, "manual_sharding", stack.shape.rank)
+    shape: Any = operation.get_attr("full_shape")
+    full = [count, *known_sizes(tf.TensorShape(shape))]
+    return pfor.wrap(xla.shard_to_full(stack, split, mesh, full), True)
+
+
+def _called(operation: pfor._PforInput, count: int) -> list[pfor.WrappedTensor]:
+    """Returns the results of a custom call for each slice of this device."""
+    partitioning = current_partitioning()
+    parts = partitioning.parts(partitioning.reserved_axes) if partitioning else 1
+    attributes = {name: operation.get_attr(name) for name in _CALL_ATTRIBUTES}
+    calls = [
+        gen_xla_ops.xla_custom_call_v2(
+            operands=[x.t[i] if x.is_stacked else x.t for x in operation.inputs], **attributes
+        )
+        for i in range(count // parts)
+    ]
+    return [pfor.wrap(tf.stack(results), True) for results in zip(*calls, strict=True)]
 
 
 def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:

@@ -116,23 +116,38 @@ def assign(tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
     return _annotate(tensor, _from_tiling(devices))
 
 
-def full_to_shard(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
+def full_to_shard(
+    tensor: tf.Tensor, split: Split, mesh: Mesh, stacked: tuple[str, ...] = ()
+) -> tf.Tensor:
     """Enters a manual region: returns this device's shard, which XLA does not partition further.
 
     The gradient of the full tensor sums over the devices that have copies of a shard.
+
+    Args:
+      tensor: The full tensor.
+      split: The mesh axes of each dimension.
+      mesh: The mesh.
+      stacked: Axes along which devices have different slices of a stack, and no copies; see
+        `Partitioning.reserved_axes`.
     """
 
     @custom_gradient
     def part_of(full: tf.Tensor):
         def gradient(d_part: tf.Tensor) -> tf.Tensor:
-            return _sum_of_copies(d_part, split, mesh, known_sizes(full.shape))
+            return _sum_of_copies(d_part, split, mesh, known_sizes(full.shape), stacked)
 
         return xla_sharding.auto_to_manual_spmd_partition(full, op_sharding(split, mesh)), gradient
 
     return part_of(tensor)
 
 
-def shard_to_full(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int]) -> tf.Tensor:
+def shard_to_full(
+    part: tf.Tensor,
+    split: Split,
+    mesh: Mesh,
+    shape: Sequence[int],
+    stacked: tuple[str, ...] = (),
+) -> tf.Tensor:
     """Leaves a manual region: returns the full tensor that the shards of all devices make up.
 
     Each copy of a shard receives an equal share of the gradient.
@@ -142,9 +157,10 @@ def shard_to_full(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int
       split: The mesh axes of each dimension.
       mesh: The mesh.
       shape: Shape of the full tensor.
+      stacked: As in `full_to_shard`.
     """
     serialized = op_sharding(split, mesh)
-    copies = tiling(split, mesh).shape[-1]
+    copies = tiling(split, mesh).shape[-1] // mesh.parts(stacked)
 
     @custom_gradient
     def full_of(part: tf.Tensor):
@@ -157,14 +173,16 @@ def shard_to_full(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int
     return full_of(part)
 
 
-def _sum_of_copies(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int]) -> tf.Tensor:
+def _sum_of_copies(
+    part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int], stacked: tuple[str, ...]
+) -> tf.Tensor:
     """Returns the full tensor whose shards are sums over the devices with copies of a shard."""
-    used = [axis for axes in split for axis in axes]
+    used = [*stacked, *(axis for axes in split for axis in axes)]
     others = tuple(axis for axis in mesh.names if axis not in used)
-    stacked = shard_to_full(
-        part[tf.newaxis], (others, *split), mesh, [tiling(split, mesh).shape[-1], *shape]
+    copies = shard_to_full(
+        part[tf.newaxis], (others, *split), mesh, [mesh.parts(others), *shape], stacked
     )
-    return tile(tf.reduce_sum(stacked, axis=0), split, mesh)
+    return tile(tf.reduce_sum(copies, axis=0), split, mesh)
 
 
 def op_sharding(split: Split, mesh: Mesh) -> bytes:

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 import lingvo_gshard
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.runtime.verification.function import verify_function
@@ -97,7 +97,7 @@ class PartitionedTest(testing.TestCase, parameterized.TestCase):
     def test_a_training_step_is_equal(self, kernels):
         """Rows of 256 shrink to 128, the least that kernels compute."""
         settings = [*SETTINGS, "input.source_length = 256", "input.target_length = 256"]
-        params = gin_binding.apply_gin(registry.get(EXPERIMENT), [], settings)
+        params = gin_binding.apply_gin(lingvo_gshard.experiment(EXPERIMENT), [], settings)
         params.input.batch_rows = 8
         found = lingvo_gshard.verify(
             params, mesh="data=2,model=4", strategy="data_tensor", kernels=kernels
