@@ -10,23 +10,20 @@ pfor drops custom gradients. To differentiate, vectorize a function that compute
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import control_flow_ops, gen_xla_ops, pfor, tf
+from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
-_CALL_ATTRIBUTES = (
-    *("call_target_name", "backend_config", "has_side_effect"),
-    *("result_dtypes", "result_shapes"),
-)
 _UNKNOWN = "No pfor vectorization defined"
 
 
@@ -47,7 +44,7 @@ def vectorize(
     Raises:
       UserError: pfor cannot vectorize one of the operations. The message names it.
     """
-    count = stacks[0].shape[0]
+    count = known_sizes(stacks[0].shape)[0]
     partitioning = current_partitioning()
     shapes: list[tf.TensorShape] = []
 
@@ -92,14 +89,18 @@ def _converters(count: int) -> Iterator[None]:
     before = dict(known)
     known.update(
         XlaSharding=_annotated,
-        XlaSpmdFullToShardShape=lambda operation: _entered(operation, count),
-        XlaSpmdShardToFullShape=lambda operation: _left(operation, count),
-        XlaCustomCallV2=lambda operation: _called(operation, count),
+        XlaCustomCallV2=functools.partial(_called, count=count),
         Bitcast=_bitcast,
         TensorScatterAdd=lambda operation: _scattered(operation, tf.tensor_scatter_nd_add),
         # pfor's own computes shapes in a way that needs TensorFlow's constant folding.
         TensorScatterUpdate=lambda operation: _scattered(operation, tf.tensor_scatter_nd_update),
         XlaOptimizationBarrier=_barrier,
+    )
+    for kind, converter in list(known.items()):
+        known[kind] = functools.partial(_on_slices, converter)
+    known.update(
+        XlaSpmdFullToShardShape=functools.partial(_entered, count=count),
+        XlaSpmdShardToFullShape=functools.partial(_left, count=count),
     )
     try:
         yield
@@ -114,9 +115,7 @@ def _annotated(operation: pfor._PforInput) -> pfor.WrappedTensor:
     return pfor.wrap(xla.tile(stack, split, mesh), True)
 
 
-def _stacked_split(
-    operation: pfor._PforInput, attribute: str, rank: int
-) -> tuple[Split, Mesh]:
+def _stacked_split(operation: pfor._PforInput, attribute: str, rank: int) -> tuple[Split, Mesh]:
     """Returns how a stack is split whose slices are split as an operation says, and the mesh.
 
     Args:
@@ -135,35 +134,73 @@ def _stacked_split(
     return (partitioning.reserved_axes, *split), partitioning.mesh
 
 
+class _Slices:
+    """The slices of this device inside of a manual region, which pfor takes for one stack.
+
+    A device has fewer slices than the stack. pfor gives a stack the shape of all.
+
+    Attributes:
+      tensors: the slices.
+      dtype: their type.
+    """
+
+    def __init__(self, tensors: Sequence[tf.Tensor]):
+        self.tensors = list(tensors)
+        self.dtype = self.tensors[0].dtype
+
+    def set_shape(self, shape: tf.TensorShape) -> None:
+        """Ignores the shape of the whole stack."""
+
+    def wrapped(self) -> pfor.WrappedTensor:
+        """Returns the slices as the converter of an operation returns its result."""
+        return pfor.WrappedTensor(self, True, False)
+
+
 def _entered(operation: pfor._PforInput, count: int) -> pfor.WrappedTensor:
     """Enters a manual region with the slices of this device."""
     operation.stack_inputs([0])
     stack = operation.stacked_input(0)
     stack.set_shape([count, *stack.shape[1:]])
     split, mesh = _stacked_split(operation, "manual_sharding", stack.shape.rank)
-    return pfor.wrap(xla.full_to_shard(stack, split, mesh), True)
+    own = xla.full_to_shard(stack, split, mesh)
+    return _Slices(tf.unstack(own, count // mesh.parts(split[0]))).wrapped()
 
 
 def _left(operation: pfor._PforInput, count: int) -> pfor.WrappedTensor:
     """Leaves a manual region: stacks the slices of all devices."""
-    stack = operation.stacked_input(0)
-    split, mesh = _stacked_split(operation, "manual_sharding", stack.shape.rank)
-    shape: Any = operation.get_attr("full_shape")
-    full = [count, *known_sizes(tf.TensorShape(shape))]
-    return pfor.wrap(xla.shard_to_full(stack, split, mesh, full), True)
+    (wrapped,) = operation.inputs
+    own = tf.stack(wrapped.t.tensors)
+    split, mesh = _stacked_split(operation, "manual_sharding", own.shape.rank)
+    attribute: Any = operation.get_attr("full_shape")
+    shape = [count, *known_sizes(tf.TensorShape(attribute))]
+    return pfor.wrap(xla.shard_to_full(own, split, mesh, shape), True)
+
+
+def _on_slices(converter: Callable, operation: pfor._PforInput) -> Any:
+    """Converts an operation; inside of a manual region to one operation for each slice."""
+    found = [x.t for x in operation.inputs if isinstance(x.t, _Slices)]
+    if not found:
+        return converter(operation)
+    if operation.op.type == "IdentityN":
+        # That of a custom gradient has the region's results as well, which are full tensors.
+        return operation.inputs
+    calls = [_on_slice(operation, index) for index in range(len(found[0].tensors))]
+    return [_Slices(results).wrapped() for results in zip(*calls, strict=True)]
+
+
+def _on_slice(operation: pfor._PforInput, index: int) -> list[tf.Tensor]:
+    one = operation.op
+    inputs = [x.t.tensors[index] if isinstance(x.t, _Slices) else x.t for x in operation.inputs]
+    dtypes = [y.dtype for y in one.outputs]
+    return pfor._create_op(one.type, inputs, dtypes, one.node_def.attr).outputs
 
 
 def _called(operation: pfor._PforInput, count: int) -> list[pfor.WrappedTensor]:
-    """Returns the results of a custom call for each slice of this device."""
-    partitioning = current_partitioning()
-    parts = partitioning.parts(partitioning.reserved_axes) if partitioning else 1
-    attributes = {name: operation.get_attr(name) for name in _CALL_ATTRIBUTES}
-    calls = [
-        gen_xla_ops.xla_custom_call_v2(
-            operands=[x.t[i] if x.is_stacked else x.t for x in operation.inputs], **attributes
-        )
-        for i in range(count // parts)
-    ]
+    """Returns the results of a custom call on one device, which has all slices."""
+    inputs = [tf.unstack(x.t, count) if x.is_stacked else [x.t] * count for x in operation.inputs]
+    of_slices = [_Slices(slices).wrapped() for slices in inputs]
+    called = pfor._PforInput(operation.pfor, operation.op, of_slices)
+    calls = [_on_slice(called, index) for index in range(count)]
     return [pfor.wrap(tf.stack(results), True) for results in zip(*calls, strict=True)]
 
 

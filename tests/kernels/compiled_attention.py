@@ -114,8 +114,7 @@ def main() -> None:
     platform = platform_of(devices[0])
     found = {
         f"{strategy}/{mask}": [
-            facts(program(strategy, len(devices), mask, used), topology)
-            for used in (platform, "")
+            facts(program(strategy, len(devices), mask, used), topology) for used in (platform, "")
         ]
         for strategy in STRATEGIES
         for mask in MASKS

@@ -43,9 +43,7 @@ def make_inputs():
     )
     segments[:, -9:] = 0
     rows = [rng.normal(size=(B, size, M)).astype(np.float32) for size in (L, K)]
-    return NestedMap(
-        x=rows[0], memory=rows[1], segments=segments, source_segments=source_segments
-    )
+    return NestedMap(x=rows[0], memory=rows[1], segments=segments, source_segments=source_segments)
 
 
 def pass_of(name):
@@ -105,7 +103,7 @@ class PartitionedTest(testing.TestCase, parameterized.TestCase):
         used = [note for note in found.notes if note.startswith("the platform's kernel")]
         self.assertLen(used, 1)
         self.assertIn("and 2 more", used[0])
-        self.assertTrue(any("source_length 128" in note for note in found.notes), found.notes)
+        self.assertTrue(any("source_length = 128" in note for note in found.notes), found.notes)
         self.assertTrue(found.is_equal, "\n".join(found.lines()))
 
     def test_an_unknown_platform_is_refused(self):

@@ -10,6 +10,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -20,11 +21,11 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 B, L, M, H, N, LAYERS = 4, 128, 32, 48, 2, 3
 
 
-def make_stack(execution, policy):
+def make_stack(execution, policy, layers=LAYERS):
     params = TransformerStack.params().set(
-        model_dim=M, hidden_dim=H, num_heads=N, num_layers=LAYERS, moe_every=0, is_causal=True
+        model_dim=M, hidden_dim=H, num_heads=N, num_layers=layers, moe_every=0, is_causal=True
     )
-    params.execution = execution.params().set(rematerialize=policy)
+    params.execution = execution.set(rematerialize=policy)
     return params.instantiate(path="stack")
 
 
@@ -76,19 +77,52 @@ class StacksTest(testing.TestCase, parameterized.TestCase):
     def test_what_other_policies_save_is_right(self, execution, policy):
         self.check(execution, policy)
 
+    def test_stages_of_a_pipeline_use_kernels(self):
+        """Each device computes its own stage, and a part of the rows and heads."""
+        execution = Pipeline.params().set(stages=2, micro_batches=2)
+        stack = make_stack(execution, "none", layers=4)
+        self.compare(stack, "stage=2,data=2,model=2", "data_pipeline_tensor", 1)
+
+    @parameterized.parameters(
+        ("stage=2", "pipeline", "products", 2),
+        ("stage=2,data=2", "data_pipeline", "full", 2),
+        ("stage=2,data=2", "data_pipeline", "products", 2),
+        # Each device has two stages, or all four.
+        ("stage=2,data=2", "data_pipeline", "none", 4),
+        ("data=2", "data", "none", 4),
+        ("data=1", "replicated", "products", 2),
+    )
+    @pytest.mark.slow
+    def test_what_stages_save_is_right(self, mesh, strategy, policy, stages):
+        execution = Pipeline.params().set(stages=stages, micro_batches=4)
+        stack = make_stack(execution, policy, layers=4)
+        self.compare(stack, mesh, strategy, 1)
+
     def check(self, execution, policy):
-        """Compares the gradients on a mesh with those without kernels."""
-        stack = make_stack(execution, policy)
+        """Compares the gradients of a stack on a mesh with those without kernels."""
+        stack = make_stack(execution.params(), policy)
+        uses = 1 if execution is Repeat else LAYERS
+        self.compare(stack, "data=2,model=2", "fsdp_tensor", uses)
+
+    def compare(self, stack, mesh, strategy, uses):
+        """Compares the gradients on a mesh with those without kernels.
+
+        Args:
+          stack: the stack.
+          mesh: the mesh.
+          strategy: the strategy.
+          uses: number of layers that say which kernel they use.
+        """
         theta = stack.init(1)
         generator = np.random.default_rng(1)
         x = generator.normal(size=(B, L, M)).astype(np.float32)
         segments = np.sort(generator.integers(0, 3, (B, L)), 1)[:, ::-1].astype(np.int32)
         arrays = [x, segments, *map(np.asarray, theta.flatten())]
-        fused = program(stack, "data=2,model=2", "fsdp_tensor", "tpu_interpreted")
-        self.assertLen(fused.kernels, 1 if execution is Repeat else LAYERS)
+        fused = program(stack, mesh, strategy, "tpu_interpreted")
+        self.assertLen(fused.kernels, uses)
         self.assertEqual({(use.kernel, use.obstacle) for use in fused.kernels}, {("attention", "")})
         self.assertIsInstance(fused.kernels[0], KernelUse)
-        plain = program(stack, "data=2,model=2", "fsdp_tensor", "")
+        plain = program(stack, mesh, strategy, "")
         found, expected = self.run_program(fused, arrays), self.run_program(plain, arrays)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())

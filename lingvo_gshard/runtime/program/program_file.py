@@ -191,9 +191,7 @@ def encode(record: ProgramRecord) -> bytes:
     return msgspec.json.encode(record, order="deterministic")
 
 
-def stamp(
-    record: ProgramRecord, exported: bytes, bodies: Mapping[str, bytes] = _NO_BODIES
-) -> str:
+def stamp(record: ProgramRecord, exported: bytes, bodies: Mapping[str, bytes] = _NO_BODIES) -> str:
     """Returns the hash of a file's content."""
     unstamped = msgspec.structs.replace(record, stamp="")
     content = (encode(unstamped), exported, *encoded_bodies(bodies))
@@ -202,9 +200,7 @@ def stamp(
 
 def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
     """Returns the platforms' bodies as bytes to hash; none without bodies."""
-    return [
-        f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())
-    ]
+    return [f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

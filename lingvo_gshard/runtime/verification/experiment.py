@@ -16,9 +16,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.options import option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -144,7 +144,7 @@ class VerifyOptions(PartitioningOptions):
     )
     kernels: str | None = option(
         None,
-        "Platform whose kernels the step uses, computed step by step: tpu or cuda. By default none.",
+        "Platform whose kernels are used, computed step by step: tpu or cuda. None by default.",
         choices=HARDWARE,
     )
 

@@ -36,7 +36,9 @@ def attention(*tensors):
     with tf.GradientTape() as tape:
         tape.watch(sources)
         query, keys, values = (annotate(x, "BNLD") for x in sources)
-        mixed = tf.where(segments[:, None, :, None] > 0, kernel.attend(query, keys, values, mask), 0)
+        mixed = tf.where(
+            segments[:, None, :, None] > 0, kernel.attend(query, keys, values, mask), 0
+        )
     d_keys = tape.gradient(mixed, sources[1], tf.sin(mixed))
     split = PARTITIONING.split("BNLD")
     return [("mixed", mixed, split), ("d_keys", d_keys, split)]
@@ -80,7 +82,10 @@ def test_a_file_has_a_body_for_each_platform_with_kernels(program, tmp_path):
     assert Program.load(tmp_path / "p").digest == program.digest
     record, _, bodies = program_file.read(tmp_path / "p")
     assert record.platforms == programs.ALL and record.digest == program.digest
-    assert (record.bodies, record.format) == (("cuda", "tpu"), 2) and list(bodies) == ["cuda", "tpu"]
+    assert (record.bodies, record.format) == (("cuda", "tpu"), 2) and list(bodies) == [
+        "cuda",
+        "tpu",
+    ]
     for platform, call in (("tpu", "tpu_custom_call"), ("cuda", "__gpu$xla.gpu.triton")):
         exported = jax.export.deserialize(bytearray(bodies[platform]))
         assert exported.platforms == (platform,)

@@ -194,7 +194,9 @@ def rewritten(saved: pathlib.Path, tmp_path: pathlib.Path, stamp_again: bool, **
 
 
 def test_other_format_or_newer_jax_is_rejected(saved, tmp_path):
-    with pytest.raises(ValueError, match="changed has format 3, but this version reads formats up to 2"):
+    with pytest.raises(
+        ValueError, match="changed has format 3, but this version reads formats up to 2"
+    ):
         Program.load(rewritten(saved, tmp_path, True, format=3))
     newer = {"jax": "99.0.1.dev2"}
     with pytest.raises(ValueError, match=r"written with jax 99\.0\.1\.dev2\. Install that"):
