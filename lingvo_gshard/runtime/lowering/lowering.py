@@ -117,7 +117,7 @@ def with_bodies(
     for platform in kernel.HARDWARE:
         program = make(partitioning.on(platform))
         if not program.kernels:
-            # Which functions have kernels does not depend on the platform.
+            # A function without a layer that could use kernels has none on any platform.
             break
         if any(not use.obstacle for use in program.kernels):
             bodies.append((platform, program.module))

@@ -92,9 +92,7 @@ def verify_function(
       UserError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
     """
     started = time.monotonic()
-    if kernels not in ("", *HARDWARE):
-        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
-    partitioning = Partitioning.make(mesh, strategy, overrides).on(interpreted(kernels))
+    partitioning = Partitioning.make(mesh, strategy, overrides).on(_interpreted(kernels))
     full = partitioning.mesh
 
     def run(over: Mesh) -> _Ran:
@@ -122,6 +120,13 @@ def verify_function(
         first=first and narrowed(first, full, factor_along),
         seconds=time.monotonic() - started,
     )
+
+
+def _interpreted(kernels: str) -> str:
+    """Returns the platform that computes the kernels step by step. Raises UserError."""
+    if kernels not in ("", *HARDWARE):
+        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
+    return interpreted(kernels)
 
 
 def _compare(
