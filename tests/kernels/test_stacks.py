@@ -15,6 +15,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import calls_of_libraries
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 
@@ -78,6 +79,15 @@ class StacksTest(testing.TestCase, parameterized.TestCase):
         self.check(execution, policy)
 
     def test_stages_of_a_pipeline_use_kernels(self):
+        stack = make_stack(Pipeline.params().set(stages=2, micro_batches=2), "none", layers=4)
+        made = program(stack, "stage=2,data=2,model=2", "data_pipeline_tensor", "tpu")
+        (use,) = made.kernels
+        self.assertEqual((use.kernel, use.obstacle), ("attention", ""))
+        calls = calls_of_libraries(made.exported().mlir_module())
+        self.assertEqual(calls, ["tpu_custom_call"])
+
+    @pytest.mark.slow
+    def test_stages_compute_what_they_compute_without_kernels(self):
         """Each device computes its own stage, and a part of the rows and heads."""
         execution = Pipeline.params().set(stages=2, micro_batches=2)
         stack = make_stack(execution, "none", layers=4)
