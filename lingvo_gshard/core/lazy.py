@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from jax.experimental import multihost_utils, pallas, serialize_executable
     from jax.experimental.pallas import tpu as pallas_tpu
     from jax.experimental.pallas import triton as pallas_triton
+    from jax.experimental.pallas.ops.tpu.megablox import gmm as megablox
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_mask as splash_masks,
@@ -167,6 +168,7 @@ else:
     _splash = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention"
     splash = LazyModule(f"{_splash}_kernel")
     splash_masks = LazyModule(f"{_splash}_mask")
+    megablox = LazyModule("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
     ocp = LazyModule("orbax.checkpoint")
 

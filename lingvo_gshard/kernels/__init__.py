@@ -4,10 +4,11 @@
 
 marks a call in a TensorFlow program. `splicing.replace_markers` replaces the mark, when the program
 is lowered, by code of jax for the platform of the devices: Pallas for TPUs, cuDNN or Pallas for
-CUDA. Layers ask `attention.obstacle` first, and compute with TensorFlow's operations where a
-platform has no kernel for a call.
+CUDA. `grouped.product` multiplies the rows of each expert by its weights. Layers ask for the
+`obstacle` first, and compute with TensorFlow's operations where a platform has no kernel for a
+call.
 """
 
-from lingvo_gshard.kernels import attention, cache_attention, kernel
+from lingvo_gshard.kernels import attention, cache_attention, grouped, kernel
 
-__all__ = ["attention", "cache_attention", "kernel"]
+__all__ = ["attention", "cache_attention", "grouped", "kernel"]

@@ -1,0 +1,31 @@
+"""GroupedCall: the static arguments of a grouped product."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GroupedCall(msgspec.Struct, frozen=True):
+    """The static arguments of a grouped product.
+
+    Attributes:
+      usual_rows: the number of rows that all groups have together in most steps. Arrays may have
+        room for more. Tiles are chosen for it.
+      is_transposed: whether the weights are [E,H,M], as in the gradient of the rows.
+    """
+
+    usual_rows: int
+    is_transposed: bool = False
+
+    def rows_of_group(self, groups: int) -> int:
+        """Returns the rows of a group of balanced sizes.
+
+        Args:
+          groups: number of groups.
+        """
+        return -(-self.usual_rows // groups)
+
+
+def largest_power(limit: int, least: int, most: int) -> int:
+    """Returns the largest power of two up to a limit, within the range from `least` to `most`."""
+    return min(max(1 << max(limit.bit_length() - 1, 0), least), most)

@@ -1,0 +1,110 @@
+"""Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import kernels, testing
+from lingvo_gshard.kernels.grouped import FORWARD, WEIGHT_GRADIENT
+from lingvo_gshard.kernels.grouped_call import GroupedCall
+
+# Room for rows R, sizes M and H, and the rows of each group.
+CASES = {
+    "uneven_and_empty": (300, 128, 160, (100, 0, 37, 0, 113)),
+    "all_in_one": (256, 128, 200, (0, 256, 0)),
+    "one_row": (512, 200, 128, (1, 0, 0, 500)),
+}
+BODIES = ("tpu_interpreted", "cuda_interpreted")
+# float32, and values that bfloat16 rounds to 8 bits.
+TOLERANCES = {"float32": 1e-6, "bfloat16": 2**-8}
+
+
+def reference(rows, weights, d_products, sizes):
+    """Returns products, the gradients of rows and of weights, all float64."""
+    products, d_rows, d_weights = (
+        np.zeros(shape) for shape in (d_products.shape, rows.shape, weights.shape)
+    )
+    start = 0
+    for group, size in enumerate(sizes):
+        at = slice(start, start + size)
+        products[at] = rows[at] @ weights[group]
+        d_rows[at] = d_products[at] @ weights[group].T
+        d_weights[group] = rows[at].T @ d_products[at]
+        start += size
+    return products, d_rows, d_weights
+
+
+class BodiesTest(testing.TestCase, parameterized.TestCase):
+    def check(self, case, platform, dtype):
+        count, inner, outer, sizes = CASES[case]
+        generator = np.random.default_rng(1)
+        shapes = [(count, inner), (len(sizes), inner, outer), (count, outer)]
+        arrays = [
+            tf.cast(generator.normal(size=shape), dtype).numpy().astype(dtype) for shape in shapes
+        ]
+        used = sum(sizes)
+        # What is in rows after the last group must not matter.
+        for array in (arrays[0], arrays[2]):
+            array[used:] = np.nan
+        rows, weights, d_products = arrays
+        sizes_E = np.array(sizes, np.int32)
+        call = GroupedCall(used)
+        (products,) = FORWARD.bodies[platform](call, rows, weights, sizes_E)
+        transposed = GroupedCall(used, is_transposed=True)
+        (d_rows,) = FORWARD.bodies[platform](transposed, d_products, weights, sizes_E)
+        (d_weights,) = WEIGHT_GRADIENT.bodies[platform](call, rows, d_products, sizes_E)
+        wide = [x.astype(np.float64) for x in arrays]
+        expected = reference(*wide, sizes)
+        for found, wanted in zip((products, d_rows, d_weights), expected, strict=True):
+            self.assertEqual(found.dtype, rows.dtype)
+            count = None if found.ndim == 3 else used
+            self.assertAllClose(
+                np.asarray(found, np.float64)[:count],
+                wanted[:count],
+                rtol=0,
+                atol=TOLERANCES[dtype] * np.abs(wanted[:count]).max(),
+            )
+
+    @parameterized.parameters(*BODIES)
+    def test_a_body_computes_products_and_gradients_of_uneven_groups(self, platform):
+        self.check("uneven_and_empty", platform, "float32")
+
+    @parameterized.product(case=list(CASES), platform=BODIES, dtype=["float32", "bfloat16"])
+    @pytest.mark.slow
+    def test_a_body_computes_products_and_gradients(self, case, platform, dtype):
+        self.check(case, platform, dtype)
+
+
+class CallsTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("tpu", 64, 128, tf.float64, "float64"),
+        ("tpu", 64, 64, tf.bfloat16, "fewer than 128 columns"),
+        ("cuda", 64, 128, tf.float64, "float64"),
+        ("cuda", 64, 8, tf.bfloat16, "16 columns or more"),
+        ("cuda", 2**26, 128, tf.bfloat16, "2^31 elements"),
+        ("cuda", 64, 128, tf.float16, ""),
+        ("tpu_interpreted", 64, 128, tf.float32, ""),
+    )
+    def test_what_no_kernel_computes_is_said(self, platform, rows, columns, dtype, expected):
+        weights = tf.zeros([2, 128, columns], dtype)
+        found = kernels.grouped.obstacle(platform, rows, weights, dtype.name)
+        self.assertIn(expected, found)
+        self.assertEqual(bool(expected), bool(found))
+
+    @parameterized.parameters(
+        # Megablox: 16 tiles of 512 rows, and 7 that two groups share.
+        ("tpu", 65536, 8, 65536, (128 + 7) * 512 / 65536),
+        # Room for twice as many rows as are usual.
+        ("tpu", 8192, 4, 16384, (64 + 3) * 128 / 16384),
+        # Each group has whole tiles of 128 rows.
+        ("cuda", 8000, 8, 8000, 8 * 1024 / 8000),
+        ("cuda", 64, 8, 64, 2.0),
+    )
+    def test_the_share_counts_whole_tiles(self, platform, usual, groups, rows, expected):
+        module = kernels.grouped._module(platform)
+        self.assertEqual(module.computed_share(GroupedCall(usual), rows, groups), expected)
+
+
+if __name__ == "__main__":
+    testing.main()
