@@ -72,7 +72,11 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
 
 
 def product(
-    rows_RM: tf.Tensor, weights_EMH: tf.Tensor, sizes_E: tf.Tensor, usual_rows: int = 0
+    rows_RM: tf.Tensor,
+    weights_EMH: tf.Tensor,
+    sizes_E: tf.Tensor,
+    usual_rows: int = 0,
+    known_RH: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns [R,H]: each row times the weights of its group, on one device.
 
@@ -84,6 +88,7 @@ def product(
       weights_EMH: the weights of each group, in the type of the rows.
       sizes_E: int32, the number of rows of each group; together at most R.
       usual_rows: the number of rows that all groups have together in most steps; 0: all rows.
+      known_RH: the result, if it was saved and needs no computation.
     """
     count = known_sizes(rows_RM.shape)[0]
     groups, inner, outer = known_sizes(weights_EMH.shape)
@@ -93,8 +98,10 @@ def product(
 
     @custom_gradient
     def compute(rows: tf.Tensor, weights: tf.Tensor, sizes: tf.Tensor) -> Any:
-        products_RH = tf.TensorSpec([count, outer], rows.dtype)
-        (products,) = FORWARD.mark(call, [rows, weights, sizes], [products_RH], share)
+        products = known_RH
+        if products is None:
+            products_RH = tf.TensorSpec([count, outer], rows.dtype)
+            (products,) = FORWARD.mark(call, [rows, weights, sizes], [products_RH], share)
 
         def gradient(d_products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
             d_rows_RM = tf.TensorSpec([count, inner], rows.dtype)
@@ -105,6 +112,6 @@ def product(
             )
             return d_rows, d_weights, None
 
-        return products, gradient
+        return tf.identity(products), gradient
 
     return cast(tf.Tensor, compute(rows_RM, weights_EMH, sizes_E))

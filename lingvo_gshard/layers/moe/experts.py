@@ -14,6 +14,7 @@ from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
+from lingvo_gshard.layers.moe.grouped_products import SortedGroups
 from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
@@ -103,6 +104,31 @@ class Experts(Layer):
         return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
     @layer_method
+    def compute_sorted(
+        self, theta: NestedMap, x_rM: tf.Tensor, load_E: tf.Tensor, usual_rows: int
+    ) -> tf.Tensor:
+        """Returns [r,M]: the experts' outputs for rows sorted by expert, by the platform's kernel.
+
+        Rows after the last expert's are undefined.
+
+        Args:
+          theta: the weights, without the `obstacle` of grouped_products.py.
+          x_rM: the rows of all experts, one expert after another.
+          load_E: int32, the number of rows of each expert.
+          usual_rows: the number of rows of all experts in most steps.
+        """
+        groups = SortedGroups(load_E, usual_rows)
+
+        def add(x: tf.Tensor, name: str) -> tf.Tensor:
+            return groups.add_bias(x, theta[name]) if self.p.use_bias else x
+
+        def hidden(name: str) -> tf.Tensor:
+            return add(groups.multiply(x_rM, theta[f"w_{name}"], is_output=False), f"b_{name}")
+
+        h = self._activate(theta, hidden)
+        return add(groups.multiply(h, theta.w_out, is_output=True), "b_out")
+
+    @layer_method
     def decoding_weights(self, theta: NestedMap, is_one: bool = False) -> NestedMap:
         """Returns the weights for inference.
 
@@ -137,6 +163,16 @@ class Experts(Layer):
             h = project(f"w_{name}")
             return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
+        return self._activate(theta, hidden)
+
+    @layer_method
+    def _activate(self, theta: NestedMap, hidden: Callable[[str], tf.Tensor]) -> tf.Tensor:
+        """Returns the hidden activations, with dropout.
+
+        Args:
+          theta: the weights.
+          hidden: returns the product of the input with the weight of a name, and its bias.
+        """
         factor = hidden("factor") if self.activation.is_gated else None
         return self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
 

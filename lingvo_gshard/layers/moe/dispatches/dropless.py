@@ -1,7 +1,8 @@
 """Dropless dispatch: experts compute every token sent to them, without capacity or padding.
 
 It follows MegaBlocks (Gale et al. 2022, arXiv 2211.15841). The rows of all groups are sorted by
-expert, and each expert computes exactly its rows in blocks; see expert_blocks.py.
+expert, and each expert computes exactly its rows: by grouped products of the platform
+(kernels/grouped.py), or in blocks where the platform has none (expert_blocks.py).
 
 On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
 expert and sends them there in one all-to-all. It computes the rows that arrive as a single device
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_gshard import kernels
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.context import Context
@@ -24,6 +26,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import exchange as exchanges
+from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
@@ -81,16 +84,34 @@ class SortedRows:
         """
         num_experts = self.load_E.shape[0]
         rows = self._expert_kT.shape.num_elements()
+        even_rows = -(-rows // most_over_even)
+        platform = self._platform_of_kernel(x_TM, theta)
         sizes = BlockSizes.for_rows(rows, num_experts)
-        # The last block may read up to one block past the last row.
-        slots = rows + sizes.full
+        if platform:
+            slots = kernels.grouped.padded_rows(platform, rows, even_rows, num_experts)
+        else:
+            # The last block may read up to one block past the last row.
+            slots = rows + sizes.full
         slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
         permutation = Permutation(tf.unstack(slot_kT), slots)
-        loads = ExpertRows.for_loads(self.load_E)
-        even_rows = -(-rows // most_over_even)
-        blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
-        y_rows = blocks.run(permutation.permute(x_TM))
+        x_rows = permutation.permute(x_TM)
+        if platform:
+            y_rows = experts.compute_sorted(theta, x_rows, self.load_E, even_rows)
+        else:
+            loads = ExpertRows.for_loads(self.load_E)
+            blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
+            y_rows = blocks.run(x_rows)
         return permutation.unpermute(y_rows, tf.unstack(gate_kT))
+
+    def _platform_of_kernel(self, x_TM: tf.Tensor, theta: NestedMap) -> str:
+        """Returns the platform whose kernel computes the experts; "" if none does."""
+        platform = kernels.kernel.platform_in_use()
+        if not platform:
+            return ""
+        rows = self._expert_kT.shape.num_elements()
+        obstacle = grouped_products.obstacle(platform, rows, x_TM.dtype, theta)
+        kernels.kernel.note(context.layer_path(), kernels.grouped.NAME, obstacle)
+        return "" if obstacle else platform
 
 
 Axes = tuple[str, ...]
