@@ -54,13 +54,15 @@ _LARGEST_TABLE = 2**22
 def is_matmul(instruction: Instruction) -> bool:
     """Returns whether an instruction is a matrix product or a convolution."""
     is_product = instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
-    return is_product or is_fused_attention(instruction)
+    return is_product or is_fused_attention(instruction) or is_grouped_products(instruction)
 
 
 def product_dtype(instruction: Instruction) -> str:
     """Returns HLO's type of the factors of a product, or of a fused attention's queries."""
     if is_fused_attention(instruction):
         return _attention_operands(instruction)[0].dtype
+    if is_grouped_products(instruction):
+        return _float_operands(instruction, 2)[0].dtype
     return instruction.operands[0].shape.dtype
 
 
@@ -78,9 +80,10 @@ def fused_attention(instruction: Instruction) -> FusedAttention | None:
 
 def is_fused_attention(instruction: Instruction) -> bool:
     """Returns whether an instruction is a call of an attention's kernel (folder kernels)."""
+    name, _ = fused_call(instruction.op_name) or ("", 0.0)
     return (
         instruction.opcode == "custom-call"
-        and fused_call(instruction.op_name) is not None
+        and name.removeprefix("cache_").startswith("attention")
         and len(_attention_operands(instruction)) >= (2 if _reads_cache(instruction) else 3)
     )
 
@@ -91,8 +94,17 @@ def _reads_cache(instruction: Instruction) -> bool:
     return name == "cache_attention"
 
 
+def is_grouped_products(instruction: Instruction) -> bool:
+    """Returns whether an instruction is a call of the kernel of grouped products."""
+    found = fused_call(instruction.op_name) if instruction.opcode == "custom-call" else None
+    if found is None or not found[0].startswith("grouped_products"):
+        return False
+    # The kernel's body also has calls that reserve memory.
+    return bool(_float_operands(instruction, 2)) and len(instruction.operands) > 2
+
+
 def matmul_flops(instruction: Instruction) -> int:
-    """Returns the FLOPs of a product, convolution or fused attention; 0 for all others."""
+    """Returns the FLOPs of a product, convolution or kernel of products; 0 for all others."""
     if instruction.opcode == "dot":
         left = instruction.operands[0].shape.dimensions
         contracted = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
@@ -103,6 +115,8 @@ def matmul_flops(instruction: Instruction) -> int:
         return _library_flops(instruction)
     if is_fused_attention(instruction):
         return _attention_flops(instruction)
+    if is_grouped_products(instruction):
+        return _grouped_flops(instruction)
     return 0
 
 
@@ -111,10 +125,30 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
     The compiler for TPUs leaves out a B of 1. A latent cache has no values: they are its keys.
     """
+    return _float_operands(instruction, 4) or _float_operands(instruction, 3)
+
+
+def _float_operands(instruction: Instruction, rank: int) -> list[Shape]:
     shapes = [operand.shape for operand in instruction.operands]
-    floats = [shape for shape in shapes if shape.dtype in ("bf16", "f16", "f32")]
-    rank = max((len(shape.dimensions) for shape in floats), default=0)
-    return [s for s in floats if len(s.dimensions) == rank] if rank in (3, 4) else []
+    return [s for s in shapes if len(s.dimensions) == rank and s.dtype in ("bf16", "f16", "f32")]
+
+
+def _grouped_flops(instruction: Instruction) -> int:
+    """Returns the FLOPs that the kernel of grouped products computes.
+
+    Its operands are rows [R,M] and weights [E,M,H], or rows [R,M] and gradients [R,H] of products
+    for the gradient [E,M,H] of the weights. The share counts rows that pad tiles, too.
+    """
+    _, share = fused_call(instruction.op_name) or ("", 0.0)
+    (result,) = instruction.shape.arrays
+    rows = _float_operands(instruction, 2)
+    if len(result.dimensions) == 3:
+        _, inner, outer = result.dimensions
+        # The kernel may take the rows transposed.
+        count = rows[0].size // inner
+        return round(2 * count * inner * outer * share)
+    count, outer = result.dimensions
+    return round(2 * count * outer * (rows[0].size // count) * share)
 
 
 def _attention_flops(instruction: Instruction) -> int:

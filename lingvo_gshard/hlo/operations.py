@@ -84,6 +84,7 @@ class Operation:
       dispatch: whether its matrix product only moves tokens to experts or back.
       op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
       attention: the attention that it computes as one kernel, if any.
+      is_grouped: whether it computes the products of several groups of rows as one kernel.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Operation:
     dispatch: bool = False
     op_name: str = ""
     attention: FusedAttention | None = None
+    is_grouped: bool = False
 
 
 def collective_calls(operations: Iterable[Operation]) -> list[CollectiveCall]:

@@ -131,6 +131,7 @@ class _Reader:
             dispatch=self._origins.is_dispatch(instruction, name, matmuls),
             op_name=name,
             attention=hlo_flops.fused_attention(instruction),
+            is_grouped=hlo_flops.is_grouped_products(instruction),
         )
         for inner, collective in collectives[1:]:
             yield self._further_collective(inner, collective, name, times)

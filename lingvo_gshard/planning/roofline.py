@@ -144,14 +144,15 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     matmul = operation.matmul_flops / chip.peak(operation.dtype, operation.passes)
     vector = operation.other_flops / chip.vector_flops if chip.vector_flops else 0.0
     memory = operation.bytes / chip.memory_bandwidth
-    if operation.attention is None:
-        matmul_share = efficiencies.matmul_efficiency(chip, operation.matmul_flops).value
+    flops = operation.matmul_flops
+    if operation.attention is not None:
+        efficiency = efficiencies.attention_efficiency(chip, operation.attention, flops)
+    elif operation.is_grouped:
+        efficiency = efficiencies.grouped_efficiency(chip, flops)
     else:
-        matmul_share = efficiencies.attention_efficiency(
-            chip, operation.attention, operation.matmul_flops
-        ).value
+        efficiency = efficiencies.matmul_efficiency(chip, flops)
     estimates = [
-        matmul / matmul_share,
+        matmul / efficiency.value,
         vector,
         memory / efficiencies.memory_efficiency(chip).value,
     ]

@@ -33,6 +33,10 @@ _FLASH_3 = (
     "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
     "of 128 on an H100"
 )
+_MEGABLOCKS = (
+    "Gale et al., MegaBlocks, 2022, https://arxiv.org/abs/2211.15841, figure 9: products of "
+    "blocks of experts on an A100, relative to cuBLAS"
+)
 _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigatech/vpbenchmarking"
 
 
@@ -207,6 +211,25 @@ def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) ->
         for length, rate in zip(_ATTENTION_LENGTHS, rates, strict=True)
     ]
     return Efficiency(_interpolate(shares, attention.keys), _FLASH_3)
+
+
+# The mean over problems of products of experts in blocks, relative to cuBLAS' batched products.
+_GROUPED_SHARE = 0.986
+
+
+def grouped_efficiency(chip: Chip, flops: float) -> Efficiency:
+    """Returns the share of the peak rate that a kernel of grouped products reaches.
+
+    Args:
+      chip: the chip.
+      flops: FLOPs of the products of all groups.
+    """
+    products = matmul_efficiency(chip, flops)
+    if chip.kind != "gpu":
+        source = f"nothing is published for grouped products: products, {products.source}"
+        return Efficiency(products.value, source)
+    source = f"{_MEGABLOCKS}, of products, {products.source}"
+    return Efficiency(_GROUPED_SHARE * products.value, source)
 
 
 def memory_efficiency(chip: Chip) -> Efficiency:

@@ -113,3 +113,25 @@ def test_large_messages_between_hosts_are_more_efficient():
     points = [point.efficiency for point in efficiencies.HOSTS]
     assert points == sorted(points) and points[-1] == pytest.approx(381.8 * 3 / 31 / 50)
     assert efficiencies.network_efficiency(1.0).value == pytest.approx(points[0])
+
+
+@pytest.mark.parametrize(("key", "share"), [("h100", 0.986), ("v5p", 1.0)])
+def test_grouped_products_are_as_fast_as_products_where_nothing_is_published(key, share):
+    chip = chips.get(key)
+    found = efficiencies.grouped_efficiency(chip, 1e12)
+    products = efficiencies.matmul_efficiency(chip, 1e12)
+    assert found.value == pytest.approx(share * products.value)
+    assert ("MegaBlocks" in found.source) == (share < 1)
+
+
+def test_an_operation_of_groups_takes_the_time_of_its_products():
+    topology = topologies.get("gpu:h100:1x1")
+    times = []
+    for is_grouped in (False, True):
+        call = Operation(
+            "x", "custom-call", "moe", "forward", matmul_flops=10**12, dtype="bfloat16",
+            is_grouped=is_grouped,
+        )  # fmt: skip
+        (timed,) = roofline.time_operations([call], topology, Mesh.parse("data=1"))
+        times.append(timed.seconds)
+    assert times[0] / times[1] == pytest.approx(0.986)

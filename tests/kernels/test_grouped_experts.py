@@ -1,0 +1,152 @@
+"""Tests that dropless experts compute the same with the grouped products of a platform."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import hlo, testing
+from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding import annotate, annotate_like
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+B, L, M, H, E = 8, 16, 128, 160, 8
+USED = KernelUse("moe", "grouped products")
+
+
+def make_layer(sizes=(M, H, E), **values):
+    model_dim, hidden_dim, experts = sizes
+    params = MixtureOfExperts.params().set(
+        model_dim=model_dim,
+        hidden_dim=hidden_dim,
+        num_experts=experts,
+        group_size=L,
+        dispatch=DroplessDispatch.params(),
+        router=Top2Router.params().set(capacity_factor=0.0),
+    )
+    for name, value in values.items():
+        params.set_path(name.replace("__", "."), value)
+    return params.instantiate(path="moe")
+
+
+def program(layer, mesh, strategy, platform, policy="none", dtype="float32", shape=(B, L)):
+    """Returns the program of the layer's output and all gradients."""
+    specs = layer.variable_specs()
+    sizes = (*shape, layer.p.model_dim)
+
+    def step(x, *weights):
+        sources = [annotate(x, "BLM"), *map(annotate_like, weights, specs.flatten())]
+
+        def forward(x, *weights):
+            return layer.fprop(specs.pack(weights), x, tf.ones(shape, tf.int32))
+
+        with tf.GradientTape() as tape, context.scope(training=True, seed=tf.constant([1, 0])):
+            tape.watch(sources)
+            if policy == "none":
+                y = forward(*sources)
+            else:
+                y = rematerialized(forward, policy, sources[:1], sources[1:])
+            factors = np.cos(np.arange(np.prod(sizes))).reshape(sizes)
+            loss = tf.reduce_sum(tf.cast(y, tf.float32) * factors)
+        found = [y, *tape.gradient(loss, sources)]
+        return [(str(i), value, None) for i, value in enumerate(found)]
+
+    partitioning = Partitioning.make(mesh, strategy).on(platform)
+    named = [("x", sizes, "BLM", dtype)]
+    named += [(f"w{i}", tuple(s.shape), s.layout, "float32") for i, s in enumerate(specs.flatten())]
+    inputs = []
+    for name, array_shape, layout, of_array in named:
+        split = partitioning.storage_split(array_shape, partitioning.split(layout))
+        inputs.append(Array(name, array_shape, of_array, split))
+    return lower("step", step, inputs, partitioning)
+
+
+class ExpertsTest(testing.TestCase, parameterized.TestCase):
+    def run_program(self, made, arrays):
+        executable = Executable(made, self.devices(made.mesh.size))
+        mesh = executable.input_shardings[0].mesh
+        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
+        return list(map(np.asarray, executable(*placed)))
+
+    def check(self, layer, mesh, strategy, platform, policy="none"):
+        """Compares output and gradients with those of one device without kernels."""
+        generator = np.random.default_rng(1)
+        arrays = [generator.normal(size=(B, L, M)).astype(np.float32)]
+        for weight in layer.init(1).flatten():
+            noise = 0.1 * generator.normal(size=weight.shape)
+            arrays.append(np.asarray(weight) + noise.astype(np.float32))
+        made = program(layer, mesh, strategy, platform, policy)
+        self.assertEqual(made.kernels, (USED,))
+        plain = program(layer, "data=1", "replicated", "")
+        self.assertEqual(plain.kernels, ())
+        found, expected = self.run_program(made, arrays), self.run_program(plain, arrays)
+        for one, other in zip(found, expected, strict=True):
+            self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
+
+    def test_experts_on_eight_devices_equal_those_of_one(self):
+        self.check(make_layer(), "data=8", "expert", "tpu_interpreted")
+
+    @parameterized.parameters(
+        ("data=1", "replicated", "tpu_interpreted", "none"),
+        ("data=4,model=2", "data_tensor", "tpu_interpreted", "products"),
+        ("data=4,model=2", "expert_tensor", "cuda_interpreted", "products_but_hidden"),
+        ("data=8", "expert", "cuda_interpreted", "full"),
+    )
+    @pytest.mark.slow
+    def test_gated_experts_with_biases_and_remat(self, mesh, strategy, platform, policy):
+        layer = make_layer(experts__activation="swiglu", experts__use_bias=True)
+        self.check(layer, mesh, strategy, platform, policy)
+
+    @pytest.mark.slow
+    def test_bounded_exchange(self):
+        """A bound that drops no row leaves the results as they are."""
+        layer = make_layer(dispatch__bound=8.0)
+        self.check(layer, "data=8", "expert", "tpu_interpreted")
+
+    def test_a_layer_without_a_kernel_says_why(self):
+        made = program(make_layer((64, 64, 2)), "data=1", "replicated", "tpu")
+        (use,) = made.kernels
+        self.assertIn("fewer than 128 columns", use.obstacle)
+
+
+@pytest.mark.slow
+class CompiledTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("v5e:2x2", "tpu", "libtpu"),
+        ("gpu:h100:1x4", "cuda", "jax_cuda12_plugin"),
+    )
+    def test_compiled_experts_are_nine_kernels_without_loops(self, name, platform, package):
+        if importlib.util.find_spec(package) is None:
+            self.skipTest(f"needs {package}")
+        model_dim, hidden_dim = 512, 1024
+        layer = make_layer(
+            (model_dim, hidden_dim, 4), experts__activation="swiglu", group_size=2048
+        )
+        made = program(layer, "data=4", "data", platform, "none", "bfloat16", (16, 2048))
+        compiled = made.lower(topologies.get(name).compile_devices()).compile()
+        layers = frozenset({"moe", "moe/router", "moe/experts"})
+        operations = hlo.read_operations(hlo.read_module(compiled), made.mesh, layers).operations
+        grouped = [each for each in operations if each.is_grouped]
+        # A product forward and two gradients, for each of three weights.
+        self.assertLen(grouped, 9)
+        self.assertEqual({each.times for each in grouped}, {1})
+        # Two experts for each of a device's 8,192 tokens.
+        useful = 2 * 16384 * model_dim * hidden_dim
+        for each in grouped:
+            self.assertEqual(each.dtype, "bfloat16")
+            self.assertBetween(each.matmul_flops / useful, 1.0, 1.1)
+        others = [each for each in operations if each.layer == "moe/experts" and each.matmul_flops]
+        self.assertCountEqual(others, grouped)
+
+
+if __name__ == "__main__":
+    testing.main()
