@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_mask as splash_masks,
     )
+    from jax.extend import core as jax_core
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func, sdy, stablehlo
@@ -154,6 +155,7 @@ else:
     jax_export = LazyModule("jax.export")
     multihost_utils = LazyModule("jax.experimental.multihost_utils")
     serialize_executable = LazyModule("jax.experimental.serialize_executable")
+    jax_core = LazyModule("jax.extend.core")
     mlir = LazyModule("jax.interpreters.mlir")
     clusters = LazyModule("jax._src.clusters")
     ir = LazyModule("jaxlib.mlir.ir")

@@ -9,6 +9,6 @@ CUDA. `grouped.product` multiplies the rows of each expert by its weights. Layer
 call.
 """
 
-from lingvo_gshard.kernels import attention, cache_attention, grouped, kernel
+from lingvo_gshard.kernels import attention, cache_attention, exchange, grouped, kernel
 
-__all__ = ["attention", "cache_attention", "grouped", "kernel"]
+__all__ = ["attention", "cache_attention", "exchange", "grouped", "kernel"]

@@ -19,7 +19,7 @@ from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
 # The number of lanes of a TPU's vector unit.
 _LANES = 128
 # Tiles of rows. A tile that two groups share is computed for both of them.
-_FEWEST_ROWS, _MOST_ROWS, _TILES_OF_GROUP = 128, 512, 16
+_FEWEST_ROWS, _MOST_ROWS, _TILES_OF_GROUP = 128, 512, 32
 # Sizes of the other two dimensions of a tile.
 _SIZES = (4096, 2048, 1024, 512, 256, _LANES)
 # A kernel may use 16 MiB of a v5e's vector memory. The compiler needs a part for itself.

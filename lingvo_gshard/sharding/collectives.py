@@ -163,6 +163,22 @@ def axis_index(axis: str) -> tf.Tensor:
     return xla.full_to_shard(places, (axes,), mesh)[0]
 
 
+def place_along(axes: Axes) -> tf.Tensor:
+    """Returns this device's place in the order of `all_gather`, an int32 scalar; 0 on one device.
+
+    Args:
+      axes: Mesh axes, the first of them the slowest.
+
+    Raises:
+      ValueError: The mesh lacks one of the axes.
+    """
+    mesh, axes = _mesh_with(axes)
+    place = tf.constant(0, tf.int32)
+    for axis in axes if mesh else ():
+        place = place * mesh.axis_size(axis) + axis_index(axis)
+    return place
+
+
 def _mesh_with(axes: Axes) -> tuple[Mesh | None, tuple[str, ...]]:
     """Returns the axes as a tuple, and the mesh, or None if there is nothing to communicate."""
     axes = listed(axes)

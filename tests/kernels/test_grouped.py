@@ -93,8 +93,8 @@ class CallsTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(bool(expected), bool(found))
 
     @parameterized.parameters(
-        # Megablox: 16 tiles of 512 rows, and 7 that two groups share.
-        ("tpu", 65536, 8, 65536, (128 + 7) * 512 / 65536),
+        # Megablox: 256 tiles, and 7 that two groups share.
+        ("tpu", 65536, 8, 65536, (256 + 7) * 256 / 65536),
         # Room for twice as many rows as are usual.
         ("tpu", 8192, 4, 16384, (64 + 3) * 128 / 16384),
         # Each group has whole tiles of 128 rows.

@@ -200,8 +200,12 @@ def _portable(
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
+        version = stablehlo.get_minimum_version()
         if partitioning.platform in kernel.PLATFORMS:
             splicing.replace_markers(parsed, partitioning.platform)
+            # The oldest version has no custom calls with a dictionary, which kernels consist of.
+            weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+            version = stablehlo.get_version_from_compatibility_requirement(weeks)
         make_constants(parsed, constants)
         if has_barriers:
             remove_barriers(parsed)
@@ -213,7 +217,6 @@ def _portable(
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)
-        version = stablehlo.get_minimum_version()
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
 
 

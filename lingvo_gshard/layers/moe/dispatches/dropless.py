@@ -5,7 +5,8 @@ expert, and each expert computes exactly its rows: by grouped products of the pl
 (kernels/grouped.py), or in blocks where the platform has none (expert_blocks.py).
 
 On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
-expert and sends them there in one all-to-all. It computes the rows that arrive as a single device
+expert and sends them there in one all-to-all, or as many as there are where the platform has a
+ragged exchange (kernels/exchange.py). It computes the rows that arrive as a single device
 would, and sends the outputs back in a second all-to-all.
 
 A device holds a part of the groups and of the experts. Weights that the strategy splits along
@@ -24,6 +25,7 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.exchange import Route
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe import grouped_products
@@ -37,7 +39,11 @@ from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
-LOCAL_LETTERS = {"k": "choices of a token", "d": "devices along the axes of the experts"}
+LOCAL_LETTERS = {
+    "k": "choices of a token",
+    "d": "devices along the axes of the experts",
+    "s": "the same devices, as senders",
+}
 
 
 class SortedRows:
@@ -230,6 +236,9 @@ class SortedExchange:
             return rows.compute(x_TM, gate_kT, self.experts, theta), tf.constant(0.0)
         local_experts = num_experts // devices
         bound = self._rows_per_device(expert_kT.shape.num_elements(), devices)
+        if kernels.exchange.is_available():
+            region = RaggedRows(self, rows, expert_kT, local_experts, bound)
+            return region.run(x_TM, gate_kT, theta)
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
             load_dE = tf.reshape(rows.load_E, [devices, local_experts])
             before_d = tf.cumsum(tf.reduce_sum(load_dE, 1), exclusive=True)
@@ -281,6 +290,118 @@ class SortedExchange:
         return seed
 
 
+@dataclasses.dataclass(frozen=True)
+class RaggedRows:
+    """The rows of a device, which travel to their experts and back without padding.
+
+    Attributes:
+      region: the manual region.
+      rows: the rows of this device, sorted by expert.
+      expert_kT: int32, the expert of each choice; the number of experts or more where there is none.
+      local_experts: the number of experts of each device.
+      bound: the most rows that a device sends to another one.
+    """
+
+    region: SortedExchange
+    rows: SortedRows
+    expert_kT: tf.Tensor
+    local_experts: int
+    bound: int
+
+    def run(
+        self, x_TM: tf.Tensor, gate_kT: tf.Tensor, theta: NestedMap
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes one device's tokens, on all devices.
+
+        Args:
+          x_TM: the device's tokens.
+          gate_kT: float32, the gate of each choice.
+          theta: the weights of the device's experts.
+
+        Returns:
+          [T,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
+        """
+        axes = self.region.expert_axes
+        devices = _count_devices(axes)
+        count = self.expert_kT.shape.num_elements()
+        # A device receives at most this many rows.
+        slots = devices * self.bound
+        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+            # Loads of each sender's rows, by the device and the number of their expert.
+            load_sdE = tf.reshape(
+                collectives.all_gather(self.rows.load_E[tf.newaxis], axes, 0),
+                [devices, devices, self.local_experts],
+            )
+            kept_sdE = _clip_loads(load_sdE, self.bound)
+            place = collectives.place_along(axes)
+            route = _route(load_sdE, kept_sdE, place)
+            permutation = Permutation(tf.unstack(self._slots(route, count)), count)
+            sorted_rM = permutation.permute(x_TM)
+            received_CM = kernels.exchange.exchange(axes, sorted_rM, slots, route)
+        received_sE = tf.gather(kept_sdE, place, axis=1)
+        expert_C = tf.reshape(_experts_of_sorted(received_sE, slots), [1, slots])
+        y_CM = SortedRows(expert_C, self.local_experts).compute(
+            received_CM,
+            tf.ones_like(expert_C, tf.float32),
+            self.region.experts,
+            theta,
+            most_over_even=max(slots // count, 1),
+        )
+        with tf.name_scope(exchanges.COMBINE_SCOPE):
+            y_rM = kernels.exchange.exchange(axes, y_CM, count, route.back())
+            y_TM = permutation.unpermute(y_rM, tf.unstack(gate_kT))
+        own = tf.gather(load_sdE - kept_sdE, place)
+        return y_TM, tf.cast(tf.reduce_sum(own), tf.float32)
+
+    def _slots(self, route: Route, count: int) -> tf.Tensor:
+        """Returns [k,T]: the place of each choice's row in the sorted rows; `count` if unsent."""
+        devices = route.sent.shape[0]
+        device_kT = tf.minimum(self.expert_kT // self.local_experts, devices - 1)
+        end_d = route.first_sent + route.sent
+        kept_kT = self.expert_kT < devices * self.local_experts
+        kept_kT &= self.rows.position_kT < tf.gather(end_d, device_kT)
+        return tf.where(kept_kT, self.rows.position_kT, count)
+
+
+def _route(load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor) -> Route:
+    """Returns the route of one device's rows to the devices of their experts.
+
+    Args:
+      load_sdE: the rows of each sender for each expert of each device.
+      kept_sdE: those that it sends.
+      place: the place of this device among senders.
+    """
+    load_sd, kept_sd = (tf.reduce_sum(x, -1) for x in (load_sdE, kept_sdE))
+    # Unsent rows stay where they are: at the end of those for their device.
+    first_sd = tf.cumsum(load_sd, axis=1, exclusive=True)
+    target_sd = tf.cumsum(kept_sd, axis=0, exclusive=True)
+    return Route(
+        first_sent=first_sd[place],
+        sent=kept_sd[place],
+        first_there=target_sd[place],
+        first_received=target_sd[:, place],
+        received=kept_sd[:, place],
+        first_of_sender=first_sd[:, place],
+    )
+
+
+def _experts_of_sorted(received_sE: tf.Tensor, slots: int) -> tf.Tensor:
+    """Returns [C]: the expert of each received row; E where there is none.
+
+    Args:
+      received_sE: the rows of each sender for each expert. They are in this order.
+      slots: size of C.
+    """
+    senders, experts = received_sE.shape.as_list()
+    last_sE = tf.reshape(tf.cumsum(tf.reshape(received_sE, [-1])), [senders, experts])
+    index_C = tf.range(slots)
+    is_after_Cs = index_C[:, tf.newaxis] >= last_sE[:, -1]
+    sender_C = tf.reduce_sum(tf.cast(is_after_Cs, tf.int32), 1)
+    last_CE = tf.gather(last_sE, tf.minimum(sender_C, senders - 1))
+    is_after_CE = index_C[:, tf.newaxis] >= last_CE
+    return tf.reduce_sum(tf.cast(is_after_CE, tf.int32), 1)
+
+
 def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
     """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
     padding = num_experts - weight.shape[0]
@@ -288,8 +409,8 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
 
 
 def _clip_loads(load_dE: tf.Tensor, bound: int) -> tf.Tensor:
-    """Returns the loads of each device's experts without the rows beyond the device's bound."""
-    before_dE = tf.cumsum(load_dE, axis=1, exclusive=True)
+    """Returns the loads [...,d,E] of devices' experts without rows beyond a device's bound."""
+    before_dE = tf.cumsum(load_dE, axis=-1, exclusive=True)
     return tf.clip_by_value(bound - before_dE, 0, load_dE)
 
 
