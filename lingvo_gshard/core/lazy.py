@@ -120,7 +120,6 @@ if TYPE_CHECKING:
     from jax.experimental import multihost_utils, pallas, serialize_executable
     from jax.experimental.pallas import tpu as pallas_tpu
     from jax.experimental.pallas import triton as pallas_triton
-    from jax.experimental.pallas.ops.tpu.megablox import gmm as megablox
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_mask as splash_masks,
@@ -139,6 +138,8 @@ if TYPE_CHECKING:
 
     # Compiled, and without types.
     pywrap_tfe: Any
+    # Its package has a function of the same name.
+    megablox: Any
 else:
     tf = LazyModule("tensorflow")
     tf_text = LazyModule("tensorflow_text")

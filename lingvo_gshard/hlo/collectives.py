@@ -89,6 +89,9 @@ def _collective(instruction: Instruction, kind: str, mesh: Mesh, slices: Slices)
     ids = source_target_pairs(proto) if is_permute else replica_groups(proto)
     arrays = [array for operand in instruction.operands for array in operand.shape.arrays]
     size = max(sum(array.bytes for array in arrays), instruction.result.bytes)
+    if kind == "ragged-all-to-all":
+        # Rows, and a result with room for the most rows. The smaller one is nearer to what moves.
+        size = min(array.bytes for array in arrays[:2])
     return _make(kind, slices.positions(ids, mesh), arrays, size, mesh, slices)
 
 

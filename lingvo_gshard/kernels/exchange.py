@@ -118,7 +118,7 @@ def _emulate(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route
     of_senders_dn = collectives.all_gather(numbers[tf.newaxis], axes, 0)[:, place]
     index_r = tf.range(count)
     result = tf.zeros([count, *rows_RM.shape[1:]], rows_RM.dtype)
-    for sender in range(every_dRM.shape[0]):
+    for sender in range(known_sizes(every_dRM.shape)[0]):
         first, size, target = tf.unstack(of_senders_dn[sender])
         is_own_r = (index_r >= target) & (index_r < target + size)
         source_r = tf.where(is_own_r, index_r - target + first, 0)
@@ -149,7 +149,7 @@ def _primitive() -> Any:
 
 def _lower(context: Any, rows: Any, result: Any, *numbers: Any, groups: Any) -> Any:
     del context
-    ids = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
+    ids = ir.DenseElementsAttr.get(np.array(groups, np.int64))
     channel = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _CHANNEL)
     return stablehlo.CustomCallOp(
         result=[result.type],

@@ -192,10 +192,10 @@ def _gradient_tile(tile: int, rows: int, inner: int, outer: int, itemsize: int) 
 
 def _least(moved: Any, bytes_used: Any, tile: int, inner: int, outer: int) -> tuple[int, int]:
     """Returns the size of a tile that moves the fewest elements and fits; the larger if equal."""
-    sizes = [sorted({min(size, whole) for size in _SIZES}) for whole in (inner, outer)]
+    inner_sizes, outer_sizes = ({min(size, whole) for size in _SIZES} for whole in (inner, outer))
     fitting = [
         size
-        for size in itertools.product(*sizes)
+        for size in itertools.product(sorted(inner_sizes), sorted(outer_sizes))
         if bytes_used(size) <= _VECTOR_MEMORY and tile * math.prod(size) <= _LARGEST_PRODUCT
     ]
     return min(fitting, key=lambda size: (moved(size), -math.prod(size)))

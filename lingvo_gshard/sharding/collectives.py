@@ -174,8 +174,9 @@ def place_along(axes: Axes) -> tf.Tensor:
     """
     mesh, axes = _mesh_with(axes)
     place = tf.constant(0, tf.int32)
-    for axis in axes if mesh else ():
-        place = place * mesh.axis_size(axis) + axis_index(axis)
+    if mesh is not None:
+        for axis in axes:
+            place = place * mesh.axis_size(axis) + axis_index(axis)
     return place
 
 

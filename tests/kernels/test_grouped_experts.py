@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.planning.machines import topologies
@@ -20,6 +21,8 @@ from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 B, L, M, H, E = 8, 16, 128, 160, 8
+# Sizes of the layer that is compiled for real devices.
+M2, H2 = 512, 1024
 USED = KernelUse("moe", "grouped products")
 
 
@@ -120,32 +123,42 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
 @pytest.mark.slow
 class CompiledTest(testing.TestCase, parameterized.TestCase):
-    @parameterized.parameters(
-        ("v5e:2x2", "tpu", "libtpu"),
-        ("gpu:h100:1x4", "cuda", "jax_cuda12_plugin"),
-    )
-    def test_compiled_experts_are_nine_kernels_without_loops(self, name, platform, package):
+    def compile(self, name, platform, strategy, **values):
+        """Returns the operations of a layer of gated experts, compiled for four devices."""
+        package = {"tpu": "libtpu", "cuda": "jax_cuda12_plugin"}[platform]
         if importlib.util.find_spec(package) is None:
             self.skipTest(f"needs {package}")
-        model_dim, hidden_dim = 512, 1024
-        layer = make_layer(
-            (model_dim, hidden_dim, 4), experts__activation="swiglu", group_size=2048
-        )
-        made = program(layer, "data=4", "data", platform, "none", "bfloat16", (16, 2048))
+        layer = make_layer((M2, H2, 4), experts__activation="swiglu", group_size=2048, **values)
+        made = program(layer, "data=4", strategy, platform, "none", "bfloat16", (16, 2048))
         compiled = made.lower(topologies.get(name).compile_devices()).compile()
         layers = frozenset({"moe", "moe/router", "moe/experts"})
-        operations = hlo.read_operations(hlo.read_module(compiled), made.mesh, layers).operations
+        return hlo.read_operations(hlo.read_module(compiled), made.mesh, layers).operations
+
+    @parameterized.parameters(("v5e:2x2", "tpu"), ("gpu:h100:1x4", "cuda"))
+    def test_compiled_experts_are_nine_kernels_without_loops(self, name, platform):
+        operations = self.compile(name, platform, "data")
         grouped = [each for each in operations if each.is_grouped]
         # A product forward and two gradients, for each of three weights.
         self.assertLen(grouped, 9)
         self.assertEqual({each.times for each in grouped}, {1})
         # Two experts for each of a device's 8,192 tokens.
-        useful = 2 * 16384 * model_dim * hidden_dim
         for each in grouped:
             self.assertEqual(each.dtype, "bfloat16")
-            self.assertBetween(each.matmul_flops / useful, 1.0, 1.1)
+            self.assertBetween(each.matmul_flops / (2 * 16384 * M2 * H2), 1.0, 1.1)
         others = [each for each in operations if each.layer == "moe/experts" and each.matmul_flops]
         self.assertCountEqual(others, grouped)
+
+    @parameterized.parameters(("v5e:2x2", "tpu"), ("gpu:h100:1x4", "cuda"))
+    def test_the_exchange_sends_the_rows_that_there_are(self, name, platform):
+        operations = self.compile(name, platform, "expert", dispatch__bound=1.25)
+        calls = collective_calls(operations)
+        ragged = [call for call in calls if call.kind == "ragged-all-to-all"]
+        # To the experts and back, forward and backward.
+        self.assertLen(ragged, 4)
+        # Two rows of bfloat16 for each of a device's 8,192 tokens.
+        self.assertEqual({call.bytes for call in ragged}, {16384 * M2 * 2})
+        self.assertNotIn("all-to-all", {call.kind for call in calls})
+        self.assertLen([each for each in operations if each.is_grouped], 9)
 
 
 if __name__ == "__main__":

@@ -297,7 +297,7 @@ class RaggedRows:
     Attributes:
       region: the manual region.
       rows: the rows of this device, sorted by expert.
-      expert_kT: int32, the expert of each choice; the number of experts or more where there is none.
+      expert_kT: int32, the expert of each choice; the number of experts where there is none.
       local_experts: the number of experts of each device.
       bound: the most rows that a device sends to another one.
     """
