@@ -1,4 +1,4 @@
-"""Ragged exchange: each device sends every other device as many rows as it has for it.
+"""Ragged exchange: devices send each other different numbers of rows.
 
 XLA's ragged-all-to-all moves the rows that there are, in arrays with room for more.
 Semantics: https://openxla.org/xla/operation_semantics#raggedalltoall.
@@ -19,6 +19,8 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.kernel import Kernel, platform_in_use, register
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import mesh_in_use
+
+LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}
 
 # Collectives of partitions have a channel. XLA's partitioner gives its own other numbers.
 _CHANNEL = 1
@@ -149,7 +151,9 @@ def _primitive() -> Any:
 
 def _lower(context: Any, rows: Any, result: Any, *numbers: Any, groups: Any) -> Any:
     del context
-    ids = ir.DenseElementsAttr.get(np.array(groups, np.int64))
+    # The types of the bindings lack buffers.
+    array: Any = np.array(groups, np.int64)
+    ids = ir.DenseElementsAttr.get(array)
     channel = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _CHANNEL)
     return stablehlo.CustomCallOp(
         result=[result.type],

@@ -80,8 +80,8 @@ def product(
 ) -> tf.Tensor:
     """Returns [R,H]: each row times the weights of its group, on one device.
 
-    The result is undefined in rows after those of all groups. The gradients of the weights ignore
-    these rows, and the gradient of the rows is undefined there.
+    Rows after the last group are undefined in the result and in the gradient of the rows. The
+    gradient of the weights ignores them.
 
     Args:
       rows_RM: the rows of all groups, one group after another.

@@ -16,7 +16,7 @@ from typing import Any
 from lingvo_gshard.core.lazy import jax, jnp, megablox
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
 
-# The number of lanes of a TPU's vector unit.
+# A TPU's vector unit has this many lanes: smaller tiles leave some empty.
 _LANES = 128
 # Tiles of rows. A tile that two groups share is computed for both of them.
 _FEWEST_ROWS, _MOST_ROWS, _TILES_OF_GROUP = 128, 512, 32
@@ -73,7 +73,7 @@ def forward(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the products [R,H]. Rows after those of the groups are undefined.
+    """Returns the products [R,H]. Rows after the last group are undefined.
 
     Args:
       call: the static arguments.

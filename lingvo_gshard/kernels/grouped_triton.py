@@ -66,7 +66,7 @@ def forward(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the products [R,H]. Rows after those of the groups are undefined.
+    """Returns the products [R,H]. Rows after the last group are undefined.
 
     Args:
       call: the static arguments.

@@ -19,6 +19,8 @@ from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
+LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more"}
+
 
 class Experts(Layer):
     """Computes activation(x w_in + b_in) w_out + b_out with separate weights for each expert.

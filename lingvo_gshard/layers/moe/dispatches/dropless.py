@@ -5,8 +5,8 @@ expert, and each expert computes exactly its rows: by grouped products of the pl
 (kernels/grouped.py), or in blocks where the platform has none (expert_blocks.py).
 
 On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
-expert and sends them there in one all-to-all, or as many as there are where the platform has a
-ragged exchange (kernels/exchange.py). It computes the rows that arrive as a single device
+expert. One all-to-all sends the rows there, without padding where the platform has a ragged
+exchange (kernels/exchange.py). The device computes the rows that arrive as a single device
 would, and sends the outputs back in a second all-to-all.
 
 A device holds a part of the groups and of the experts. Weights that the strategy splits along
@@ -43,6 +43,7 @@ LOCAL_LETTERS = {
     "k": "choices of a token",
     "d": "devices along the axes of the experts",
     "s": "the same devices, as senders",
+    "r": "sorted rows of a device",
 }
 
 
