@@ -103,13 +103,6 @@ def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
         model.config, length=GENERATED_LENGTH, precision="bfloat16_weights"
     )
     experts = _experts(params.task)
-    if experts:
-        params = lingvo_gshard.open_model(
-            model.config,
-            length=GENERATED_LENGTH,
-            precision="bfloat16_weights",
-            settings=[_BUFFERS],
-        )
     task = make_trainer(params).task
     shapes = [
         shape

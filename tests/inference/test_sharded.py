@@ -137,7 +137,8 @@ def test_weights_stay_cut_over_experts_heads_and_hidden_units():
     check_results("data=4,model=2", "expert_tensor")
     check_weights("data=4,model=2", "expert_tensor", EXPERT_TENSOR)
     found = step_collectives("data=4,model=2", "expert_tensor", rows=32, least_bytes=256)
-    assert found == TENSOR_SUMS | {("all-to-all", ("data",)): 2}
+    # Tokens and their choices are gathered. XLA for CPU scatters a sum by an all-reduce.
+    assert found == TENSOR_SUMS | {("all-gather", ("data",)): 2, ("all-reduce", ("data",)): 1}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import exact_experts, load_metrics, shared_expert
+from lingvo_gshard.layers.moe import exact_experts, exact_shards, load_metrics, shared_expert
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
@@ -171,12 +171,12 @@ class MixtureOfExperts(Layer):
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference. A few experts have separate weights."""
+        """Returns the weights for inference; see `exact_experts`."""
         weights = NestedMap(theta)
         if self.p.shared_hidden_dim:
             weights.shared = self.shared.decoding_weights(theta.shared)
-        if self._runs_exactly():
-            weights.experts = exact_experts.separate(self.experts, theta.experts)
+        if self.router.capacity.tokens_choose:
+            weights.experts = exact_experts.prepare(self.experts, theta.experts)
         else:
             weights.experts = self.experts.decoding_weights(theta.experts)
         return weights
@@ -195,36 +195,27 @@ class MixtureOfExperts(Layer):
           mask_BL: 0 at padding.
         """
         batch, length, _ = known_sizes(x_BLM.shape)
-        tokens = batch * length
         with token_context.override(keeps_all=True):
-            if not self._runs_exactly():
-                groups = Groups.for_batch(batch, length, self._inference_group_size(tokens))
+            if not self.router.capacity.tokens_choose:
+                groups = Groups.for_batch(batch, length, self.p.group_size)
                 theta = NestedMap(theta, experts=restore(theta.experts))
                 return self._run_groups(theta, x_BLM, mask_BL, groups)
-            groups = Groups.for_batch(batch, length, tokens)
-            mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
-            x_GSM, ids_GS = groups.split(x_BLM), self._token_ids(x_BLM.shape, groups)
-            routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
+            groups = Groups.for_batch(batch, length, self._own_tokens(batch * length))
+            x_GSM, mask_GS = groups.split(x_BLM), tf.cast(tf.not_equal(mask_BL, 0), tf.float32)
+            mask_GS, ids_GS = groups.split(mask_GS), self._token_ids(x_BLM.shape, groups)
+            with exact_shards.of_groups(groups.count) as place, groups.ordered():
+                x_GSM = place(x_GSM)
+                routing = self.router.fprop(theta.router, x_GSM, place(mask_GS), ids_GS)
         load_metrics.observe_gates(self, routing, groups)
-        y_TM = exact_experts.run_routing(self.experts, theta.experts, routing, x_GSM[0])
-        return self._finish(theta, x_BLM, mask_BL, tf.reshape(y_TM, x_BLM.shape))
+        y_GSM = exact_experts.run_routing(self.experts, theta.experts, routing, x_GSM)
+        return self._finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
 
-    def _inference_group_size(self, tokens: int) -> int:
-        """Returns the size of groups for inference.
-
-        If tokens choose their experts, outputs do not depend on the groups. Then each device gets
-        equally many groups, of its own tokens only.
-        """
-        current, most = current_partitioning(), self.p.group_size
-        if current is None or not self.router.capacity.tokens_choose:
-            return most
-        own = math.ceil(tokens / current.parts(current.split("G", path=self.path)[0]))
-        return math.ceil(own / math.ceil(own / most))
-
-    def _runs_exactly(self) -> bool:
-        """Returns whether each expert can compute its tokens alone; see `exact_experts`."""
-        is_possible = exact_experts.is_possible(self.p.num_experts, self.path)
-        return is_possible and self.router.capacity.tokens_choose
+    def _own_tokens(self, tokens: int) -> int:
+        """Returns the tokens of each device that splits them, which it routes as one group."""
+        current = current_partitioning()
+        if current is None:
+            return tokens
+        return math.ceil(tokens / current.parts(current.split("G", path=self.path)[0]))
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the router, the shared expert and the experts of each token."""
