@@ -17,6 +17,8 @@ from lingvo_gshard.kernels.call import AttentionCall, Operands, pad
 _LANES = 128
 # Blocks of this size fill the matrix unit, and fit into the vector memory with heads of 256.
 _BLOCK = 512
+# The log of a sum over no key is less. No sum over keys is so small.
+_NO_KEYS = -1e30
 
 
 def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
@@ -61,7 +63,10 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     mixed, log_sums = jax.vmap(attend_row)(
         rows.query, rows.keys, rows.values, splash.SegmentIds(*rows.segments)
     )
-    queries = operands[0].shape[2]
+    queries, keys = (x.shape[2] for x in operands[:2])
+    if call.hides_all_keys(queries, keys):
+        # Splash attention divides by a sum of zero where it skips all blocks of a query.
+        mixed = jnp.where(log_sums[..., None] < _NO_KEYS, 0.0, mixed)
     return mixed[:, :, :queries].astype(operands[0].dtype), log_sums[:, :, :queries]
 
 

@@ -53,6 +53,20 @@ class AttentionCall(msgspec.Struct, frozen=True):
             is_computed &= (first - last_key <= self.window) & (first_key - last <= self.window)
         return float(is_computed.mean())
 
+    def hides_all_keys(self, queries: int, keys: int) -> bool:
+        """Returns whether positions hide all keys from any query.
+
+        Args:
+          queries: number of queries.
+          keys: number of keys.
+        """
+        last_query = self.first_query + queries - 1
+        if self.window and last_query - self.window >= keys:
+            return True
+        if self.is_causal:
+            return self.first_query < 0
+        return bool(self.window) and self.first_query + self.window < 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Operands:

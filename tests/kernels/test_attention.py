@@ -117,6 +117,41 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         expected = dense(call, widened, np.zeros_like(widened[0]))[0]
         self.assertAllClose(mixed.astype(np.float32), expected, rtol=0, atol=2e-2)
 
+    @parameterized.product(
+        call=[
+            AttentionCall(window=100, first_query=1280),
+            AttentionCall(window=100, first_query=-1280),
+            AttentionCall(is_causal=True, first_query=-1100),
+        ],
+        platform=BODIES,
+    )
+    def test_queries_beyond_all_keys_are_finite_and_have_no_gradient(self, call, platform):
+        """Positions hide all keys from whole blocks of queries, which the kernels skip."""
+        operands, d_mixed = operands_of((1, 1, 1, 1280, 1280, 64, 64), call)
+        expected, is_seen, d_mixed, gradients = dense(call, operands, d_mixed)
+        mixed, log_sums = FORWARD.bodies[platform](call, *operands)
+        self.assertTrue(np.isfinite(mixed).all())
+        self.assertLess(np.where(is_seen, -np.inf, log_sums).max(), -1e29)
+        seen = is_seen[..., None]
+        self.assertAllClose(mixed * seen, expected * seen, rtol=0, atol=5e-6)
+        found = BACKWARD.bodies[platform](call, *operands, mixed, log_sums, d_mixed)
+        for ours, theirs in zip(found, gradients, strict=True):
+            largest = np.abs(theirs).max()
+            self.assertAllClose(ours, theirs, rtol=0, atol=5e-6 * max(largest, 1.0))
+
+
+class CallTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.product(
+        is_causal=(False, True), window=(0, 1, 3), first_query=(-6, -3, -1, 0, 2, 4, 7)
+    )
+    def test_hides_all_keys_says_what_a_mask_of_all_pairs_says(
+        self, is_causal, window, first_query
+    ):
+        call = AttentionCall(is_causal=is_causal, window=window, first_query=first_query)
+        for queries, keys in ((4, 4), (2, 5), (1, 1)):
+            visible = visible_keys(call, (1, queries, keys), [])
+            self.assertEqual(call.hides_all_keys(queries, keys), not visible.any(-1).all())
+
 
 class ObstaclesTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
