@@ -45,6 +45,12 @@ def attention_step(params, dtype="float32", cap=0.0, is_causal=True):
     return step
 
 
+def placed(executable, inputs, arrays):
+    """Returns arrays on the devices of an executable."""
+    mesh = executable.input_shardings[0].mesh
+    return [a.put(x, mesh) for a, x in zip(inputs, arrays, strict=True)]
+
+
 class RingTrafficTest(testing.TestCase, parameterized.TestCase):
     def compiled(self, step, platform, devices, queries=256, keys=256, shared=N):
         """Returns the executable of a step, and its random rows."""
@@ -61,8 +67,7 @@ class RingTrafficTest(testing.TestCase, parameterized.TestCase):
         made = lower("step", step, inputs, partitioning)
         self.assertEqual(made.kernels, (KernelUse("", "attention"),) if platform else ())
         executable = Executable(made, self.devices(devices))
-        mesh = executable.input_shardings[0].mesh
-        return executable, [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
+        return executable, placed(executable, made.inputs, arrays)
 
     def run_step(self, *step, **sizes):
         """Returns the results of a step on random rows."""
