@@ -36,7 +36,7 @@ def text(found: PlannedTrainings) -> str:
         ),
         "times": table(
             ("model", "machine", "step", "products", "attention: products", "attention: rest")
-            + ("collectives", "other", "without rest", "collectives hidden, too"),
+            + ("collectives", "other", "collectives hidden"),
             [_times(each, row) for each, row in planned],
         ),
         "configurations": table(
@@ -76,12 +76,11 @@ class _Parts:
 
     Attributes:
       shares: of products, products of attention, the rest of attention, collectives, and others.
-      without_rest: the measured seconds over those of the estimate without the rest of attention.
-      hidden: as `without_rest`, with collectives that run while others compute.
+      hidden: the measured seconds over the estimated ones with collectives that run while others
+        compute.
     """
 
     shares: tuple[float, ...]
-    without_rest: float
     hidden: float
 
     @property
@@ -99,8 +98,7 @@ def _parts(training: Training, row: PlannedTraining) -> _Parts:
     measured = row.tokens / row.chips / training.published
     return _Parts(
         shares=tuple(seconds / row.seconds for seconds in parts),
-        without_rest=measured / (row.seconds - rest),
-        hidden=measured / max(row.seconds - rest - collectives, collectives),
+        hidden=measured / max(row.seconds - collectives, collectives),
     )
 
 
@@ -111,7 +109,6 @@ def _times(training: Training, row: PlannedTraining) -> tuple[str, ...]:
         _machine(training),
         f"{row.seconds:.2f} s",
         *(f"{share:.0%}" for share in parts.shares),
-        f"{parts.without_rest:.2f}",
         f"{parts.hidden:.2f}",
     )
 

@@ -43,6 +43,8 @@ def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) 
         source_vocabulary_size=32000,
         target_vocabulary_size=32000,
         model_dim=model_dim,
+        # The cost model reads the letters of all logits, not those of chunks.
+        logits_positions=2**31 - 1,
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=layers // 2, num_heads=heads, hidden_dim=hidden_dim)

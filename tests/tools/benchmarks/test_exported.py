@@ -140,7 +140,7 @@ def test_state_and_batch_have_the_documented_values(files, capsys, file, initial
 
 
 def test_jax_rejects_files_lowered_for_another_platform(files):
-    record, exported = program_file.read(files / "step.zip")
+    record, exported, _ = program_file.read(files / "step.zip")
     step = jax.export.deserialize(bytearray(exported))
     assert step.platforms == ("cpu",) and "custom_call" not in step.mlir_module()
     arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in record.inputs]

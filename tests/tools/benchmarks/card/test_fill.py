@@ -112,7 +112,7 @@ def test_the_largest_step_that_fits_is_written_with_its_plan(capsys, tmp_path):
     assert read.card.value == row["value"] >= 1
     capacity = 0.9 * memory * 2**30
     assert read.plan.bytes_per_device.peak <= capacity
-    record, _ = program_file.read(read.step)
+    record, _, _ = program_file.read(read.step)
     assert record.platforms == ("cpu", "cuda", "rocm", "tpu")
     kinds = dict(record.layers.kinds)
     assert kinds["decoder/layers/body_0/self_attention"] == "attention"

@@ -231,7 +231,7 @@ def test_another_card_is_refused(folder, capsys, tmp_path):
 
 
 def test_a_program_of_another_platform_is_refused(folder, tmp_path):
-    record, exported = program_file.read(folder / card_folder.STEP)
+    record, exported, _ = program_file.read(folder / card_folder.STEP)
     assert record.platforms == program.ALL
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
