@@ -17,6 +17,7 @@ from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.planning.machines import cuda
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import units
@@ -107,10 +108,10 @@ def _planned(
     params: Params, topology: Topology, options: Mapping[str, str]
 ) -> tuple[Program, Plan]:
     """Returns the training step of an experiment and its plan with options of the compiler."""
-    partitioning = planned_partitioning(params, topology, PlanOptions())
+    platform = platform_of(topology.compile_devices()[0])
+    partitioning = planned_partitioning(params, topology, PlanOptions()).on(platform)
     trainer = experiments.make_trainer(params)
     batch = experiments.batch_specs(params)
-    topology.compile_devices()
     planned = planned_program.lower_step(trainer, batch, partitioning, params.name, "gspmd")
     layers = planned_program.layer_names(trainer.task)
     plan = planner.plan_program(planned, partitioning, topology, options=options)
