@@ -16,6 +16,7 @@ def model():
     return tiny_engine.translation_model()
 
 
+@pytest.mark.slow
 def test_a_long_source_counts_where_others_have_longer_prefixes(model):
     """32 rows of 64 positions are read in blocks, of which the long source needs the last one."""
     prefixed = [Request([4 + i % 5, 2], (BOS, 3, 4, 5, 6), GREEDY) for i in range(31)]

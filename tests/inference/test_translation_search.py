@@ -85,6 +85,7 @@ def test_more_texts_than_rows_take_each_others_places(engine):
     assert [found[0].tokens for found in many] == [few[i % 5][0].tokens for i in range(40)]
 
 
+@pytest.mark.slow
 def test_a_prefix_is_computed_at_once_and_continued(model, engine):
     prefix = [BOS, 7, 8, 9]
     for options in (GREEDY, dataclasses.replace(BEAM, best=1)):

@@ -95,6 +95,7 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
 
+    @pytest.mark.slow
     def test_experts_on_eight_devices_equal_those_of_one(self):
         self.check(make_layer(), "data=8", "expert", "tpu_interpreted")
 

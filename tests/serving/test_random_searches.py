@@ -202,7 +202,7 @@ SETTINGS = {"suppress_health_check": list(hypothesis.HealthCheck)}
 
 
 @hypothesis.given(search=searches(), neighbors=st.integers(0, 9))
-@hypothesis.settings(max_examples=10, **SETTINGS)
+@hypothesis.settings(max_examples=5, **SETTINGS)
 def test_searches_are_those_of_a_plain_model(llama, client, reference, search, neighbors):
     check_search(llama, client, reference, search, neighbors)
 

@@ -3,7 +3,8 @@
 A step reads the weights of the experts that its tokens chose, and no others. There are two forms:
 
 - Stacked weights [E,...]. One loop over blocks of rows reads the weights of the block's expert in
-  place. Programs for TPUs and GPUs use it, and all others that have many experts.
+  place. Programs for TPUs use it, and all others that have many experts. A GPU asks the host before
+  each iteration, so that more than one token is computed by the kernel of grouped products there.
 - Separate arrays for each expert. XLA for CPU would copy an expert out of a stack before it
   multiplies by it. If there are few rows, each row branches to its experts. More rows are sorted by
   expert, and each expert computes its own rows block by block.
@@ -20,7 +21,7 @@ from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.kernel import platform_in_use
-from lingvo_gshard.layers.moe import stacked_experts
+from lingvo_gshard.layers.moe import grouped_products, stacked_experts
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
@@ -69,12 +70,12 @@ def run_routing(
       x_GSM: the tokens.
     """
     region = ExactShards.for_experts(experts)
-    compute = functools.partial(run_experts, experts.compute_one, even_experts=routing.num_experts)
+    compute = functools.partial(run_experts, experts, even_experts=routing.num_experts)
     return region.run(compute, weights, routing, x_GSM)
 
 
 def run_experts(
-    network: Network,
+    layer: Experts,
     experts: NestedMap | Sequence[NestedMap],
     x_TM: tf.Tensor,
     expert_kT: tf.Tensor,
@@ -84,7 +85,7 @@ def run_experts(
     """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in the type of x.
 
     Args:
-      network: one expert.
+      layer: the experts.
       experts: the weights of each expert, or one stack of the weights of all experts.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.
@@ -94,13 +95,24 @@ def run_experts(
     """
     choices, tokens = expert_kT.shape
     gate_kT1 = tf.cast(gate_kT, x_TM.dtype)[..., None]
-    if isinstance(experts, NestedMap):
+    network = layer.compute_one
+    if isinstance(experts, NestedMap) and _has_kernel(experts, x_TM, choices):
+        y_kTM = stacked_experts.run_grouped(layer.compute_sorted, experts, x_TM, expert_kT)
+    elif isinstance(experts, NestedMap):
         y_kTM = stacked_experts.run(network, experts, x_TM, expert_kT, even_experts)
     elif choices * tokens <= _FEW_ROWS:
         y_kTM = _branch(network, experts, x_TM, expert_kT)
     else:
         y_kTM = _run_sorted(network, experts, x_TM, expert_kT)
     return tf.reduce_sum(tf.where(gate_kT1 > 0, y_kTM, 0.0) * gate_kT1, 0)
+
+
+def _has_kernel(weights: NestedMap, x_TM: tf.Tensor, choices: int) -> bool:
+    """Returns whether the kernel of grouped products computes the experts of a step."""
+    platform, tokens = platform_in_use(), x_TM.shape[0]
+    if not platform.startswith("cuda") or tokens == 1:
+        return False
+    return not grouped_products.obstacle(platform, choices * tokens, x_TM.dtype, weights)
 
 
 def _branch(

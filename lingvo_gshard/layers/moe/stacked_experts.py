@@ -80,6 +80,30 @@ def run(
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 
 
+def run_grouped(
+    compute: Callable[[NestedMap, tf.Tensor, tf.Tensor, int], tf.Tensor],
+    weights: NestedMap,
+    x_TM: tf.Tensor,
+    expert_kT: tf.Tensor,
+) -> tf.Tensor:
+    """Returns what `run` returns, by the platform's kernel of grouped products.
+
+    Args:
+      compute: maps the weights, rows sorted by expert, the rows of each expert and the number of
+        rows to outputs, as `Experts.compute_sorted` does.
+      weights: the weights of all experts, which have E first.
+      x_TM: the tokens.
+      expert_kT: int32, the expert of each choice; E or more where there is none.
+    """
+    choices, tokens = expert_kT.shape
+    rows, count = choices * tokens, weights.flatten()[0].shape[0]
+    expert_r = tf.reshape(expert_kT, [rows])
+    order_r, position_r = sort_rows(expert_r)
+    load_E = tf.cast(tf.reduce_sum(tf.one_hot(expert_r, count), 0), tf.int32)
+    y_rM = compute(weights, tf.gather(x_TM, order_r % tokens), load_E, rows)
+    return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
+
+
 def block_rows(even_load: float) -> int:
     """Returns the rows of a block.
 

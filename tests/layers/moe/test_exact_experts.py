@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest.mock
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.layers.moe.test_experts import away_from_zero, network
 
-M, H, K = 8, 16, 3
+M, H, K = 16, 16, 3
 ONE_DEVICE = Partitioning.make("data=1", "replicated")
 # On this platform, as on TPUs and GPUs, experts are stacked however few they are.
 STACKED = ONE_DEVICE.on("tpu_interpreted")
@@ -120,6 +121,19 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
     )
     def test_every_token_is_computed_by_its_experts(self, *case):
         self.check(*case)
+
+    @parameterized.parameters(
+        (4, 3, 5, "data=1,model=1"), (80, 2, 3, "data=1,model=1"), (80, 8, 2, "data=4,model=2")
+    )
+    def test_a_gpu_computes_tokens_by_the_kernel_of_grouped_products(
+        self, num_experts, rows, length, mesh
+    ):
+        partitioning = Partitioning.make(mesh, "expert_tensor").on("cuda_interpreted")
+        with mock.patch.object(
+            stacked_experts, "run_grouped", side_effect=stacked_experts.run_grouped
+        ) as run:
+            self.check(num_experts, rows, length, partitioning, hidden_dim=32)
+        run.assert_called()
 
     def test_devices_share_experts_and_hidden_units(self):
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")

@@ -119,14 +119,9 @@ class TokenDropoutTest(testing.TestCase, parameterized.TestCase):
         self.assertAllClose(loss_at(0), loss, rtol=1e-4, atol=0)
         self.assertAllClose((loss_at(1e-6) - loss_at(-1e-6)) / 2e-6, length, rtol=1e-3, atol=0)
 
-    def test_float16_trains_as_float32(self):
-        self.check_float16(RMSNorm)
-
+    @parameterized.parameters(LayerNorm, RMSNorm)
     @pytest.mark.slow
-    def test_float16_trains_as_float32_with_other_norms(self):
-        self.check_float16(LayerNorm)
-
-    def check_float16(self, norm):
+    def test_float16_trains_as_float32(self, norm):
         """Guards against NaN gradients of dropped tokens, which shrink the loss scale to 0."""
         ids_BL = np.random.default_rng(0).integers(3, 32, (8, 12)).astype(np.int32)
         batch = {
