@@ -1,6 +1,6 @@
 """Kernels of the hardware: functions that a platform computes with code of its own.
 
-    out_BNLD, _ = attention.attend(call, query_BNLD, keys_BNKD, values_BNKD, segments, [])
+    out_BNLD = attention.attend(call, query_BNLD, keys_BNKD, values_BNKD, segments, [])
 
 marks a call in a TensorFlow program. `splicing.replace_markers` replaces the mark, when the program
 is lowered, by code of jax for the platform of the devices: Pallas for TPUs, cuDNN or Pallas for

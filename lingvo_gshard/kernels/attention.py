@@ -10,7 +10,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import attention_cuda, attention_tpu
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import Kernel, platform_in_use, register
+from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
 
 _MODULES = {"tpu": attention_tpu, "cuda": attention_cuda}
 
@@ -18,24 +18,14 @@ FORWARD = register(
     Kernel(
         "attention",
         AttentionCall,
-        {
-            "tpu": attention_tpu.forward,
-            "tpu_interpreted": attention_tpu.interpreted_forward,
-            "cuda": attention_cuda.forward,
-            "cuda_interpreted": attention_cuda.interpreted_forward,
-        },
+        {"tpu": attention_tpu.forward, "cuda": attention_cuda.forward},
     )
 )
 BACKWARD = register(
     Kernel(
         "attention_gradient",
         AttentionCall,
-        {
-            "tpu": attention_tpu.backward,
-            "tpu_interpreted": attention_tpu.interpreted_backward,
-            "cuda": attention_cuda.backward,
-            "cuda_interpreted": attention_cuda.interpreted_backward,
-        },
+        {"tpu": attention_tpu.backward, "cuda": attention_cuda.backward},
     )
 )
 
@@ -58,7 +48,7 @@ def obstacle(
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
-    return _MODULES[platform.partition("_")[0]].obstacle(
+    return _MODULES[hardware_of(platform)].obstacle(
         call, query, keys, values, query_BNLD.dtype.name
     )
 
@@ -147,6 +137,6 @@ def gradients(
 
 
 def _computed_share(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
-    module = _MODULES[platform_in_use().partition("_")[0]]
+    module = _MODULES[hardware_of(platform_in_use())]
     queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
     return module.computed_share(call, queries, keys)

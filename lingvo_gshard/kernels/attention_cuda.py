@@ -6,7 +6,6 @@ GPU this machine has: programs are compiled for devices that are elsewhere, too.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from lingvo_gshard.core.lazy import cudnn_attention, jax, jnp
@@ -47,15 +46,16 @@ def computed_share(call: AttentionCall, queries: int, keys: int) -> float:
     return call.computed_share(queries, keys, _TILE, _TILE)
 
 
-def forward(call: AttentionCall, *operands: jax.Array) -> tuple:
+def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
 
     Args:
       call: the static arguments.
       *operands: queries, keys, values, then segments and sinks if the call has them.
+      interpret: whether to compute on CPUs, step by step. cuDNN cannot.
     """
-    if not _cudnn_can(call, operands):
-        return attention_triton.forward(call, *operands)
+    if interpret or not _cudnn_can(call, operands):
+        return attention_triton.forward(call, *operands, interpret=interpret)
     unused = _unused(operands)
     return tuple(
         cudnn_attention._dot_product_attention_fwd_p.bind(
@@ -64,26 +64,23 @@ def forward(call: AttentionCall, *operands: jax.Array) -> tuple:
     )
 
 
-def backward(call: AttentionCall, *operands: jax.Array) -> tuple:
+def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values and sinks.
 
     Args:
       call: the static arguments.
       *operands: the operands and results of `forward`, then the gradient of its output.
+      interpret: as in `forward`.
     """
     *inputs, mixed_BNLD, log_sums_BNL, d_mixed_BNLD = operands
-    if not _cudnn_can(call, inputs):
-        return attention_triton.backward(call, *operands)
+    if interpret or not _cudnn_can(call, inputs):
+        return attention_triton.backward(call, *operands, interpret=interpret)
     residuals = (log_sums_BNL, mixed_BNLD, d_mixed_BNLD)
     return tuple(
         cudnn_attention._dot_product_attention_bwd_p.bind(
             *inputs, *_unused(inputs), *residuals, **_cudnn_arguments(call)
         )
     )
-
-
-interpreted_forward = functools.partial(attention_triton.forward, interpret=True)
-interpreted_backward = functools.partial(attention_triton.backward, interpret=True)
 
 
 def _cudnn_can(call: AttentionCall, operands: Any) -> bool:

@@ -106,9 +106,6 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     return (*gradients, d_sinks.astype(inputs[-1].dtype).sum(0))
 
 
-interpreted_forward = functools.partial(forward, interpret=True)
-interpreted_backward = functools.partial(backward, interpret=True)
-
 _BACKWARD_ARGUMENTS = (
     *("save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name"),
     *("mask_function", "attn_logits_soft_cap", "interpret"),

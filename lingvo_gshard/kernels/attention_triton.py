@@ -13,10 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
-from lingvo_gshard.kernels.call import AttentionCall, Operands, pad
-
-# Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
-HIDDEN = -1e30
+from lingvo_gshard.kernels.call import HIDDEN, AttentionCall, Operands, pad
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
@@ -203,7 +200,7 @@ class _Tiles:
         return pallas.BlockSpec(shape, lambda i, b, n: (b, n, i, 0))
 
     def query_row(self) -> Any:
-        """Returns the block [block_q] of a number for each query."""
+        """Returns the block [block_q] of an array with one number for each query."""
         return pallas.BlockSpec((None, None, self.block_q), lambda i, b, n: (b, n, i))
 
     def key_tile(self, x: Any) -> Any:
@@ -217,16 +214,16 @@ class _Tiles:
         return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0, 0))
 
     def group_row(self) -> Any:
-        """Returns the block [group,L] of a number for each query that shares a head of keys."""
+        """Returns the block [group,L] of an array with one number for each query, for a group."""
         shape = (None, self.group, self.padded_queries)
         return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0))
 
     def by_query(self) -> list[tuple]:
-        """Returns the queries with their tile."""
+        """Returns the array of queries and the block that a tile of queries reads."""
         return [(self.operands.query, self.query_tile(self.operands.query))]
 
     def whole_keys(self) -> list[tuple]:
-        """Returns keys and values [K,D] of the head that a tile of queries reads."""
+        """Returns the arrays of keys and values, each with its block: all rows of one head."""
         group, count = self.group, self.padded_keys
         return [
             (
@@ -239,14 +236,14 @@ class _Tiles:
         ]
 
     def whole_segments(self) -> list[tuple]:
-        """Returns the segments [L] and [K] of a row, if the call has them."""
+        """Returns the arrays of segments, each with its block: a whole row."""
         return [
             (x, pallas.BlockSpec((None, x.shape[1]), lambda i, b, n: (b, 0)))
             for x in self.operands.segments
         ]
 
     def sink(self) -> list[tuple]:
-        """Returns the logit of a head's sink, if the call has sinks."""
+        """Returns the array of sinks and its block, the logit of one head; none without sinks."""
         sinks = self.operands.sinks
         return [] if sinks is None else [(sinks, pallas.BlockSpec((1,), lambda i, b, n: (n,)))]
 

@@ -8,7 +8,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import cache_tpu, cache_triton
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.kernels.kernel import Kernel, platform_in_use, register
+from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
 
 _MODULES = {"tpu": cache_tpu, "cuda": cache_triton}
 
@@ -16,12 +16,7 @@ FORWARD = register(
     Kernel(
         "cache_attention",
         CacheCall,
-        {
-            "tpu": cache_tpu.forward,
-            "tpu_interpreted": cache_tpu.interpreted_forward,
-            "cuda": cache_triton.forward,
-            "cuda_interpreted": cache_triton.interpreted_forward,
-        },
+        {"tpu": cache_tpu.forward, "cuda": cache_triton.forward},
     )
 )
 
@@ -44,7 +39,7 @@ def obstacle(
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BND, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
-    module = _MODULES[platform.partition("_")[0]]
+    module = _MODULES[hardware_of(platform)]
     return module.obstacle(call, query, keys, values, query_BND.dtype.name)
 
 
@@ -75,7 +70,7 @@ def attend(
     batch, heads, _ = known_sizes(query_BND.shape)
     keys, values = (tuple(known_sizes(x.shape)) for x in (keys_BNKD, values_BNKD))
     dtype = keys_BNKD.dtype.name
-    block = _MODULES[platform_in_use().partition("_")[0]].block_size(call, keys, values, dtype)
+    block = _MODULES[hardware_of(platform_in_use())].block_size(call, keys, values, dtype)
     operands = [
         query_BND,
         keys_BNKD,

@@ -12,6 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_tpu
 from lingvo_gshard.kernels.cache_call import Cache, CacheCall
+from lingvo_gshard.kernels.call import HIDDEN
 
 _LANES = 128
 # Keys and values of a block. To read fewer bytes takes less time than a step of the grid takes to
@@ -19,8 +20,6 @@ _LANES = 128
 _BLOCK_BYTES = 2**21
 # Two buffers of as many bytes fit into the vector memory that a kernel has on every TPU.
 _MOST_BYTES = 2**22
-# Stands for the logit of a hidden slot. Infinity would make NaN of a row without visible slots.
-_HIDDEN = -1e30
 
 
 def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
@@ -130,9 +129,6 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
     return (mixed.reshape(batch, shared * group, value_dim),)
 
 
-interpreted_forward = functools.partial(forward, interpret=True)
-
-
 def _block(call: CacheCall, slots: int, block: int, total: int, *refs: Any) -> None:
     """Adds a block of slots to the running sums of a row, and writes the row's output."""
     newest_ref, reach_ref, first_ref, count_ref, query_ref, keys_ref, *others = refs
@@ -145,7 +141,7 @@ def _block(call: CacheCall, slots: int, block: int, total: int, *refs: Any) -> N
     def _begin() -> None:
         sum_ref[...] = jnp.zeros_like(sum_ref)
         if sinks_ref is None:
-            largest_ref[...] = jnp.full_like(largest_ref, _HIDDEN)
+            largest_ref[...] = jnp.full_like(largest_ref, HIDDEN)
             total_ref[...] = jnp.zeros_like(total_ref)
         else:
             largest_ref[...] = sinks_ref[...]
@@ -161,7 +157,7 @@ def _block(call: CacheCall, slots: int, block: int, total: int, *refs: Any) -> N
         slot = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
         age = newest_ref[0] - slot
         age = jnp.where(age < 0, age + slots, age)
-        logits = jnp.where(age <= reach_ref[row], logits, _HIDDEN)
+        logits = jnp.where(age <= reach_ref[row], logits, HIDDEN)
         before = largest_ref[...]
         largest = jnp.maximum(before, logits.max(-1, keepdims=True))
         correction = jnp.exp(before - largest)

@@ -14,7 +14,6 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.attention_triton import (
-    HIDDEN,
     dot,
     load_rows,
     logits_of,
@@ -22,7 +21,7 @@ from lingvo_gshard.kernels.attention_triton import (
     store_rows,
 )
 from lingvo_gshard.kernels.cache_call import Cache, CacheCall
-from lingvo_gshard.kernels.call import pad
+from lingvo_gshard.kernels.call import HIDDEN, pad
 
 _LARGEST_HEAD = 256
 # Triton multiplies no matrices with fewer rows.
@@ -123,9 +122,6 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
     sums, largest, totals = (x[:, :, :, :group] for x in (sums, largest, totals))
     mixed = _joined(sums, largest, totals, cache.sinks).astype(query.dtype)
     return (mixed.reshape(batch, shared * group, value_dim),)
-
-
-interpreted_forward = functools.partial(forward, interpret=True)
 
 
 def _joined(sums: Any, largest: Any, totals: Any, sinks: Any) -> Any:

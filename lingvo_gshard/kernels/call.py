@@ -10,6 +10,8 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
 
+# Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
+HIDDEN = -1e30
 # The segment of keys that pad a row to whole blocks. No query has it.
 _NO_SEGMENT = -1
 

@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import Kernel, platform_in_use, register
+from lingvo_gshard.kernels.kernel import Kernel, is_interpreted, platform_in_use, register
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import mesh_in_use
 
@@ -84,7 +84,7 @@ def exchange(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route
       count: the number of rows of the result.
       route: the rows that go to and come from each device.
     """
-    if platform_in_use().endswith("_interpreted"):
+    if is_interpreted(platform_in_use()):
         return _emulate(axes, rows_RM, count, route)
     return _exchange(_groups(axes), rows_RM, count, route)
 

@@ -9,7 +9,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import grouped_tpu, grouped_triton
 from lingvo_gshard.kernels.grouped_call import GroupedCall
-from lingvo_gshard.kernels.kernel import Kernel, platform_in_use, register
+from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
 
 # Name of the kernel in plans and logs.
 NAME = "grouped products"
@@ -20,30 +20,20 @@ FORWARD = register(
     Kernel(
         "grouped_products",
         GroupedCall,
-        {
-            "tpu": grouped_tpu.forward,
-            "tpu_interpreted": grouped_tpu.interpreted_forward,
-            "cuda": grouped_triton.forward,
-            "cuda_interpreted": grouped_triton.interpreted_forward,
-        },
+        {"tpu": grouped_tpu.forward, "cuda": grouped_triton.forward},
     )
 )
 WEIGHT_GRADIENT = register(
     Kernel(
         "grouped_products_gradient",
         GroupedCall,
-        {
-            "tpu": grouped_tpu.weight_gradient,
-            "tpu_interpreted": grouped_tpu.interpreted_weight_gradient,
-            "cuda": grouped_triton.weight_gradient,
-            "cuda_interpreted": grouped_triton.interpreted_weight_gradient,
-        },
+        {"tpu": grouped_tpu.weight_gradient, "cuda": grouped_triton.weight_gradient},
     )
 )
 
 
 def _module(platform: str) -> Any:
-    return _MODULES[platform.partition("_")[0]]
+    return _MODULES[hardware_of(platform)]
 
 
 def obstacle(platform: str, rows: int, weights_EMH: tf.Tensor, dtype: str) -> str:

@@ -18,7 +18,7 @@ class GroupedCall(msgspec.Struct, frozen=True):
     is_transposed: bool = False
 
     def rows_of_group(self, groups: int) -> int:
-        """Returns the rows of a group of balanced sizes.
+        """Returns the rows of a group if all groups have equally many.
 
         Args:
           groups: number of groups.

@@ -129,10 +129,6 @@ def weight_gradient(
     return (gradient,)
 
 
-interpreted_forward = functools.partial(forward, interpret=True)
-interpreted_weight_gradient = functools.partial(weight_gradient, interpret=True)
-
-
 def _padded(rows: Any, count: int) -> Any:
     return jnp.pad(rows, [(0, count - rows.shape[0]), (0, 0)])
 

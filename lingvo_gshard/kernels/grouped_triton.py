@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.kernels.attention_triton import dot
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
 
 # Tiles of rows. A group's last tile may have fewer rows.
@@ -125,10 +126,6 @@ def weight_gradient(
     return (gradient,)
 
 
-interpreted_forward = functools.partial(forward, interpret=True)
-interpreted_weight_gradient = functools.partial(weight_gradient, interpret=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
     """The sizes of the tiles of a product, all of them powers of two.
@@ -216,7 +213,7 @@ def _product_tile(
                 right = _load(weights_ref, (group,), of_outer, of_inner).T
             else:
                 right = _load(weights_ref, (group,), of_inner, of_outer)
-            return total + _product(left, right)
+            return total + dot(left, right)
 
         zeros = jnp.zeros((tiles.rows, tiles.outer), jnp.float32)
         total = jax.lax.fori_loop(0, -(-inner // tiles.inner), add_step, zeros)
@@ -253,7 +250,7 @@ def _gradient_tile(
         rows = _Range.of(start + step * tiles.rows, tiles.rows, end)
         left = _load(rows_ref, (), rows, of_inner)
         right = _load(d_products_ref, (), rows, of_outer)
-        return total + _product(left.T, right)
+        return total + dot(left.T, right)
 
     zeros = jnp.zeros((tiles.inner, tiles.outer), jnp.float32)
     steps = pallas.cdiv(end - start, tiles.rows)
@@ -299,9 +296,3 @@ def _load(ref: Any, lead: tuple, rows: _Range, columns: _Range) -> Any:
 def _store(ref: Any, lead: tuple, rows: _Range, columns: _Range, values: Any) -> None:
     tile, mask = _elements(ref, lead, rows, columns)
     pallas_triton.store(tile, values.astype(ref.dtype), mask=mask)
-
-
-def _product(a: Any, b: Any) -> Any:
-    """Returns the float32 product of two tiles. Triton would round float32 to 10 bits."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return pallas.dot(a, b, precision=precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -34,12 +35,18 @@ class Kernel:
     Attributes:
       name: name of the kernel, such as "attention".
       config: type of its static arguments.
-      bodies: platform -> the function of jax.
+      bodies: hardware, "tpu" or "cuda" -> the function of jax. With `interpret=True` it computes on
+        CPUs, step by step.
     """
 
     name: str
     config: type[msgspec.Struct]
     bodies: Mapping[str, Body]
+
+    def body(self, platform: str) -> Body:
+        """Returns the function of jax for a platform, one of PLATFORMS."""
+        found = self.bodies[hardware_of(platform)]
+        return functools.partial(found, interpret=True) if is_interpreted(platform) else found
 
     def mark(
         self,
@@ -116,6 +123,16 @@ def platform_in_use() -> str:
 def interpreted(platform: str) -> str:
     """Returns the platform that computes the kernels of a platform step by step; "" of ""."""
     return platform and platform + _INTERPRETED
+
+
+def is_interpreted(platform: str) -> bool:
+    """Returns whether a platform computes the kernels of another step by step, on CPUs."""
+    return platform.endswith(_INTERPRETED)
+
+
+def hardware_of(platform: str) -> str:
+    """Returns the hardware that the kernels of a platform are made for: "tpu" or "cuda"."""
+    return platform.removesuffix(_INTERPRETED)
 
 
 class KernelUse(msgspec.Struct, frozen=True, order=True):

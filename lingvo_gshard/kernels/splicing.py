@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from lingvo_gshard.core.lazy import func, ir, jax, jnp, stablehlo
-from lingvo_gshard.kernels.kernel import Kernel, marked
+from lingvo_gshard.kernels.kernel import Kernel, is_interpreted, marked
 
 _CUSTOM_CALL = "stablehlo.custom_call"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32"}
@@ -62,11 +62,10 @@ def _add_body(
 ) -> str:
     """Adds a kernel's body for the types of a call to a module; returns the function's name."""
     static = msgspec.json.decode(config, type=kernel.config)
-    body = kernel.bodies[platform]
-    lowered_for, _, interpreted = platform.partition("_")
+    body = kernel.body(platform)
     jitted = jax.jit(lambda *arrays: tuple(body(static, *arrays)), keep_unused=True)
     arguments = [_struct(operand.type) for operand in operation.operands]
-    lowering_platform = "cpu" if interpreted else lowered_for
+    lowering_platform = "cpu" if is_interpreted(platform) else platform
     lowered = jitted.trace(*arguments).lower(lowering_platforms=(lowering_platform,))
     text = str(lowered.compiler_ir("stablehlo"))
     prefix = f"kernel_{kernel.name}_{number}_"

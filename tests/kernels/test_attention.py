@@ -95,12 +95,12 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         call = AttentionCall(**arguments, has_segments=has_segments)
         operands, d_mixed = operands_of(sizes, call)
         expected, is_seen, d_mixed, gradients = dense(call, operands, d_mixed)
-        mixed, log_sums = FORWARD.bodies[platform](call, *operands)
+        mixed, log_sums = FORWARD.body(platform)(call, *operands)
         self.assertEqual(log_sums.shape, mixed.shape[:3])
         self.assertTrue(np.isfinite(mixed).all())
         seen = is_seen[..., None]
         self.assertAllClose(mixed * seen, expected * seen, rtol=0, atol=5e-6)
-        found = BACKWARD.bodies[platform](call, *operands, mixed, log_sums, d_mixed)
+        found = BACKWARD.body(platform)(call, *operands, mixed, log_sums, d_mixed)
         self.assertLen(found, len(gradients))
         for ours, theirs in zip(found, gradients, strict=True):
             largest = np.abs(theirs).max()
@@ -111,7 +111,7 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         call = AttentionCall(is_causal=True)
         operands, _ = operands_of((1, 2, 1, 256, 256, 64, 64), call)
         narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands]
-        mixed, _ = FORWARD.bodies[platform](call, *narrow)
+        mixed, _ = FORWARD.body(platform)(call, *narrow)
         self.assertEqual(mixed.dtype, narrow[0].dtype)
         widened = [x.astype(np.float32) for x in narrow]
         expected = dense(call, widened, np.zeros_like(widened[0]))[0]
@@ -129,12 +129,12 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         """Positions hide all keys from whole blocks of queries, which the kernels skip."""
         operands, d_mixed = operands_of((1, 1, 1, 1280, 1280, 64, 64), call)
         expected, is_seen, d_mixed, gradients = dense(call, operands, d_mixed)
-        mixed, log_sums = FORWARD.bodies[platform](call, *operands)
+        mixed, log_sums = FORWARD.body(platform)(call, *operands)
         self.assertTrue(np.isfinite(mixed).all())
         self.assertLess(np.where(is_seen, -np.inf, log_sums).max(), -1e29)
         seen = is_seen[..., None]
         self.assertAllClose(mixed * seen, expected * seen, rtol=0, atol=5e-6)
-        found = BACKWARD.bodies[platform](call, *operands, mixed, log_sums, d_mixed)
+        found = BACKWARD.body(platform)(call, *operands, mixed, log_sums, d_mixed)
         for ours, theirs in zip(found, gradients, strict=True):
             largest = np.abs(theirs).max()
             self.assertAllClose(ours, theirs, rtol=0, atol=5e-6 * max(largest, 1.0))

@@ -81,7 +81,7 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         sizes, newest, reach, arguments = CASES[case]
         call = CacheCall(**arguments)
         operands = operands_of(sizes, newest, reach, call)
-        (mixed,) = FORWARD.bodies[platform](call, *operands)
+        (mixed,) = FORWARD.body(platform)(call, *operands)
         self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
 
     def test_keys_that_are_the_values_are_one_array(self):
@@ -89,14 +89,14 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         call = CacheCall(has_values=False)
         operands = operands_of((8, 1, 256, 72, 72), 30, (20, 200), call)
         for platform in PLATFORMS:
-            (mixed,) = FORWARD.bodies[platform](call, *operands)
+            (mixed,) = FORWARD.body(platform)(call, *operands)
             self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
 
     @parameterized.product(newest=(40, 95, 99), platform=PLATFORMS)
     def test_a_ring_that_blocks_do_not_divide_is_read_to_its_end(self, newest, platform):
         call = CacheCall()
         operands = operands_of((2, 1, 100, 32, 32), newest, (99, 7, 60, 41), call)
-        (mixed,) = FORWARD.bodies[platform](call, *operands)
+        (mixed,) = FORWARD.body(platform)(call, *operands)
         self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
 
     @parameterized.parameters(*PLATFORMS)
@@ -108,7 +108,7 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         for array in operands[1:3]:
             array[:, :, :2048] = np.nan
             array[:, :, 3584:] = np.nan
-        (mixed,) = FORWARD.bodies[platform](call, *operands)
+        (mixed,) = FORWARD.body(platform)(call, *operands)
         self.assertAllClose(mixed[:3], expected[:3], rtol=0, atol=5e-6)
 
     @parameterized.parameters(*PLATFORMS)
@@ -116,7 +116,7 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         call = CacheCall()
         operands = operands_of((4, 2, 256, 64, 64), 20, (255, 40, 3), call)
         narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands[:3]] + operands[3:]
-        (mixed,) = FORWARD.bodies[platform](call, *narrow)
+        (mixed,) = FORWARD.body(platform)(call, *narrow)
         self.assertEqual(mixed.dtype, narrow[0].dtype)
         widened = [x.astype(np.float32) for x in narrow[:3]] + operands[3:]
         self.assertAllClose(mixed.astype(np.float32), loops(call, widened), rtol=0, atol=2e-2)

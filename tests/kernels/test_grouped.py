@@ -50,10 +50,10 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         rows, weights, d_products = arrays
         sizes_E = np.array(sizes, np.int32)
         call = GroupedCall(used)
-        (products,) = FORWARD.bodies[platform](call, rows, weights, sizes_E)
+        (products,) = FORWARD.body(platform)(call, rows, weights, sizes_E)
         transposed = GroupedCall(used, is_transposed=True)
-        (d_rows,) = FORWARD.bodies[platform](transposed, d_products, weights, sizes_E)
-        (d_weights,) = WEIGHT_GRADIENT.bodies[platform](call, rows, d_products, sizes_E)
+        (d_rows,) = FORWARD.body(platform)(transposed, d_products, weights, sizes_E)
+        (d_weights,) = WEIGHT_GRADIENT.body(platform)(call, rows, d_products, sizes_E)
         wide = [x.astype(np.float64) for x in arrays]
         expected = reference(*wide, sizes)
         for found, wanted in zip((products, d_rows, d_weights), expected, strict=True):
