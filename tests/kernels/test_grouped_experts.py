@@ -14,11 +14,9 @@ from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.kernels import programs
 
 B, L, M, H, E = 8, 16, 128, 160, 8
 # Sizes of the layer that is compiled for real devices.
@@ -66,20 +64,10 @@ def program(layer, mesh, strategy, platform, policy="none", dtype="float32", sha
     partitioning = Partitioning.make(mesh, strategy).on(platform)
     named = [("x", sizes, "BLM", dtype)]
     named += [(f"w{i}", tuple(s.shape), s.layout, "float32") for i, s in enumerate(specs.flatten())]
-    inputs = []
-    for name, array_shape, layout, of_array in named:
-        split = partitioning.storage_split(array_shape, partitioning.split(layout))
-        inputs.append(Array(name, array_shape, of_array, split))
-    return lower("step", step, inputs, partitioning)
+    return programs.lowered(step, named, partitioning)
 
 
 class ExpertsTest(testing.TestCase, parameterized.TestCase):
-    def run_program(self, made, arrays):
-        executable = Executable(made, self.devices(made.mesh.size))
-        mesh = executable.input_shardings[0].mesh
-        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
-        return list(map(np.asarray, executable(*placed)))
-
     def check(self, layer, mesh, strategy, platform, policy="none"):
         """Compares output and gradients with those of one device without kernels."""
         generator = np.random.default_rng(1)
@@ -91,7 +79,7 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(made.kernels, (USED,))
         plain = program(layer, "data=1", "replicated", "")
         self.assertEqual(plain.kernels, ())
-        found, expected = self.run_program(made, arrays), self.run_program(plain, arrays)
+        (found, _), (expected, _) = programs.run(made, arrays), programs.run(plain, arrays)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
 

@@ -10,11 +10,10 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.runtime import partitioning_log
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.kernels import programs
 
 B, N, L, D = 4, 4, 160, 64
 LAYOUTS = ("BNLD", "BNKD", "BNKD", "BL")
@@ -39,11 +38,9 @@ def program(mesh, strategy, platform, shared=N, step=attention_step, partitioner
     """Returns the program of `attention_step` for a mesh of CPUs."""
     partitioning = Partitioning.make(mesh, strategy).on(platform)
     shapes = [(B, N, L, D), (B, shared, L, D), (B, shared, L, D), (B, L)]
-    inputs = []
-    for name, shape, layout in zip(("q", "k", "v", "segments"), shapes, LAYOUTS, strict=True):
-        split = partitioning.storage_split(shape, partitioning.split(layout))
-        inputs.append(Array(name, shape, "float32" if name in "qkv" else "int32", split))
-    return lower("step", step, inputs, partitioning, partitioner=partitioner)
+    dtypes = (*["float32"] * 3, "int32")
+    named = list(zip(("q", "k", "v", "segments"), shapes, LAYOUTS, dtypes, strict=True))
+    return programs.lowered(step, named, partitioning, partitioner)
 
 
 def values_of(shared=N):
@@ -54,12 +51,6 @@ def values_of(shared=N):
 
 
 class ProgramsTest(testing.TestCase, parameterized.TestCase):
-    def run_program(self, made, arrays):
-        executable = Executable(made, self.devices(made.mesh.size))
-        mesh = executable.input_shardings[0].mesh
-        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
-        return dict(zip("qkv", map(np.asarray, executable(*placed)), strict=True)), executable
-
     @parameterized.parameters(
         ("data=1", "replicated", 4, "tpu_interpreted"),
         ("data=2,model=4", "data_tensor", 4, "tpu_interpreted"),
@@ -73,8 +64,8 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(fused.kernels, (KernelUse("", "attention"),))
         plain = program(mesh, strategy, "", shared)
         self.assertEqual(plain.kernels, ())
-        found, executable = self.run_program(fused, arrays)
-        expected, _ = self.run_program(plain, arrays)
+        found, executable = programs.run(fused, arrays)
+        expected, _ = programs.run(plain, arrays)
         self.assertAllClose(found, expected, rtol=0, atol=5e-6)
         if shared % fused.mesh.parts(["model"] if "model" in fused.mesh.names else []) == 0:
             # Sharded rows and heads need no data of other devices.
@@ -90,7 +81,7 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
             return [(name, tf.cast(x, tf.float32), last) for name, x, last in found]
 
         made = [program("data=2", "data", name, step=with_sinks) for name in (platform, "")]
-        found, expected = (self.run_program(each, values_of())[0] for each in made)
+        found, expected = (programs.run(each, values_of())[0] for each in made)
         self.assertAllClose(found, expected, rtol=0, atol=2e-2)
 
     def test_a_layer_without_a_kernel_says_why(self):

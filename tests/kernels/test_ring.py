@@ -13,11 +13,9 @@ from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring import RingKernel
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.kernels import programs
 
 B, N, D = 2, 2, 32
 STRATEGY = "B->data; L->context; N->model"
@@ -58,13 +56,9 @@ def attention_step(params, options, with_sinks=False):
 def program(params, options, platform, mesh=MESH, length=512, shared=N, with_sinks=False):
     partitioning = Partitioning.make(mesh, STRATEGY).on(platform)
     shapes = [(B, N, length, D), (B, shared, length, D), (B, shared, length, D), (B, length)]
-    inputs = []
-    for name, shape in zip("qkvs", shapes, strict=True):
-        layout = "BL" if name == "s" else "BNLD"
-        split = partitioning.storage_split(shape, partitioning.split(layout))
-        inputs.append(Array(name, shape, "int32" if name == "s" else "float32", split))
-    step = attention_step(params, options, with_sinks)
-    return lower("step", step, inputs, partitioning)
+    named = [(name, shape, "BNLD", "float32") for name, shape in zip("qkv", shapes, strict=False)]
+    named.append(("s", shapes[3], "BL", "int32"))
+    return programs.lowered(attention_step(params, options, with_sinks), named, partitioning)
 
 
 def values_of(length, shared):
@@ -76,23 +70,15 @@ def values_of(length, shared):
 
 
 class RingTest(testing.TestCase, parameterized.TestCase):
-    def run_program(self, made, arrays):
-        executable = Executable(made, self.devices(made.mesh.size))
-        mesh = executable.input_shardings[0].mesh
-        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
-        return list(map(np.asarray, executable(*placed))), executable
-
     def check(self, options, platform, ring=None, **settings):
         """Compares a ring of kernels with dense attention on one device."""
         params = RingKernel.params().set(**(ring or {}))
         made = program(params, options, platform, **settings)
         self.assertEqual(made.kernels, (KernelUse("", "attention"),))
         arrays = values_of(settings.get("length", 512), settings.get("shared", N))
-        found, executable = self.run_program(made, arrays)
+        found, executable = programs.run(made, arrays)
         settings["mesh"] = "data=1,context=1,model=1"
-        expected, _ = self.run_program(
-            program(DenseKernel.params(), options, "", **settings), arrays
-        )
+        expected, _ = programs.run(program(DenseKernel.params(), options, "", **settings), arrays)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=1e-5, atol=1e-5)
         return executable

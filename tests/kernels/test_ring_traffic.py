@@ -13,11 +13,9 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring import RingKernel
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.kernels import programs
 
 B, N, D = 1, 2, 32
 LETTERS = ("BNLD", "BNLD", "BNLD", "BL", "BL")
@@ -60,14 +58,13 @@ class RingTrafficTest(testing.TestCase, parameterized.TestCase):
         arrays = [generator.normal(size=x).astype(np.float32) / 2 for x in shapes[:3]]
         # All segments of queries have keys.
         arrays += [(np.arange(x[1]) * 3 // x[1] + 1)[None].astype(np.int32) for x in shapes[3:]]
-        inputs = []
-        for i, (array, letters) in enumerate(zip(arrays, LETTERS, strict=True)):
-            split = partitioning.storage_split(array.shape, partitioning.split(letters))
-            inputs.append(Array(str(i), array.shape, array.dtype.name, split))
-        made = lower("step", step, inputs, partitioning)
+        named = [
+            (str(i), array.shape, letters, array.dtype.name)
+            for i, (array, letters) in enumerate(zip(arrays, LETTERS, strict=True))
+        ]
+        made = programs.lowered(step, named, partitioning)
         self.assertEqual(made.kernels, (KernelUse("", "attention"),) if platform else ())
-        executable = Executable(made, self.devices(devices))
-        return executable, placed(executable, made.inputs, arrays)
+        return programs.compiled(made, arrays)
 
     def run_step(self, *step, **sizes):
         """Returns the results of a step on random rows."""

@@ -12,12 +12,10 @@ from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import calls_of_libraries
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.kernels import programs
 
 B, L, M, H, N, LAYERS = 4, 128, 32, 48, 2, 3
 
@@ -46,23 +44,12 @@ def program(stack, mesh, strategy, platform):
         return [(str(i), value, None) for i, value in enumerate(found)]
 
     partitioning = Partitioning.make(mesh, strategy).on(platform)
-    named = [("x", (B, L, M), "BLM"), ("segments", (B, L), "BL")]
-    named += [(f"w{i}", tuple(s.shape), s.layout) for i, s in enumerate(specs.flatten())]
-    inputs = []
-    for name, shape, layout in named:
-        split = partitioning.storage_split(shape, partitioning.split(layout))
-        dtype = "int32" if name == "segments" else "float32"
-        inputs.append(Array(name, shape, dtype, split))
-    return lower("step", step, inputs, partitioning)
+    named = [("x", (B, L, M), "BLM", "float32"), ("segments", (B, L), "BL", "int32")]
+    named += [(f"w{i}", tuple(s.shape), s.layout, "float32") for i, s in enumerate(specs.flatten())]
+    return programs.lowered(step, named, partitioning)
 
 
 class StacksTest(testing.TestCase, parameterized.TestCase):
-    def run_program(self, made, arrays):
-        executable = Executable(made, self.devices(made.mesh.size))
-        mesh = executable.input_shardings[0].mesh
-        placed = [a.put(x, mesh) for a, x in zip(made.inputs, arrays, strict=True)]
-        return list(map(np.asarray, executable(*placed)))
-
     def test_what_a_loop_saves_of_a_layer_is_right(self):
         """A loop carries shards of manual regions, and full tensors computed from them."""
         self.check(Repeat, "products")
@@ -133,7 +120,7 @@ class StacksTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual({(use.kernel, use.obstacle) for use in fused.kernels}, {("attention", "")})
         self.assertIsInstance(fused.kernels[0], KernelUse)
         plain = program(stack, mesh, strategy, "")
-        found, expected = self.run_program(fused, arrays), self.run_program(plain, arrays)
+        (found, _), (expected, _) = programs.run(fused, arrays), programs.run(plain, arrays)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
 
