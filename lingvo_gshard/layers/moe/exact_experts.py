@@ -24,7 +24,7 @@ from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.moe import grouped_products, stacked_experts
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
 from lingvo_gshard.layers.moe.stacked_experts import Network, sort_rows
 from lingvo_gshard.layers.stacks import execution
 
@@ -75,8 +75,8 @@ def run_routing(
 
 
 def run_experts(
-    layer: Experts,
-    experts: NestedMap | Sequence[NestedMap],
+    experts: Experts,
+    weights: NestedMap | Sequence[NestedMap],
     x_TM: tf.Tensor,
     expert_kT: tf.Tensor,
     gate_kT: tf.Tensor,
@@ -85,8 +85,8 @@ def run_experts(
     """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in the type of x.
 
     Args:
-      layer: the experts.
-      experts: the weights of each expert, or one stack of the weights of all experts.
+      experts: the experts.
+      weights: the weights of each expert, or one stack of the weights of all experts.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.
       gate_kT: float32, the gate of each choice; 0 where there is none.
@@ -95,15 +95,15 @@ def run_experts(
     """
     choices, tokens = expert_kT.shape
     gate_kT1 = tf.cast(gate_kT, x_TM.dtype)[..., None]
-    network = layer.compute_one
-    if isinstance(experts, NestedMap) and _has_kernel(experts, x_TM, choices):
-        y_kTM = stacked_experts.run_grouped(layer.compute_sorted, experts, x_TM, expert_kT)
-    elif isinstance(experts, NestedMap):
-        y_kTM = stacked_experts.run(network, experts, x_TM, expert_kT, even_experts)
+    network = experts.compute_one
+    if isinstance(weights, NestedMap) and _has_kernel(weights, x_TM, choices):
+        y_kTM = stacked_experts.run_grouped(experts.compute_sorted, weights, x_TM, expert_kT)
+    elif isinstance(weights, NestedMap):
+        y_kTM = stacked_experts.run(network, weights, x_TM, expert_kT, even_experts)
     elif choices * tokens <= _FEW_ROWS:
-        y_kTM = _branch(network, experts, x_TM, expert_kT)
+        y_kTM = _branch(network, weights, x_TM, expert_kT)
     else:
-        y_kTM = _run_sorted(network, experts, x_TM, expert_kT)
+        y_kTM = _run_sorted(network, weights, x_TM, expert_kT)
     return tf.reduce_sum(tf.where(gate_kT1 > 0, y_kTM, 0.0) * gate_kT1, 0)
 
 
@@ -140,8 +140,7 @@ def _run_sorted(
     choices, tokens = expert_kT.shape
     count, rows = len(experts), choices * tokens
     expert_r = tf.reshape(expert_kT, [rows])
-    chosen_rE = tf.one_hot(expert_r, count)
-    load_E = tf.cast(tf.reduce_sum(chosen_rE, 0), tf.int32)
+    load_E = count_rows(expert_r, count)
     start_E = tf.cumsum(load_E, exclusive=True)
     order_r, position_r = sort_rows(expert_r)
     block = _block_size(rows, count)

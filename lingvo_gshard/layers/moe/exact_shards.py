@@ -127,7 +127,7 @@ class ExactShards:
         choice_cT = tf.reshape(choice_cGS, [choice_cGS.shape[0], tokens])
         expert_kT, gate_kT = tf.split(collectives.all_gather(choice_cT, shared, 1), 2)
         local = self.experts.p.num_experts // self._parts(self.expert_axes)
-        expert_kT = tf.cast(expert_kT, tf.int32) - self._index(self.expert_axes) * local
+        expert_kT = tf.cast(expert_kT, tf.int32) - collectives.place_along(self.expert_axes) * local
         is_own_kT = (expert_kT >= 0) & (expert_kT < local)
         y_TM = compute(
             weights, x_TM, tf.where(is_own_kT, expert_kT, local), tf.where(is_own_kT, gate_kT, 0.0)
@@ -141,15 +141,8 @@ class ExactShards:
         """Returns weights whose output bias is 0 on all devices but one that sum their outputs."""
         if "b_out" not in weights or not self.hidden_axes:
             return weights
-        is_first = tf.equal(self._index(self.hidden_axes), 0)
+        is_first = tf.equal(collectives.place_along(self.hidden_axes), 0)
         return NestedMap(weights, b_out=weights.b_out * tf.cast(is_first, weights.b_out.dtype))
-
-    def _index(self, axes: Axes) -> tf.Tensor:
-        """Returns the index of this device along axes, the first axis being the slowest; int32."""
-        index = tf.constant(0)
-        for axis in axes:
-            index = index * self._parts((axis,)) + collectives.axis_index(axis)
-        return index
 
     def _parts(self, axes: Axes) -> int:
         return self.mesh.parts(axes) if self.mesh else 1

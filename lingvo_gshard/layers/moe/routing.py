@@ -353,6 +353,18 @@ def assign(
     return tuple(assignments)
 
 
+def count_rows(expert: tf.Tensor, num_experts: int) -> tf.Tensor:
+    """Returns int32 [E]: the number of rows of each expert.
+
+    Args:
+      expert: int32, the expert of each row, in any shape; num_experts or more where there is none.
+      num_experts: size of E.
+    """
+    chosen = tf.one_hot(expert, num_experts)
+    # XLA sums float32 faster than int32.
+    return tf.cast(tf.reduce_sum(chosen, list(range(expert.shape.rank))), tf.int32)
+
+
 def _count_before(counted_GSE: tf.Tensor, order_GS: tf.Tensor | None) -> tf.Tensor:
     """Returns [G,S,E]: for each expert, the number of counted tokens before each token.
 

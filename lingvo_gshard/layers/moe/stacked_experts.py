@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.routing import count_rows
 from lingvo_gshard.layers.stacks import execution
 
 LOCAL_LETTERS = {
@@ -99,7 +100,7 @@ def run_grouped(
     rows, count = choices * tokens, weights.flatten()[0].shape[0]
     expert_r = tf.reshape(expert_kT, [rows])
     order_r, position_r = sort_rows(expert_r)
-    load_E = tf.cast(tf.reduce_sum(tf.one_hot(expert_r, count), 0), tf.int32)
+    load_E = count_rows(expert_r, count)
     y_rM = compute(weights, tf.gather(x_TM, order_r % tokens), load_E, rows)
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 
@@ -164,7 +165,7 @@ def _blocks(
     expert_r: tf.Tensor, num_experts: int, block: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the number of blocks, and the expert and the first sorted row of each; int32."""
-    load_E = tf.cast(tf.reduce_sum(tf.one_hot(expert_r, num_experts), 0), tf.int32)
+    load_E = count_rows(expert_r, num_experts)
     start_E = tf.cumsum(load_E, exclusive=True)
     blocks_E = (load_E + block - 1) // block
     after_E = tf.cumsum(blocks_E)

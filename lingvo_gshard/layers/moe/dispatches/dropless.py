@@ -34,7 +34,7 @@ from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, Expert
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import current_partitioning
@@ -68,9 +68,7 @@ class SortedRows:
         order = tf.argsort(tf.reshape(expert_kT, [count]), stable=True)
         position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
         self.position_kT = tf.reshape(position, expert_kT.shape)
-        # XLA sums float32 faster than int32.
-        chosen_kTE = tf.one_hot(expert_kT, num_experts)
-        self.load_E = tf.cast(tf.reduce_sum(chosen_kTE, (0, 1)), tf.int32)
+        self.load_E = count_rows(expert_kT, num_experts)
 
     def compute(
         self,
