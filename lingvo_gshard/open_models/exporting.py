@@ -443,7 +443,7 @@ class PublishedAdapter:
 
 
 def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Factor]:
-    """Returns the factors of the weight that a published tensor holds; none without an adapter.
+    """Returns the adapter's factors of the weight in a published tensor; none without an adapter.
 
     Raises:
       UserError: peft has no adapter for such a tensor.

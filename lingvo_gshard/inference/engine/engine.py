@@ -127,7 +127,7 @@ class Worker:
         return True
 
     def _advance(self, batch: DecodeBatch, plan: Plan) -> None:
-        """Lets texts into a batch and decodes a few tokens."""
+        """Admits waiting texts to a batch, then decodes a few tokens of all its texts."""
         batch.resize(plan.shape)
         for admission in plan.admissions:
             batch.admit(admission)
