@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.kernel import platform_in_use
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.layers.moe import grouped_products, stacked_experts
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.layers.moe.experts import Experts
@@ -109,10 +109,10 @@ def run_experts(
 
 def _has_kernel(weights: NestedMap, x_TM: tf.Tensor, choices: int) -> bool:
     """Returns whether the kernel of grouped products computes the experts of a step."""
-    platform, tokens = platform_in_use(), x_TM.shape[0]
-    if not platform.startswith("cuda") or tokens == 1:
+    tokens = x_TM.shape[0]
+    if hardware_of(platform_in_use()) != "cuda" or tokens == 1:
         return False
-    return not grouped_products.obstacle(platform, choices * tokens, x_TM.dtype, weights)
+    return bool(grouped_products.platform_for(choices * tokens, x_TM.dtype, weights))
 
 
 def _branch(

@@ -38,6 +38,24 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     return next(filter(None, found), "")
 
 
+def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
+    """Returns the platform whose kernel computes the products of experts; "" if none does.
+
+    Whether a layer uses the kernel, or why not, is recorded: see `kernels.kernel.recording`.
+
+    Args:
+      rows: the number of rows of all experts.
+      dtype: type of the rows.
+      theta: the weights of the experts.
+    """
+    platform = kernels.kernel.platform_in_use()
+    if not platform:
+        return ""
+    found = obstacle(platform, rows, dtype, theta)
+    kernels.kernel.note(context.layer_path(), kernels.grouped.NAME, found)
+    return "" if found else platform
+
+
 @dataclasses.dataclass(frozen=True)
 class SortedGroups:
     """The rows of experts, one expert after another.

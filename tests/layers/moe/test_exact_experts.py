@@ -132,8 +132,9 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         with mock.patch.object(
             stacked_experts, "run_grouped", side_effect=stacked_experts.run_grouped
         ) as run:
-            self.check(num_experts, rows, length, partitioning, hidden_dim=32)
+            executable = self.check(num_experts, rows, length, partitioning, hidden_dim=32)
         run.assert_called()
+        self.assertEqual({use.kernel for use in executable.program.kernels}, {"grouped products"})
 
     def test_devices_share_experts_and_hidden_units(self):
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")

@@ -90,7 +90,7 @@ class SortedRows:
         num_experts = self.load_E.shape[0]
         rows = self._expert_kT.shape.num_elements()
         even_rows = -(-rows // most_over_even)
-        platform = self._platform_of_kernel(x_TM, theta)
+        platform = grouped_products.platform_for(rows, x_TM.dtype, theta)
         sizes = BlockSizes.for_rows(rows, num_experts)
         if platform:
             slots = kernels.grouped.padded_rows(platform, rows, even_rows, num_experts)
@@ -107,16 +107,6 @@ class SortedRows:
             blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
             y_rows = blocks.run(x_rows)
         return permutation.unpermute(y_rows, tf.unstack(gate_kT))
-
-    def _platform_of_kernel(self, x_TM: tf.Tensor, theta: NestedMap) -> str:
-        """Returns the platform whose kernel computes the experts; "" if none does."""
-        platform = kernels.kernel.platform_in_use()
-        if not platform:
-            return ""
-        rows = self._expert_kT.shape.num_elements()
-        obstacle = grouped_products.obstacle(platform, rows, x_TM.dtype, theta)
-        kernels.kernel.note(context.layer_path(), kernels.grouped.NAME, obstacle)
-        return "" if obstacle else platform
 
 
 Axes = tuple[str, ...]
