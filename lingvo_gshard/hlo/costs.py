@@ -33,7 +33,7 @@ from lingvo_gshard.hlo.demand import (
 from lingvo_gshard.hlo.messages import ALGORITHMS, PRECISIONS
 from lingvo_gshard.hlo.module import Instruction, Shape, element_bits
 from lingvo_gshard.hlo.operations import FusedAttention
-from lingvo_gshard.kernels.kernel import fused_call
+from lingvo_gshard.kernels.kernel import FusedCall
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -68,39 +68,47 @@ def product_dtype(instruction: Instruction) -> str:
 
 def fused_attention(instruction: Instruction) -> FusedAttention | None:
     """Returns the attention that an instruction computes as one kernel; None for all others."""
-    found = fused_call(instruction.op_name)
+    found = FusedCall.of(instruction.op_name)
     if found is None or not is_fused_attention(instruction):
         return None
     return FusedAttention(
         keys=_attention_operands(instruction)[1].dimensions[-2],
-        is_gradient=found[0].endswith("gradient"),
+        is_gradient=found.kernel.endswith("gradient"),
         is_cudnn=instruction.proto.custom_call_target.startswith("__cudnn"),
     )
 
 
 def is_fused_attention(instruction: Instruction) -> bool:
     """Returns whether an instruction is a call of an attention's kernel (folder kernels)."""
-    name, _ = fused_call(instruction.op_name) or ("", 0.0)
+    found = FusedCall.of(instruction.op_name)
     return (
-        instruction.opcode == "custom-call"
-        and name.removeprefix("cache_").startswith("attention")
+        found is not None
+        and instruction.opcode == "custom-call"
+        and found.kernel.removeprefix("cache_").startswith("attention")
         and len(_attention_operands(instruction)) >= (2 if _reads_cache(instruction) else 3)
     )
 
 
 def _reads_cache(instruction: Instruction) -> bool:
     """Returns whether an instruction is a part of attention to the visible slots of a cache."""
-    name, _ = fused_call(instruction.op_name) or ("", 0.0)
-    return name == "cache_attention"
+    found = FusedCall.of(instruction.op_name)
+    return found is not None and found.kernel == "cache_attention"
 
 
 def is_grouped_products(instruction: Instruction) -> bool:
     """Returns whether an instruction is a call of the kernel of grouped products."""
-    found = fused_call(instruction.op_name) if instruction.opcode == "custom-call" else None
-    if found is None or not found[0].startswith("grouped_products"):
+    found = FusedCall.of(instruction.op_name) if instruction.opcode == "custom-call" else None
+    if found is None or not found.kernel.startswith("grouped_products"):
         return False
     # The kernel's body also has calls that reserve memory.
     return bool(_float_operands(instruction, 2)) and len(instruction.operands) > 2
+
+
+def _call(instruction: Instruction) -> FusedCall:
+    """Returns the call that a kernel's instruction is a part of."""
+    found = FusedCall.of(instruction.op_name)
+    assert found is not None, instruction.op_name
+    return found
 
 
 def matmul_flops(instruction: Instruction) -> int:
@@ -139,7 +147,7 @@ def _grouped_flops(instruction: Instruction) -> int:
     Its operands are rows [R,M] and weights [E,M,H], or rows [R,M] and gradients [R,H] of products
     for the gradient [E,M,H] of the weights. The share counts rows that pad tiles, too.
     """
-    _, share = fused_call(instruction.op_name) or ("", 0.0)
+    share = _call(instruction).share
     (result,) = instruction.shape.arrays
     rows = _float_operands(instruction, 2)
     if len(result.dimensions) == 3:
@@ -158,7 +166,7 @@ def _attention_flops(instruction: Instruction) -> int:
     three, since the weights are computed again. The gradients of keys and values take four, and all
     gradients together five (Dao 2023, arXiv 2307.08691, section 2.2).
     """
-    name, share = fused_call(instruction.op_name) or ("", 0.0)
+    name, share, _ = _call(instruction)
     operands = _attention_operands(instruction)[:3]
     query, keys, *others = (shape.dimensions for shape in operands)
     values = others[0] if others else keys
@@ -305,6 +313,8 @@ def _read(instruction: Instruction) -> int:
         amounts = operand_demand(instruction, instruction.shape.size)
         if instruction.opcode == "custom-call" and _reads_cache(instruction):
             amounts = _cache_demand(instruction, amounts)
+        elif is_grouped_products(instruction):
+            amounts = _weights_demand(instruction, amounts)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
         used[operand] = max(used.get(operand, 0), amount)
@@ -317,10 +327,23 @@ def _cache_demand(instruction: Instruction, amounts: Sequence[int]) -> list[int]
     Of a window's layer it reads the blocks that the window meets. All others read a full row:
     how many slots are filled is known only when the step runs.
     """
-    _, share = fused_call(instruction.op_name) or ("", 1.0)
+    share = _call(instruction).share
     cache = _attention_operands(instruction)[1:]
     return [
         round(amount * share) if operand.shape in cache else amount
+        for operand, amount in zip(instruction.operands, amounts, strict=True)
+    ]
+
+
+def _weights_demand(instruction: Instruction, amounts: Sequence[int]) -> list[int]:
+    """Returns the elements of each operand of grouped products that the kernel reads.
+
+    It does not read the weights of groups without rows.
+    """
+    share = _call(instruction).read_share
+    weights = _float_operands(instruction, 3)
+    return [
+        round(amount * share) if operand.shape in weights else amount
         for operand, amount in zip(instruction.operands, amounts, strict=True)
     ]
 

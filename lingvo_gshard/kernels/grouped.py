@@ -85,18 +85,23 @@ def product(
     call = GroupedCall(usual_rows or count)
     transposed = GroupedCall(call.usual_rows, is_transposed=True)
     share = _module(platform_in_use()).computed_share(call, count, groups)
+    read_share = call.groups_with_rows(groups) / groups
 
     @custom_gradient
     def compute(rows: tf.Tensor, weights: tf.Tensor, sizes: tf.Tensor) -> Any:
         products = known_RH
         if products is None:
             products_RH = tf.TensorSpec([count, outer], rows.dtype)
-            (products,) = FORWARD.mark(call, [rows, weights, sizes], [products_RH], share)
+            (products,) = FORWARD.mark(
+                call, [rows, weights, sizes], [products_RH], share, read_share
+            )
 
         def gradient(d_products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
             d_rows_RM = tf.TensorSpec([count, inner], rows.dtype)
             d_weights_EMH = tf.TensorSpec([groups, inner, outer], weights.dtype)
-            (d_rows,) = FORWARD.mark(transposed, [d_products, weights, sizes], [d_rows_RM], share)
+            (d_rows,) = FORWARD.mark(
+                transposed, [d_products, weights, sizes], [d_rows_RM], share, read_share
+            )
             (d_weights,) = WEIGHT_GRADIENT.mark(
                 call, [rows, d_products, sizes], [d_weights_EMH], share
             )

@@ -25,6 +25,14 @@ class GroupedCall(msgspec.Struct, frozen=True):
         """
         return -(-self.usual_rows // groups)
 
+    def groups_with_rows(self, groups: int) -> int:
+        """Returns the largest number of groups that have rows in most steps.
+
+        Args:
+          groups: number of groups.
+        """
+        return min(groups, self.usual_rows)
+
 
 def largest_power(limit: int, least: int, most: int) -> int:
     """Returns the largest power of two up to a limit, within the range from `least` to `most`."""

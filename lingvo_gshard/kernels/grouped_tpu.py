@@ -50,7 +50,7 @@ def computed_share(call: GroupedCall, rows: int, groups: int) -> float:
     Each group but the first begins in a tile that it shares with the group before.
     """
     tile = row_tile(call, groups)
-    tiles = -(-call.usual_rows // tile) + groups - 1
+    tiles = -(-call.usual_rows // tile) + call.groups_with_rows(groups) - 1
     return tiles * tile / rows
 
 

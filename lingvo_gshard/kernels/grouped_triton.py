@@ -46,7 +46,7 @@ def computed_share(call: GroupedCall, rows: int, groups: int) -> float:
     """Returns the share of `rows` products of rows that the kernel computes for balanced groups."""
     tile = row_tile(call, groups)
     size = call.rows_of_group(groups)
-    return groups * -(-size // tile) * tile / rows
+    return call.groups_with_rows(groups) * -(-size // tile) * tile / rows
 
 
 def padded_rows(call: GroupedCall, rows: int, groups: int) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -54,6 +54,7 @@ class Kernel:
         operands: Sequence[tf.Tensor],
         results: Sequence[tf.TensorSpec],
         share: float,
+        read_share: float = 1.0,
     ) -> list[tf.Tensor]:
         """Returns the results of a marked call, which lowering replaces by the platform's body.
 
@@ -62,9 +63,11 @@ class Kernel:
           operands: the arrays of this device.
           results: shapes and types of the results.
           share: the share of its products that the kernel computes. The name of the operation
-            carries it into the compiled program, see `fused_call`.
+            carries it into the compiled program, see `FusedCall`.
+          read_share: the share of its weights that the kernel reads.
         """
-        with tf.name_scope(f"fused_{self.name}_share_{share:.4f}"):
+        read = f"_read_{read_share:.4f}" if read_share < 1 else ""
+        with tf.name_scope(f"fused_{self.name}_share_{share:.4f}{read}"):
             marked = gen_xla_ops.xla_custom_call_v2(
                 operands=operands,
                 call_target_name=f"{_PREFIX}{self.name}",
@@ -77,20 +80,31 @@ class Kernel:
         return cast(list[tf.Tensor], marked)
 
 
-_FUSED = re.compile(r"fused_([a-z_]+)_share_(\d\.\d+)")
+_FUSED = re.compile(r"fused_([a-z_]+)_share_(\d+\.\d+)(?:_read_(\d\.\d+))?")
 
 
-def fused_call(op_name: str) -> tuple[str, float] | None:
-    """Returns the kernel and its share of computed products, from an operation's name in HLO.
+class FusedCall(NamedTuple):
+    """What the name of an operation in HLO says about the call of a kernel.
 
-    Args:
-      op_name: the name, of an operation that a kernel's body consists of or of any other.
-
-    Returns:
-      The kernel's name and the share; None for all other operations.
+    Attributes:
+      kernel: name of the kernel.
+      share: the share of its products that the kernel computes.
+      read_share: the share of its weights that the kernel reads.
     """
-    found = _FUSED.search(op_name)
-    return (found[1], float(found[2])) if found else None
+
+    kernel: str
+    share: float
+    read_share: float
+
+    @classmethod
+    def of(cls, op_name: str) -> FusedCall | None:
+        """Returns the call that an operation is a part of; None for all other operations.
+
+        Args:
+          op_name: the operation's name in HLO.
+        """
+        found = _FUSED.search(op_name)
+        return cls(found[1], float(found[2]), float(found[3] or 1)) if found else None
 
 
 _kernels: dict[str, Kernel] = {}

@@ -45,6 +45,15 @@ class GroupedProductsTest(testing.TestCase, parameterized.TestCase):
         if products:
             self.assertEqual(costs.product_dtype(call), "bf16")
 
+    @parameterized.parameters(("", 1), ("_read_0.2500", 0.25))
+    def test_weights_of_groups_without_rows_are_not_read(self, read, expected):
+        scope = f"fused_grouped_products_share_16.0000{read}"
+        call = instruction(ROWS, WEIGHTS, PRODUCTS, scope)
+        positions, rows, weights = call.operands[:2], call.operands[2], call.operands[3]
+        others = sum(x.shape.bytes for x in positions) + rows.shape.bytes + call.shape.bytes
+        self.assertEqual(costs.memory_bytes(call) - others, weights.shape.bytes * expected)
+        self.assertEqual(costs.matmul_flops(call), 16 * USEFUL)
+
     def test_calls_that_reserve_memory_are_no_products(self):
         text = (
             "HloModule m\nENTRY e {\n  ROOT call = bf16[8,8] custom-call(), "

@@ -8,7 +8,7 @@ from lingvo_gshard import hlo
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
 from lingvo_gshard.inference.programs.maker import ProgramMaker
-from lingvo_gshard.kernels.kernel import fused_call
+from lingvo_gshard.kernels.kernel import FusedCall
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.planning.compiling.compilation import compile_for
 from lingvo_gshard.planning.machines import topologies
@@ -56,7 +56,7 @@ def kernel_calls(module, kernel):
     found = []
     for computation in module.computations:
         for instruction in computation.instructions:
-            call = fused_call(instruction.op_name)
+            call = FusedCall.of(instruction.op_name)
             if instruction.opcode == "custom-call" and call and call[0] == kernel:
                 found.append((instruction, call[1]))
     return found

@@ -100,6 +100,9 @@ class CallsTest(testing.TestCase, parameterized.TestCase):
         # Each group has whole tiles of 128 rows.
         ("cuda", 8000, 8, 8000, 8 * 1024 / 8000),
         ("cuda", 64, 8, 64, 2.0),
+        # Two rows have one group each.
+        ("cuda", 2, 8, 2, 16.0),
+        ("tpu", 2, 8, 2, 128.0),
     )
     def test_the_share_counts_whole_tiles(self, platform, usual, groups, rows, expected):
         module = kernels.grouped._module(platform)

@@ -3,8 +3,9 @@
 A step reads the weights of the experts that its tokens chose, and no others. There are two forms:
 
 - Stacked weights [E,...]. One loop over blocks of rows reads the weights of the block's expert in
-  place. Programs for TPUs use it, and all others that have many experts. A GPU asks the host before
-  each iteration, so that more than one token is computed by the kernel of grouped products there.
+  place. Programs for TPUs use it, and all others that have many experts. XLA for GPUs asks the host
+  before each iteration, and copies the weights of large experts: there, the kernel of grouped
+  products is used instead.
 - Separate arrays for each expert. XLA for CPU would copy an expert out of a stack before it
   multiplies by it. If there are few rows, each row branches to its experts. More rows are sorted by
   expert, and each expert computes its own rows block by block.
@@ -97,7 +98,9 @@ def run_experts(
     gate_kT1 = tf.cast(gate_kT, x_TM.dtype)[..., None]
     network = experts.compute_one
     if isinstance(weights, NestedMap) and _has_kernel(weights, x_TM, choices):
-        y_kTM = stacked_experts.run_grouped(experts.compute_sorted, weights, x_TM, expert_kT)
+        y_kTM = stacked_experts.run_grouped(
+            experts.compute_sorted, weights, x_TM, expert_kT, even_experts
+        )
     elif isinstance(weights, NestedMap):
         y_kTM = stacked_experts.run(network, weights, x_TM, expert_kT, even_experts)
     elif choices * tokens <= _FEW_ROWS:
@@ -109,10 +112,10 @@ def run_experts(
 
 def _has_kernel(weights: NestedMap, x_TM: tf.Tensor, choices: int) -> bool:
     """Returns whether the kernel of grouped products computes the experts of a step."""
-    tokens = x_TM.shape[0]
-    if hardware_of(platform_in_use()) != "cuda" or tokens == 1:
+    if hardware_of(platform_in_use()) != "cuda":
         return False
-    return bool(grouped_products.platform_for(choices * tokens, x_TM.dtype, weights))
+    rows = choices * x_TM.shape[0]
+    return bool(grouped_products.platform_for(rows, x_TM.dtype, weights))
 
 
 def _branch(

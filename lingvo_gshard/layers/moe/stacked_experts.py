@@ -58,10 +58,6 @@ def run(
     expert_r = tf.reshape(expert_kT, [rows])
     order_r, position_r = sort_rows(expert_r)
     blocks, expert_b, start_b = _blocks(expert_r, count, block)
-    if tokens == 1 and count == even_experts:
-        # A token has a block for each choice. XLA for GPUs asks the host before each iteration of a
-        # loop whose end depends on data.
-        blocks = tf.constant(choices)
     # The last block of an expert may reach into rows of the next one, which come later.
     x_rM = tf.pad(tf.gather(x_TM, order_r % tokens), [[0, block], [0, 0]])
 
@@ -86,6 +82,7 @@ def run_grouped(
     weights: NestedMap,
     x_TM: tf.Tensor,
     expert_kT: tf.Tensor,
+    even_experts: int = 0,
 ) -> tf.Tensor:
     """Returns what `run` returns, by the platform's kernel of grouped products.
 
@@ -95,13 +92,15 @@ def run_grouped(
       weights: the weights of all experts, which have E first.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; E or more where there is none.
+      even_experts: the experts that balanced routing spreads the choices over; 0 for E.
     """
     choices, tokens = expert_kT.shape
     rows, count = choices * tokens, weights.flatten()[0].shape[0]
+    usual_rows = -(-rows * count // (even_experts or count))
     expert_r = tf.reshape(expert_kT, [rows])
     order_r, position_r = sort_rows(expert_r)
     load_E = count_rows(expert_r, count)
-    y_rM = compute(weights, tf.gather(x_TM, order_r % tokens), load_E, rows)
+    y_rM = compute(weights, tf.gather(x_TM, order_r % tokens), load_E, usual_rows)
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 
 

@@ -123,7 +123,10 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         self.check(*case)
 
     @parameterized.parameters(
-        (4, 3, 5, "data=1,model=1"), (80, 2, 3, "data=1,model=1"), (80, 8, 2, "data=4,model=2")
+        (4, 1, 1, "data=1,model=1"),
+        (4, 3, 5, "data=1,model=1"),
+        (80, 2, 3, "data=1,model=1"),
+        (80, 8, 2, "data=4,model=2"),
     )
     def test_a_gpu_computes_tokens_by_the_kernel_of_grouped_products(
         self, num_experts, rows, length, mesh
