@@ -43,17 +43,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _spare_the_garbage_collector():
-    """Exempts the million objects that TensorFlow's import leaves from garbage collection.
-
-    Traced graphs are full of reference cycles, so collections are frequent. Each one would visit
-    these objects, which never die: a third of the time of all tests.
-    """
+def _collect_garbage_rarely():
+    """Imports what leaves a million objects, and has the garbage collector run less often."""
     import jax  # noqa: F401
     import tensorflow  # noqa: F401
 
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
@@ -65,7 +59,13 @@ def _spell_no_flags():
 
 @pytest.fixture(scope="module", autouse=True)
 def _clear_caches_of_the_module(request):
-    """Frees what a test module cached: compiled programs would fill the memory of a whole run."""
+    """Frees what a test module cached, and exempts what is left from garbage collection.
+
+    Compiled programs would fill the memory of a whole run. TensorFlow and jax never free their
+    modules, and what they have lowered. Traced graphs are full of reference cycles, so collections
+    are frequent, and each one would visit these objects: a third of the time of all tests.
+    """
+    gc.freeze()
     yield
     cached = [
         value
@@ -76,5 +76,4 @@ def _clear_caches_of_the_module(request):
     ]
     for value in cached:
         value.cache_clear()
-    if cached:
-        gc.collect()
+    gc.collect()

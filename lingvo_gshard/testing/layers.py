@@ -7,7 +7,7 @@ import functools
 import inspect
 import tempfile
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -166,12 +166,26 @@ class LayerTest(TestCase):
         ("jit", False),
     )
 
+    # What the tests of one class share: weights, compiled passes, results.
+    _made: ClassVar[dict[Any, Any]]
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls._made = {}
+
     @classmethod
     def setUpClass(cls) -> None:
         """Skips classes that are not for one layer."""
         if cls.PARAMS is None:
             raise unittest.SkipTest("PARAMS names the layer to test")
         super().setUpClass()
+        cls.addClassCleanup(cls._made.clear)
+
+    def _shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Returns what the first test of the class made under a key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def call(self, layer: Any, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
         """Returns the layer's output. The default is `fprop` of x, and of the mask if it has one.
@@ -191,10 +205,10 @@ class LayerTest(TestCase):
         name = type(self).__name__
         return Case(name, inherit(self.PARAMS, **_SIZES), self.call, self.DRAWS, self.PACKS)
 
-    @functools.cached_property
+    @property
     def theta(self) -> NestedMap:
         """Random weights."""
-        return passes.make_theta(self.case.build())
+        return self._shared("theta", lambda: passes.make_theta(self.case.build()))
 
     @functools.cached_property
     def inputs(self) -> NestedMap:
@@ -209,14 +223,22 @@ class LayerTest(TestCase):
           runner: "eager", "function" or "jit".
           seed: of the random numbers.
         """
-        function = passes.RUNNERS[runner](passes.pass_of(self.case, training))
-        return function(self.theta, self.inputs, tf.constant([seed, 0]))
+        return self._runner(training, runner)(self.theta, self.inputs, tf.constant([seed, 0]))
+
+    def _runner(self, training: bool, runner: str) -> Callable[..., NestedMap]:
+        """Returns the function (theta, inputs, seed) of a pass, which is compiled once."""
+        make = lambda: passes.RUNNERS[runner](passes.pass_of(self.case, training))  # noqa: E731
+        return self._shared((training, runner), make)
+
+    def _eager_result(self, training: bool) -> NestedMap:
+        """Returns the result of `run_pass` in eager execution."""
+        return self._shared(("result", training), lambda: self.run_pass(training, "eager"))
 
     def test_compiled_it_computes_what_it_computes_eagerly(self) -> None:
         """tf.function with and without XLA, in training and in evaluation."""
         for runner, training in self.RUNS:
             with self.subTest(runner=runner, training=training):
-                expected, found = (self.run_pass(training, how) for how in ("eager", runner))
+                expected, found = self._eager_result(training), self.run_pass(training, runner)
                 tf.nest.assert_same_structure(found, expected)
                 pairs = zip(found.flatten_items(), expected.flatten(), strict=True)
                 for (path, one), other in pairs:
@@ -226,7 +248,7 @@ class LayerTest(TestCase):
     def test_only_random_draws_depend_on_the_seed(self) -> None:
         """Evaluation draws nothing, and equal seeds give equal bits."""
         for training in (True, False):
-            result = self.run_pass(training, "eager")
+            result = self._eager_result(training)
             self.assertTrue(_same_bits(result, self.run_pass(training, "eager")))
             is_same = _same_bits(result, self.run_pass(training, "eager", seed=6))
             self.assertEqual(is_same, not (training and self.DRAWS), "DRAWS says otherwise")
@@ -235,11 +257,11 @@ class LayerTest(TestCase):
         """A pass without a seed computes what one with a seed computes."""
         with context.scope(training=False):
             output = self.case.call(self.case.build(), self.theta, self.inputs)
-        np.testing.assert_array_equal(output, self.run_pass(False, "eager").output)
+        np.testing.assert_array_equal(output, self._eager_result(False).output)
 
     def test_gradients_match_difference_quotients(self) -> None:
         """Each weight and each input, along a random direction."""
-        function = passes.RUNNERS["jit"](passes.pass_of(self.case, True))
+        function = self._runner(True, "jit")
         sources = NestedMap(theta=self.theta, x=self.inputs.x, memory=self.inputs.memory)
         gradients = function(self.theta, self.inputs, tf.constant(_SEED)).gradients.flatten()
         rng = np.random.default_rng(11)
@@ -293,7 +315,7 @@ class LayerTest(TestCase):
 
     def test_padding_has_no_effect(self) -> None:
         """Other values in padding change no real position, loss or metric."""
-        result = self.run_pass(False, "eager")
+        result = self._eager_result(False)
         disturbed = passes.with_other_padding(passes.make_inputs()).transform(tf.constant)
         other = passes.pass_of(self.case, False)(self.theta, disturbed, tf.constant(_SEED))
         real: Any = self.inputs.target_segments.numpy() > 0 if result.output.shape.rank else ...
@@ -305,7 +327,7 @@ class LayerTest(TestCase):
         """A sentence has the same output alone in its row."""
         if not self.PACKS:
             self.skipTest("PACKS is False")
-        output, inputs = self.run_pass(False, "eager").output.numpy(), passes.make_inputs()
+        output, inputs = self._eager_result(False).output.numpy(), passes.make_inputs()
         packed = passes.sentences(inputs.target_segments)
         alone = passes.unpacked(inputs, packed).transform(tf.constant)
         with context.scope(training=False):

@@ -7,6 +7,10 @@ from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 
+# A small topology of each kind of chip that kernels are compiled for.
+TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+GPUS = ("gpu:a100:1x4", "gpu:h100:1x4", "gpu:b200:1x4")
+
 
 def lowered(step, named, partitioning, partitioner="gspmd"):
     """Returns the program of a step whose inputs are stored as the partitioning splits them.

@@ -9,10 +9,9 @@ import pytest
 
 from lingvo_gshard.planning.machines import compilers, topologies
 from tests.kernels.compiled_attention import MASKS, STRATEGIES, Facts
+from tests.kernels.programs import GPUS, TPUS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
-GPUS = ("gpu:a100:1x4", "gpu:h100:1x4", "gpu:b200:1x4")
 
 SPLASH = ("tpu_custom_call",) * 3
 CUDNN = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")

@@ -1,7 +1,5 @@
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +11,7 @@ from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.kernels import programs
@@ -112,20 +110,25 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
 @pytest.mark.slow
 class CompiledTest(testing.TestCase, parameterized.TestCase):
-    def compile(self, name, platform, strategy, **values):
-        """Returns the operations of a layer of gated experts, compiled for four devices."""
-        package = {"tpu": "libtpu", "cuda": "jax_cuda12_plugin"}[platform]
-        if importlib.util.find_spec(package) is None:
-            self.skipTest(f"needs {package}")
-        layer = make_layer((M2, H2, 4), experts__activation="swiglu", group_size=2048, **values)
-        made = program(layer, "data=4", strategy, platform, "none", "bfloat16", (16, 2048))
-        compiled = made.lower(topologies.get(name).compile_devices()).compile()
+    def compile(self, name, strategy, **values):
+        """Returns the operations of a layer of gated experts, compiled for devices of a kind."""
+        topology = topologies.get(name)
+        kind = topology.chip.kind
+        if compilers.available(kind) != kind:
+            self.skipTest(f"the compiler for {kind} is not installed")
+        devices = topology.compile_devices()
+        count = len(devices)
+        layer = make_layer((M2, H2, count), experts__activation="swiglu", group_size=2048, **values)
+        platform = "tpu" if kind == "tpu" else "cuda"
+        shape = (4 * count, 2048)
+        made = program(layer, f"data={count}", strategy, platform, "none", "bfloat16", shape)
+        compiled = made.lower(devices).compile()
         layers = frozenset({"moe", "moe/router", "moe/experts"})
         return hlo.read_operations(hlo.read_module(compiled), made.mesh, layers).operations
 
-    @parameterized.parameters(("v5e:2x2", "tpu"), ("gpu:h100:1x4", "cuda"))
-    def test_compiled_experts_are_nine_kernels_without_loops(self, name, platform):
-        operations = self.compile(name, platform, "data")
+    @parameterized.parameters(*programs.TPUS, *programs.GPUS)
+    def test_compiled_experts_are_nine_kernels_without_loops(self, name):
+        operations = self.compile(name, "data")
         grouped = [each for each in operations if each.is_grouped]
         # A product forward and two gradients, for each of three weights.
         self.assertLen(grouped, 9)
@@ -137,9 +140,9 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         others = [each for each in operations if each.layer == "moe/experts" and each.matmul_flops]
         self.assertCountEqual(others, grouped)
 
-    @parameterized.parameters(("v5e:2x2", "tpu"), ("gpu:h100:1x4", "cuda"))
-    def test_the_exchange_sends_the_rows_that_there_are(self, name, platform):
-        operations = self.compile(name, platform, "expert", dispatch__bound=1.25)
+    @parameterized.parameters(*programs.TPUS, *programs.GPUS)
+    def test_the_exchange_sends_the_rows_that_there_are(self, name):
+        operations = self.compile(name, "expert", dispatch__bound=1.25)
         calls = collective_calls(operations)
         ragged = [call for call in calls if call.kind == "ragged-all-to-all"]
         # To the experts and back, forward and backward.
