@@ -310,6 +310,20 @@ def test_no_file_or_function_is_too_long():
     assert not too_long, too_long
 
 
+def test_a_mark_above_parameters_would_mark_nothing():
+    """The cases that absl makes of a test carry the marks of the test, and no later ones."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = [ast.unparse(each) for each in node.decorator_list]
+                marked = [i for i, name in enumerate(names) if name.startswith("pytest.mark")]
+                made = [i for i, name in enumerate(names) if name.startswith("parameterized")]
+                if marked and made and marked[0] < made[-1]:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not found, found
+
+
 def test_every_module_has_a_docstring():
     undocumented = [
         str(path.relative_to(ROOT))

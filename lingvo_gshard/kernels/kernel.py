@@ -84,7 +84,7 @@ _FUSED = re.compile(r"fused_([a-z_]+)_share_(\d+\.\d+)(?:_read_(\d\.\d+))?")
 
 
 class FusedCall(NamedTuple):
-    """What the name of an operation in HLO says about the call of a kernel.
+    """The call of a kernel that an operation of a compiled program belongs to.
 
     Attributes:
       kernel: name of the kernel.

@@ -74,8 +74,8 @@ class RingTrafficTest(testing.TestCase, parameterized.TestCase):
     def test_a_step_sends_these_bytes_and_no_others(self):
         self.check_traffic(1, True)
 
-    @pytest.mark.slow
     @parameterized.parameters((N, True), (N, False), (1, False))
+    @pytest.mark.slow
     def test_other_rings_send_these_bytes_and_no_others(self, shared, is_balanced):
         self.check_traffic(shared, is_balanced)
 

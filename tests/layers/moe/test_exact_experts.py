@@ -143,7 +143,6 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
         self.check(80, 8, 2, partitioning)
 
-    @pytest.mark.slow
     @parameterized.parameters(
         # Experts or hidden units over devices; fewer tokens than devices.
         ("data=8", "expert", 80, 8, 1),
@@ -154,6 +153,7 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         ("data=8", "expert", 12, 8, 1),
         ("data=8", "data", 4, 16, 1),
     )
+    @pytest.mark.slow
     def test_every_strategy_computes_the_same(self, mesh, strategy, num_experts, rows, length):
         self.check(num_experts, rows, length, Partitioning.make(mesh, strategy))
 
@@ -191,8 +191,8 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         y_BLM, _ = self.run_program(program(layer, 1, 1), x_BLM, 0 * mask_BL, theta)
         self.assertAllEqual(y_BLM, np.zeros_like(x_BLM))
 
-    @pytest.mark.slow
     @parameterized.parameters("int8", "int8_weights")
+    @pytest.mark.slow
     def test_weights_may_be_int8(self, precision):
         layer = mixture(80)
         theta = away_from_zero(layer)
