@@ -7,7 +7,9 @@ import dataclasses
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate
 
 
@@ -18,14 +20,14 @@ class Softmax:
     Attributes:
       cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: learned bias of the logits; None for none.
-      dropout_BNLK: factor of the attention weights; None for none.
+      dropout: which attention weights [B,N,L,K] are dropped; None for none.
       sinks_N: float32, the logit of a key without a value that every query of a head sees (Xiao et
         al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss); None for none.
     """
 
     cap: float = 0.0
     relative_bias_NLK: tf.Tensor | None = None
-    dropout_BNLK: tf.Tensor | None = None
+    dropout: DropoutMask | None = None
     sinks_N: tf.Tensor | None = None
 
 
@@ -98,6 +100,11 @@ def heads_first(x_BKND: tf.Tensor, layout: str = "BNKD") -> tf.Tensor:
         by position.
     """
     return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), layout)
+
+
+def weights_shape(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> list[int]:
+    """Returns the shape [B,N,L,K] of the attention weights of queries and keys."""
+    return [*known_sizes(query_BNLD.shape)[:3], known_sizes(keys_BNKD.shape)[2]]
 
 
 def repeat_heads(x_BNKD: tf.Tensor, num_heads: int) -> tf.Tensor:
