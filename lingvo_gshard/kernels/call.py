@@ -75,7 +75,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The arrays of a call, by name.
+    """The arrays of a call, by name: of jax in the body of a kernel, else of TensorFlow.
 
     Attributes:
       query: queries [B,N,L,D], already scaled.
@@ -86,12 +86,12 @@ class Operands:
       sinks: float32 logits [N] of the sinks; None if there are none.
     """
 
-    query: jax.Array
-    keys: jax.Array
-    values: jax.Array
-    segments: tuple[jax.Array, ...]
+    query: Any
+    keys: Any
+    values: Any
+    segments: tuple[Any, ...]
     dropout: DropoutOperands | None
-    sinks: jax.Array | None
+    sinks: Any
 
     @classmethod
     def of(cls, call: AttentionCall, arrays: Any) -> Operands:

@@ -16,7 +16,9 @@ from lingvo_gshard.layers.token_context import GroupOrder
 
 @dataclasses.dataclass(frozen=True)
 class DropoutMask:
-    """Which elements of an array are dropped. It is drawn where, and as far as, it is needed.
+    """Decides which elements of an array are dropped, by a hash of each element's index.
+
+    Code that computes an array block by block draws the mask of one block at a time.
 
     Attributes:
       rate: fraction of the elements that are dropped.
@@ -35,17 +37,30 @@ class DropoutMask:
 
     def is_kept(self, shape: Sequence[int]) -> tf.Tensor:
         """Returns bool: whether each element of an array of this shape is kept."""
-        words = random_numbers.hashed_words(shape, self.key, *self._order())
-        return words >= tf.constant(random_numbers.threshold(self.rate), tf.uint32)
+        return self._keeps(random_numbers.hashed_words(shape, self.key, *self._order()))
 
     def factors(self, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
         """Returns the factor of each element of an array: 0, or the scale."""
-        kept = self.is_kept(shape)
-        return tf.where(kept, tf.constant(self.scale, dtype), tf.constant(0, dtype))
+        return self._factors(self.is_kept(shape), dtype)
+
+    def factors_at(self, index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Returns the factors of the elements with these indices, which are sums of terms.
+
+        Args:
+          index: uint32, sums of `index_terms`.
+          dtype: type of the result.
+        """
+        return self._factors(self._keeps(random_numbers.hashed(index, self.key)), dtype)
 
     def index_terms(self, shape: Sequence[int]) -> list[tf.Tensor]:
         """Returns the terms of the hashed indices, a uint32 vector for each dimension."""
         return random_numbers.index_terms(shape, *self._order())
+
+    def _keeps(self, words: tf.Tensor) -> tf.Tensor:
+        return words >= tf.constant(random_numbers.threshold(self.rate), tf.uint32)
+
+    def _factors(self, kept: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.where(kept, tf.constant(self.scale, dtype), tf.constant(0, dtype))
 
     def _order(self) -> tuple:
         return (self.order.computed, self.order.dimension) if self.order else ()

@@ -6,7 +6,6 @@ import math
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -57,14 +56,6 @@ class Attention(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.kernel: AttentionKernel = self.p.kernel.instantiate(path=f"{path}.kernel")
-        if self.p.dropout_rate and not self.kernel.supports_dropout:
-            self._refuse_with_kernel("dropout_rate")
-
-    def _refuse_with_kernel(self, option: str) -> None:
-        raise UserError(
-            f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
-            f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
-        )
 
     def _create_common(self, query_dim: int) -> None:
         """Creates the weights that all attentions may have.

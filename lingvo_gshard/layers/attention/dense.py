@@ -55,7 +55,6 @@ class DenseKernel(AttentionKernel):
     3.3.2).
     """
 
-    supports_dropout = True
     supports_relative_bias = True
     is_vectorizable = True
 

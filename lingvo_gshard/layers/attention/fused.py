@@ -91,8 +91,6 @@ def _ring_obstacle(
     keys_BNKD: tf.Tensor,
     ring: RingOptions | None,
 ) -> str:
-    if call.dropout_rate:
-        return "L is split over devices, and RingKernel does not drop weights"
     if ring is None:
         return "L is split over devices; choose RingKernel"
     if len(axes) > 1:

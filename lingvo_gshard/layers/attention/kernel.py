@@ -43,14 +43,12 @@ class AttentionKernel(Configurable):
     Attributes:
       keys_layout: letters of the keys and values that `attend` takes: "BNKD", or "BNLD" if they
         stay sharded by position.
-      supports_dropout: whether attention weights can be dropped.
       supports_relative_bias: whether `attend` takes a learned bias.
       is_vectorizable: whether the stages of a pipeline can compute it as one operation. A kernel
         with a loop of its own cannot.
     """
 
     keys_layout = "BNKD"
-    supports_dropout = False
     supports_relative_bias = False
     is_vectorizable = False
 
@@ -85,8 +83,7 @@ class AttentionKernel(Configurable):
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
           mask: the keys that each query attends to.
-          softmax: the options of the softmax. A relative bias needs `supports_relative_bias`, and
-            dropout `supports_dropout`.
+          softmax: the options of the softmax. A relative bias needs `supports_relative_bias`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
