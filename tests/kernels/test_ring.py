@@ -93,7 +93,7 @@ class RingTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual({call.kind for call in executable.collectives()}, {"collective-permute"})
 
     @parameterized.parameters(
-        ("causal", "cuda_interpreted", {"length": 1024}),
+        ("causal", "cuda_interpreted", {"mesh": "data=1,context=2,model=1"}),
         ("causal", "", {"mesh": "data=2,context=2,model=2"}),
     )
     def test_a_ring_drops_the_weights_that_dense_attention_drops(self, mask, platform, settings):
