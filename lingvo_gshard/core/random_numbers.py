@@ -114,21 +114,41 @@ def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
-def _index(shape: Sequence[int], order: tf.Tensor | None, ordered: int) -> tf.Tensor:
+def threshold(share: float) -> int:
+    """Returns the uint32 number that this share of all uint32 numbers is below."""
+    return round(share * 2**32)
+
+
+def index_terms(
+    shape: Sequence[int], order: tf.Tensor | None = None, dimension: int = 0
+) -> list[tf.Tensor]:
+    """Returns a uint32 vector for each dimension, whose sums are the indices of all elements.
+
+    The row-major index of element (i, j, k) is `terms[0][i] + terms[1][j] + terms[2][k]` modulo
+    2^32. A part of the array has parts of these vectors.
+
+    Args:
+      shape: as in `hashed_words`.
+      order: as in `hashed_words`.
+      dimension: as in `hashed_words`.
+    """
+    terms, stride = [], 1
+    for each in reversed(range(len(shape))):
+        is_ordered = order is not None and each == dimension
+        indices = order if is_ordered else tf.range(shape[each])
+        terms.append(tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32))
+        stride = stride * shape[each] % 2**32
+    return terms[::-1]
+
+
+def _index(shape: Sequence[int], order: tf.Tensor | None, dimension: int) -> tf.Tensor:
     """Returns the row-major index of each element, uint32.
 
     XLA can partition it, since it is a sum of one range for each dimension.
     """
     index = tf.zeros([1] * len(shape), tf.uint32)
-    stride = 1
-    for dimension in reversed(range(len(shape))):
-        along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        indices = tf.range(shape[dimension])
-        if order is not None and dimension == ordered:
-            indices = order
-        steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
-        index += tf.reshape(steps, along)
-        stride = stride * shape[dimension] % 2**32
+    for each, term in enumerate(index_terms(shape, order, dimension)):
+        index += tf.reshape(term, [-1 if d == each else 1 for d in range(len(shape))])
     return index
 
 

@@ -58,7 +58,7 @@ def attend(
     query_BNLD: tf.Tensor,
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
-    segments: Sequence[tf.Tensor] = (),
+    integers: Sequence[tf.Tensor] = (),
     sinks: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
     """Returns the attention output [B,N,L,D], with the D of the values, on one device.
@@ -71,7 +71,8 @@ def attend(
       query_BNLD: queries, already scaled.
       keys_BNKD: keys.
       values_BNKD: values.
-      segments: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them.
+      integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
+        then the uint32 arrays of `DropoutOperands`, if the call drops weights.
       sinks: float32 logits [N], if the call has them.
     """
 
@@ -81,11 +82,11 @@ def attend(
 
         def gradient(d_mixed_BNLD: tf.Tensor) -> list[tf.Tensor | None]:
             found = gradients(call, operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD)
-            return [*found[:3], *[None] * len(segments), *found[3:]]
+            return [*found[:3], *[None] * len(integers), *found[3:]]
 
         return mixed_BNLD, gradient
 
-    return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks)
+    return compute(query_BNLD, keys_BNKD, values_BNKD, *integers, *sinks)
 
 
 def attend_with_sums(
@@ -97,7 +98,7 @@ def attend_with_sums(
 
     Args:
       call: the static arguments.
-      operands: queries, keys, values, then segments and sinks if the call has them.
+      operands: queries, keys, values, then the `integers` of `attend`, and sinks if there are any.
     """
     query_BNLD, keys_BNKD, values_BNKD = operands[:3]
     batch, heads, queries, _ = known_sizes(query_BNLD.shape)

@@ -51,7 +51,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
     Args:
       call: the static arguments.
-      *operands: queries, keys, values, then segments and sinks if the call has them.
+      *operands: the arrays of `Operands`, in their order.
       interpret: whether to compute on CPUs, step by step. cuDNN cannot.
     """
     if interpret or not _cudnn_can(call, operands):
@@ -87,6 +87,8 @@ def _cudnn_can(call: AttentionCall, operands: Any) -> bool:
     """Returns whether cuDNN knows the mask, the sizes and the type of a call."""
     query, keys, values = operands[:3]
     is_plain = not (call.has_segments or call.has_sinks or call.logit_cap or call.first_query)
+    # cuDNN drops weights by random numbers of its own.
+    is_plain = is_plain and not call.dropout_rate
     is_known_mask = not call.window or call.is_causal
     if call.is_causal and query.shape[2] != keys.shape[2]:
         is_known_mask = False

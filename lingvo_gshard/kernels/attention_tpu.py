@@ -31,7 +31,9 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
       values: shape [B,N,K,D] of the values.
       dtype: type of the queries.
     """
-    del call, values
+    del values
+    if call.dropout_rate:
+        return "Splash attention cannot drop weights"
     if dtype not in ("bfloat16", "float32"):
         return f"Splash attention computes bfloat16 and float32, not {dtype}"
     if min(query[2], keys[2]) < _LANES:
@@ -50,7 +52,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
     Args:
       call: the static arguments.
-      *operands: queries, keys, values, then segments and sinks if the call has them.
+      *operands: the arrays of `Operands`, in their order.
       interpret: whether to compute on CPUs, step by step.
     """
     rows = _whole_rows(call, operands)

@@ -14,6 +14,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.call import HIDDEN, AttentionCall, Operands, pad
+from lingvo_gshard.kernels.weight_dropout import DropoutOperands, TileDropout
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
@@ -21,7 +22,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
     Args:
       call: the static arguments.
-      *operands: queries, keys, values, then segments and sinks if the call has them.
+      *operands: the arrays of `Operands`, in their order.
       interpret: whether to compute on CPUs, step by step.
     """
     tiles = _Tiles.of(call, operands, _forward_blocks(operands), interpret)
@@ -31,7 +32,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     mixed, log_sums = tiles.call(
         _forward_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
-        [*tiles.by_query(), *tiles.whole_keys(), *tiles.whole_segments(), *tiles.sink()],
+        [*tiles.by_query(), *tiles.whole_keys(), *tiles.integers(), *tiles.sink()],
         [
             (mixed_shape, tiles.query_tile(values)),
             (jax.ShapeDtypeStruct(shape, jnp.float32), tiles.query_row()),
@@ -76,7 +77,7 @@ def _query_gradient(tiles: _Tiles, rows: list[jax.Array]) -> jax.Array:
         [
             *tiles.by_query(),
             *tiles.whole_keys(),
-            *tiles.whole_segments(),
+            *tiles.integers(),
             (d_mixed, tiles.query_tile(d_mixed)),
             (log_sums, tiles.query_row()),
             (weighted, tiles.query_row()),
@@ -97,7 +98,7 @@ def _key_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
             (query, tiles.group_rows(query)),
             (keys, tiles.key_tile(keys)),
             (values, tiles.key_tile(values)),
-            *tiles.whole_segments(),
+            *tiles.integers(),
             (d_mixed, tiles.group_rows(d_mixed)),
             (log_sums, tiles.group_row()),
             (weighted, tiles.group_row()),
@@ -235,12 +236,17 @@ class _Tiles:
             for x in (self.operands.keys, self.operands.values)
         ]
 
-    def whole_segments(self) -> list[tuple]:
-        """Returns the arrays of segments, each with its block: a whole row."""
-        return [
+    def integers(self) -> list[tuple]:
+        """Returns the operands that decide which keys a query sees, and which weights it drops.
+
+        Each comes with its block: a whole row of segments, or a whole array for dropout.
+        """
+        segments = [
             (x, pallas.BlockSpec((None, x.shape[1]), lambda i, b, n: (b, 0)))
             for x in self.operands.segments
         ]
+        dropout = self.operands.dropout or ()
+        return segments + [(x, pallas.BlockSpec(x.shape, lambda i, b, n: (0,))) for x in dropout]
 
     def sink(self) -> list[tuple]:
         """Returns the array of sinks and its block, the logit of one head; none without sinks."""
@@ -292,6 +298,33 @@ class _Tiles:
             high = jnp.minimum(jax.lax.div(last + self.block_q, self.block_q), count)
         return low, high
 
+    def split(self, refs: Any) -> tuple[tuple, DropoutOperands | None, list]:
+        """Returns the references to `integers`, segments and dropout, and those behind them."""
+        count, dropout = len(self.operands.segments), self.operands.dropout
+        rest = list(refs[count:])
+        if dropout is not None:
+            dropout, rest = DropoutOperands(*rest[: len(dropout)]), rest[len(dropout) :]
+        return tuple(refs[:count]), dropout, rest
+
+    def dropout(
+        self, refs: DropoutOperands | None, row: Any, head: Any, first_q: Any, first_k: Any
+    ) -> TileDropout | None:
+        """Returns the dropout of a tile's weights; None if the call drops none.
+
+        Args:
+          refs: references to the operands of dropout.
+          row: index along B.
+          head: index of the head of queries.
+          first_q: first query of the tile.
+          first_k: first key of the tile.
+        """
+        if refs is None:
+            return None
+        queries = refs.queries[pallas.ds(first_q, self.block_q)]
+        keys = refs.keys[pallas.ds(first_k, self.block_k)]
+        index = (queries + (refs.rows[row] + refs.heads[head]))[:, None] + keys[None]
+        return TileDropout.drawn(self.attention.dropout_rate, index, refs.key)
+
     def is_visible(self, first_q: Any, first_k: Any, segments: tuple) -> Any:
         """Returns bool [block_q,block_k]: whether each query of a tile sees each key."""
         call = self.attention
@@ -326,8 +359,8 @@ class _Dims:
 def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others, mixed_ref, log_sums_ref = refs
     call = tiles.attention
-    sink_ref = others.pop() if call.has_sinks else None
-    first_q = pallas.program_id(0) * tiles.block_q
+    segments, dropout_refs, sinks = tiles.split(others)
+    first_q, row, head = pallas.program_id(0) * tiles.block_q, *_row_and_head()
     query = load_rows(query_ref, dims.keys)
 
     def add_block(j: Any, sums: tuple) -> tuple:
@@ -335,19 +368,21 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
         first_k = j * tiles.block_k
         keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
         logits, _ = logits_of(call.logit_cap, query, keys)
-        logits = jnp.where(tiles.is_visible(first_q, first_k, tuple(others)), logits, HIDDEN)
+        logits = jnp.where(tiles.is_visible(first_q, first_k, segments), logits, HIDDEN)
         new_largest = jnp.maximum(largest, logits.max(-1))
         correction = jnp.exp(largest - new_largest)
         exponentials = jnp.exp(logits - new_largest[:, None])
         values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
-        product = dot(exponentials.astype(values.dtype), values)
+        dropout = tiles.dropout(dropout_refs, row, head, first_q, first_k)
+        kept = exponentials if dropout is None else dropout.applied(exponentials)
+        product = dot(kept.astype(values.dtype), values)
         total = total * correction + exponentials.sum(-1)
         return mixed * correction[:, None] + product, new_largest, total
 
     zeros = jnp.zeros((tiles.block_q, mixed_ref.shape[-1]), jnp.float32)
     largest = jnp.full((tiles.block_q,), HIDDEN, jnp.float32)
     total = jnp.zeros((tiles.block_q,), jnp.float32)
-    if sink_ref is not None:
+    for sink_ref in sinks:
         largest, total = jnp.broadcast_to(sink_ref[...], largest.shape), total + 1.0
     low, high = tiles.key_range(first_q)
     mixed, largest, total = jax.lax.fori_loop(low, high, add_block, (zeros, largest, total))
@@ -358,8 +393,10 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
 
 
 def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
-    keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref = refs
-    first_q = pallas.program_id(0) * tiles.block_q
+    keys_ref, values_ref, *others = refs
+    segments, dropout_refs, others = tiles.split(others)
+    d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref = others
+    first_q, row, head = pallas.program_id(0) * tiles.block_q, *_row_and_head()
     query, d_mixed = load_rows(query_ref, dims.keys), load_rows(d_mixed_ref, dims.values)
     log_sums, weighted = log_sums_ref[...], weighted_ref[...]
 
@@ -367,9 +404,12 @@ def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any)
         first_k = j * tiles.block_k
         keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
         values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
-        visible = tiles.is_visible(first_q, first_k, tuple(segments))
         _, d_logits = _weights(
-            tiles.attention, visible, query, keys, values, d_mixed, log_sums, weighted
+            tiles.attention.logit_cap,
+            tiles.is_visible(first_q, first_k, segments),
+            tiles.dropout(dropout_refs, row, head, first_q, first_k),
+            (query, keys, values, d_mixed),
+            (log_sums, weighted),
         )
         return d_query + dot(d_logits.astype(keys.dtype), keys)
 
@@ -379,9 +419,10 @@ def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any)
 
 
 def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
-    keys_ref, values_ref, *segments, d_mixed_ref, log_sums_ref, weighted_ref = refs[:-2]
-    d_keys_ref, d_values_ref = refs[-2:]
-    first_k = pallas.program_id(0) * tiles.block_k
+    keys_ref, values_ref, *others = refs
+    segments, dropout_refs, others = tiles.split(others)
+    d_mixed_ref, log_sums_ref, weighted_ref, d_keys_ref, d_values_ref = others
+    first_k, row, shared_head = pallas.program_id(0) * tiles.block_k, *_row_and_head()
     keys, values = load_rows(keys_ref, dims.keys), load_rows(values_ref, dims.values)
     low, high = tiles.query_range(first_k)
 
@@ -391,17 +432,13 @@ def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -
             first_q = i * tiles.block_q
             query = load_rows(query_ref, dims.keys, first_q, tiles.block_q, head)
             d_mixed = load_rows(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
-            rows = pallas.ds(first_q, tiles.block_q)
-            visible = tiles.is_visible(first_q, first_k, tuple(segments))
+            rows, of_queries = pallas.ds(first_q, tiles.block_q), shared_head * tiles.group + head
             weights, d_logits = _weights(
-                tiles.attention,
-                visible,
-                query,
-                keys,
-                values,
-                d_mixed,
-                log_sums_ref[head, rows],
-                weighted_ref[head, rows],
+                tiles.attention.logit_cap,
+                tiles.is_visible(first_q, first_k, segments),
+                tiles.dropout(dropout_refs, row, of_queries, first_q, first_k),
+                (query, keys, values, d_mixed),
+                (log_sums_ref[head, rows], weighted_ref[head, rows]),
             )
             d_keys += dot(d_logits.astype(query.dtype).T, query)
             d_values += dot(weights.astype(d_mixed.dtype).T, d_mixed)
@@ -431,21 +468,31 @@ def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:
     return cap * tanh, 1.0 - tanh * tanh
 
 
+def _row_and_head() -> tuple[Any, Any]:
+    """Returns the indices along B and the heads in the grids of all tiles."""
+    return pallas.program_id(1), pallas.program_id(2)
+
+
 def _weights(
-    call: AttentionCall,
-    visible: Any,
-    query: Any,
-    keys: Any,
-    values: Any,
-    d_mixed: Any,
-    log_sums: Any,
-    weighted: Any,
+    cap: float, visible: Any, dropout: TileDropout | None, arrays: tuple, statistics: tuple
 ) -> tuple[Any, Any]:
-    """Returns the float32 weights of a tile and the gradients of its products q k."""
-    logits, slope = logits_of(call.logit_cap, query, keys)
-    weights = jnp.where(visible, jnp.exp(logits - log_sums[:, None]), 0.0)
-    d_weights = dot(d_mixed, values.T)
-    return weights, weights * (d_weights - weighted[:, None]) * slope
+    """Returns the float32 weights of a tile and the gradients of its products q k.
+
+    Args:
+      cap: c of c tanh(q k / c); 0 disables it.
+      visible: bool, whether each query sees each key.
+      dropout: dropout of the weights; None for none.
+      arrays: queries, keys, values, and the gradients of the outputs.
+      statistics: the log of each query's sum, and the sum of its weights times their gradients.
+    """
+    query, keys, values, d_mixed = arrays
+    log_sums, weighted = (x[:, None] for x in statistics)
+    logits, slope = logits_of(cap, query, keys)
+    weights = jnp.where(visible, jnp.exp(logits - log_sums), 0.0)
+    kept, d_weights = weights, dot(d_mixed, values.T)
+    if dropout is not None:
+        kept, d_weights = dropout.applied(weights), dropout.applied(d_weights)
+    return kept, weights * (d_weights - weighted) * slope
 
 
 def dot(a: Any, b: Any) -> Any:

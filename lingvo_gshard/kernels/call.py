@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.kernels.weight_dropout import DropoutOperands
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
 HIDDEN = -1e30
@@ -26,6 +27,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
       logit_cap: c of c tanh(q k / c); 0 disables it.
       has_segments: whether queries and keys have segments. A query attends to keys of its own.
       has_sinks: whether each head has the logit of a key without a value.
+      dropout_rate: fraction of the attention weights that are dropped.
     """
 
     is_causal: bool = False
@@ -34,6 +36,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
     logit_cap: float = 0.0
     has_segments: bool = False
     has_sinks: bool = False
+    dropout_rate: float = 0.0
 
     def computed_share(self, queries: int, keys: int, block_q: int, block_k: int) -> float:
         """Returns the share of blocks that a kernel computes: those that positions do not hide.
@@ -72,28 +75,32 @@ class AttentionCall(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The arrays of a call, by name.
+    """The arrays of a call, by name: of jax in the body of a kernel, else of TensorFlow.
 
     Attributes:
       query: queries [B,N,L,D], already scaled.
       keys: keys [B,N,K,D], maybe with fewer heads.
       values: values [B,N,K,D], with as many heads as the keys.
       segments: int32 segments [B,L] of queries and [B,K] of keys, if the call has them.
+      dropout: what decides which weights are dropped; None if the call drops none.
       sinks: float32 logits [N] of the sinks; None if there are none.
     """
 
-    query: jax.Array
-    keys: jax.Array
-    values: jax.Array
-    segments: tuple[jax.Array, ...]
-    sinks: jax.Array | None
+    query: Any
+    keys: Any
+    values: Any
+    segments: tuple[Any, ...]
+    dropout: DropoutOperands | None
+    sinks: Any
 
     @classmethod
     def of(cls, call: AttentionCall, arrays: Any) -> Operands:
         """Names a call's arrays, which come in the order of the attributes."""
         query, keys, values, *others = arrays
         sinks = others.pop() if call.has_sinks else None
-        return cls(query, keys, values, tuple(others), sinks)
+        count = 2 if call.has_segments else 0
+        dropout = DropoutOperands(*others[count:]) if call.dropout_rate else None
+        return cls(query, keys, values, tuple(others[:count]), dropout, sinks)
 
     def padded(self, queries: int, keys: int) -> Operands:
         """Returns the operands with rows of `queries` and `keys` positions.
@@ -101,13 +108,15 @@ class Operands:
         A query that pads a row may see anything. No query of the row sees a key that pads it, if
         the call has segments; else the kernel must hide these keys.
         """
-        segments = self.segments
+        segments, dropout = self.segments, self.dropout
         if segments:
             segments = (pad(segments[0], 1, queries), pad(segments[1], 1, keys, _NO_SEGMENT))
-        query = pad(self.query, 2, queries)
-        return Operands(
-            query, pad(self.keys, 2, keys), pad(self.values, 2, keys), segments, self.sinks
-        )
+        if dropout is not None:
+            dropout = dropout._replace(
+                queries=pad(dropout.queries, 0, queries), keys=pad(dropout.keys, 0, keys)
+            )
+        padded_keys = (pad(x, 2, keys) for x in (self.keys, self.values))
+        return Operands(pad(self.query, 2, queries), *padded_keys, segments, dropout, self.sinks)
 
 
 def pad(x: jax.Array, dimension: int, size: int, value: int = 0) -> jax.Array:

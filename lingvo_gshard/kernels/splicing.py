@@ -10,7 +10,7 @@ from lingvo_gshard.core.lazy import func, ir, jax, jnp, stablehlo
 from lingvo_gshard.kernels.kernel import Kernel, is_interpreted, marked
 
 _CUSTOM_CALL = "stablehlo.custom_call"
-_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32"}
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "ui32": "uint32"}
 
 
 def replace_markers(module: ir.Module, platform: str) -> int:

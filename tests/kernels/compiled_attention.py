@@ -30,7 +30,8 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 # Rows are the only dimension of this size.
 B, L, M, N, D = 8, 1024, 512, 4, 64
 STRATEGIES = ("data", "data_tensor")
-MASKS = ("causal", "packed")
+# Each kind of chip with what its kernels compute. "dropped" is "packed" with dropout of weights.
+MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped")}
 _CALLS = ("tpu_custom_call", "__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton")
 
 
@@ -55,18 +56,19 @@ def program(strategy: str, devices: int, mask: str, platform: str) -> Program:
     Args:
       strategy: one of STRATEGIES.
       devices: number of devices.
-      mask: "packed" rows have segments.
+      mask: one of MASKS. All are causal; the rows of "packed" and "dropped" have segments.
       platform: the platform whose kernels it uses; "" for none.
     """
     params = SelfAttention.params().set(model_dim=M, num_heads=N, is_causal=True)
-    layer = params.set(head_dim=D).instantiate(path="attention")
+    params.set(head_dim=D, dropout_rate=0.1 if mask == "dropped" else 0.0)
+    layer = params.instantiate(path="attention")
     specs = layer.variable_specs()
 
     def step(x_BLM, d_y_BLM, segments_BL, *weights):
         sources = [annotate(x_BLM, "BLM"), annotate_weights(specs.pack(weights), specs)]
         with context.scope(training=True, seed=tf.constant([1, 0])), tf.GradientTape() as tape:
             tape.watch(sources)
-            prepared = layer.mask(segments_BL if mask == "packed" else None)
+            prepared = layer.mask(None if mask == "causal" else segments_BL)
             y_BLM = annotate(layer.fprop(sources[1], sources[0], prepared), "BLM")
         d_x, d_theta = tape.gradient(y_BLM, sources, annotate(d_y_BLM, "BLM"))
         d_theta = annotate_weights(d_theta, specs).flatten()
@@ -117,7 +119,7 @@ def main() -> None:
             facts(program(strategy, len(devices), mask, used), topology) for used in (platform, "")
         ]
         for strategy in STRATEGIES
-        for mask in MASKS
+        for mask in MASKS[topology.chip.kind]
     }
     print(msgspec.json.encode(found).decode())
 

@@ -5,8 +5,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import kernels, testing
+from lingvo_gshard.core import random_numbers
 from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
 from lingvo_gshard.kernels.call import AttentionCall
+from lingvo_gshard.layers.dropout import DropoutMask
 
 # Sizes B, N, heads of keys, L, K, D of keys, D of values; and the static arguments.
 CASES = {
@@ -25,6 +27,18 @@ CASES = {
     ),
 }
 BODIES = ("tpu_interpreted", "cuda_interpreted")
+KEY = [-7, 2**31 - 3]
+# All of them drop weights. Rows are not whole tiles, and heads and rows have large offsets.
+DROPPED = {
+    "causal_segments_shared_keys": ((2, 4, 2, 150, 150, 64, 64), {"is_causal": True}, True),
+    "keys_of_another_row": ((2, 3, 1, 130, 300, 16, 24), {}, True),
+    "window_cap_sinks": (
+        (1, 4, 2, 200, 200, 64, 64),
+        {"is_causal": True, "window": 50, "logit_cap": 5.0, "has_sinks": True},
+        False,
+    ),
+    "segments_sinks": ((2, 2, 2, 131, 131, 32, 32), {"has_sinks": True}, True),
+}
 
 
 def operands_of(sizes, call, seed=0):
@@ -46,9 +60,18 @@ def operands_of(sizes, call, seed=0):
     if call.has_segments:
         segments = np.sort(generator.integers(0, 4, (batch, max(queries, keys))), 1)
         arrays += [segments[:, :n].astype(np.int32) for n in (queries, keys)]
+    if call.dropout_rate:
+        arrays += draw(DropoutMask(call.dropout_rate, tf.constant(KEY)), sizes)
     if call.has_sinks:
         arrays.append(normal(heads))
     return arrays, normal(batch, heads, queries, value_dim)
+
+
+def draw(mask, sizes):
+    """Returns the arrays of `DropoutOperands` for a call of these sizes."""
+    batch, heads, _, queries, keys, _, _ = sizes
+    terms = mask.index_terms([batch, heads, queries, keys])
+    return [*(x.numpy() for x in terms), np.array(mask.key, np.int32).view(np.uint32)]
 
 
 def visible_keys(call, shape, segments):
@@ -70,7 +93,12 @@ def dense(call, operands, d_mixed):
     query, keys, values, *others = (tf.constant(x) for x in operands)
     sinks = others.pop() if call.has_sinks else None
     shape = (query.shape[0], query.shape[2], keys.shape[2])
-    visible = visible_keys(call, shape, [x.numpy() for x in others])
+    segments = [x.numpy() for x in others[: 2 * call.has_segments]]
+    visible = visible_keys(call, shape, segments)
+    factors = 1.0
+    if call.dropout_rate:
+        mask = DropoutMask(call.dropout_rate, tf.constant(KEY))
+        factors = mask.factors([*query.shape[:3], shape[2]], tf.float32)
     d_mixed = d_mixed * visible.any(-1, keepdims=True)
     sources = [query, keys, values, *([] if sinks is None else [sinks])]
     with tf.GradientTape() as tape:
@@ -83,7 +111,7 @@ def dense(call, operands, d_mixed):
         if sinks is not None:
             ones = tf.ones([*logits.shape[:3], 1])
             logits = tf.concat([logits, sinks[None, :, None, None] * ones], -1)
-        weights = tf.nn.softmax(logits)[..., : keys.shape[2]]
+        weights = tf.nn.softmax(logits)[..., : keys.shape[2]] * factors
         mixed = tf.einsum("bnlk,bnkd->bnld", weights, tf.repeat(values, times, 1))
     return mixed, visible.any(-1), d_mixed, tape.gradient(mixed, sources, d_mixed)
 
@@ -92,7 +120,32 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     @parameterized.product(case=list(CASES), platform=BODIES)
     def test_a_body_computes_values_and_gradients_of_attention(self, case, platform):
         sizes, arguments, has_segments = CASES[case]
-        call = AttentionCall(**arguments, has_segments=has_segments)
+        self.check(platform, sizes, AttentionCall(**arguments, has_segments=has_segments))
+
+    @parameterized.parameters(*DROPPED)
+    def test_a_kernel_drops_the_weights_that_the_dense_layer_drops(self, case):
+        sizes, arguments, has_segments = DROPPED[case]
+        call = AttentionCall(**arguments, has_segments=has_segments, dropout_rate=0.3)
+        self.check("cuda_interpreted", sizes, call)
+
+    def test_indices_beyond_32_bits_wrap_as_in_the_dense_layer(self):
+        """Terms that add up to more than 2^32 stand for a part of a large array."""
+        shape = [1, 2, 128, 128]
+        call = AttentionCall(dropout_rate=0.5)
+        operands, _ = operands_of((*shape[:2], 2, *shape[2:], 16, 16), call)
+        rows = np.array([2**32 - 5000], np.uint32)
+        operands[3] = rows
+        # Equal logits: an output is the mean of the values that are kept.
+        operands[0] = np.zeros_like(operands[0])
+        mixed, _ = FORWARD.body("cuda_interpreted")(call, *operands)
+        index = rows + np.arange(np.prod(shape), dtype=np.uint32).reshape(shape)
+        words = random_numbers.hashed(index, tf.constant(KEY)).numpy()
+        factors = np.where(words >= 2**31, 2.0, 0.0)
+        expected = np.einsum("bnlk,bnkd->bnld", factors, operands[2]) / shape[3]
+        self.assertAllClose(mixed, expected, rtol=0, atol=5e-6)
+
+    def check(self, platform, sizes, call):
+        """Compares values and gradients of a body with those of dense attention."""
         operands, d_mixed = operands_of(sizes, call)
         expected, is_seen, d_mixed, gradients = dense(call, operands, d_mixed)
         mixed, log_sums = FORWARD.body(platform)(call, *operands)
@@ -106,16 +159,20 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
             largest = np.abs(theirs).max()
             self.assertAllClose(ours, theirs, rtol=0, atol=5e-6 * max(largest, 1.0))
 
-    @parameterized.parameters(*BODIES)
-    def test_bfloat16_is_as_near_to_float32_as_rounding_allows(self, platform):
-        call = AttentionCall(is_causal=True)
-        operands, _ = operands_of((1, 2, 1, 256, 256, 64, 64), call)
-        narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands]
-        mixed, _ = FORWARD.body(platform)(call, *narrow)
+    @parameterized.parameters(*((body, 0.0) for body in BODIES), ("cuda_interpreted", 0.2))
+    def test_bfloat16_is_as_near_to_float32_as_rounding_allows(self, platform, dropout_rate):
+        call = AttentionCall(is_causal=True, dropout_rate=dropout_rate)
+        operands, d_mixed = operands_of((1, 2, 1, 256, 256, 64, 64), call)
+        narrow = [tf.cast(x, tf.bfloat16).numpy() for x in operands[:3]]
+        mixed, log_sums = FORWARD.body(platform)(call, *narrow, *operands[3:])
         self.assertEqual(mixed.dtype, narrow[0].dtype)
-        widened = [x.astype(np.float32) for x in narrow]
-        expected = dense(call, widened, np.zeros_like(widened[0]))[0]
-        self.assertAllClose(mixed.astype(np.float32), expected, rtol=0, atol=2e-2)
+        d_narrow = tf.cast(d_mixed, tf.bfloat16).numpy()
+        found = BACKWARD.body(platform)(call, *narrow, *operands[3:], mixed, log_sums, d_narrow)
+        widened = [x.astype(np.float32) for x in (*narrow, d_narrow)]
+        expected, _, _, gradients = dense(call, [*widened[:3], *operands[3:]], widened[3])
+        for ours, theirs in zip((mixed, *found), (expected, *gradients), strict=True):
+            ours, largest = np.asarray(ours, np.float32), max(np.abs(theirs).max(), 1.0)
+            self.assertAllClose(ours, theirs, rtol=0, atol=2e-2 * largest)
 
     @parameterized.product(
         call=[
@@ -167,6 +224,11 @@ class ObstaclesTest(testing.TestCase, parameterized.TestCase):
         found = kernels.attention.obstacle(platform, AttentionCall(), x, x, x)
         self.assertIn(expected, found)
         self.assertEqual(bool(expected), bool(found))
+
+    def test_only_the_kernel_for_cuda_drops_weights(self):
+        x, call = tf.zeros((1, 2, 256, 64), tf.bfloat16), AttentionCall(dropout_rate=0.1)
+        self.assertEqual(kernels.attention.obstacle("cuda", call, x, x, x), "")
+        self.assertIn("cannot drop weights", kernels.attention.obstacle("tpu", call, x, x, x))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ LAYERS = {
     "latent": attentions.latent(),
     "cross": attentions.plain(CrossAttention),
 }
+DROPPED = {
+    "dropped": attentions.plain(is_causal=True, dropout_rate=0.25),
+    "dropped_options": attentions.attention("published", dropout_rate=0.25),
+    "dropped_cross": attentions.plain(CrossAttention, dropout_rate=0.25),
+}
 # B of 4 does not divide over 8 devices; N of 2 or 4 does not divide over 4 or 8.
 STRATEGIES = {
     "data": "data=8",
@@ -48,7 +53,7 @@ def make_inputs():
 
 def pass_of(name):
     """Returns a function of the weights and inputs of a layer: its output and all gradients."""
-    layer = LAYERS[name].instantiate(path="layer")
+    layer = (LAYERS | DROPPED)[name].instantiate(path="layer")
     specs = layer.variable_specs()
 
     def run(theta, inputs):
@@ -56,7 +61,7 @@ def pass_of(name):
         sources = NestedMap(theta=theta, x=annotate(inputs.x, "BLM"), memory=inputs.memory)
         with context.scope(training=True, seed=tf.constant([1, 0])), tf.GradientTape() as tape:
             tape.watch(sources.flatten())
-            if name == "cross":
+            if "cross" in name:
                 mask = layer.mask(inputs.segments, inputs.source_segments)
                 output = layer.fprop(sources.theta, sources.x, sources.memory, mask)
             else:
@@ -89,6 +94,11 @@ class PartitionedTest(testing.TestCase, parameterized.TestCase):
     @pytest.mark.slow
     def test_every_layer_is_equal(self, name, kernels, strategy):
         self.check(name, kernels, strategy)
+
+    @parameterized.product(name=list(DROPPED), strategy=("tensor", "expert_fsdp_tensor"))
+    @pytest.mark.slow
+    def test_every_device_drops_its_part_of_the_weights(self, name, strategy):
+        self.check(name, "cuda", strategy)
 
     @parameterized.parameters("tpu", "cuda")
     @pytest.mark.slow

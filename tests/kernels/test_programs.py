@@ -1,5 +1,7 @@
 """Tests that programs for devices with kernels compute what those without compute."""
 
+import re
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -9,6 +11,7 @@ from lingvo_gshard.kernels.kernel import KernelUse, uses_in_words
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
@@ -32,6 +35,11 @@ def attention_step(query, keys, values, segments, softmax=PLAIN):
     gradients = tape.gradient(loss, sources)
     named = zip(("query", "keys", "values"), gradients, LAYOUTS, strict=False)
     return [(name, annotate(x, layout), None) for name, x, layout in named]
+
+
+def dropping_step(*tensors):
+    """Returns the results of `attention_step` with 30% of the weights dropped."""
+    return attention_step(*tensors, Softmax(dropout=DropoutMask(0.3, tf.constant([3, -9]))))
 
 
 def program(mesh, strategy, platform, shared=N, step=attention_step, partitioner="gspmd"):
@@ -83,6 +91,33 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
         made = [program("data=2", "data", name, step=with_sinks) for name in (platform, "")]
         found, expected = (programs.run(each, values_of())[0] for each in made)
         self.assertAllClose(found, expected, rtol=0, atol=2e-2)
+
+    @parameterized.parameters(
+        ("data=2,model=4", "data_tensor", 4), ("data=2,model=2", "data_tensor", 1)
+    )
+    def test_devices_drop_the_weights_that_one_device_drops_without_a_kernel(
+        self, mesh, strategy, shared
+    ):
+        arrays = values_of(shared)
+        fused = program(mesh, strategy, "cuda_interpreted", shared, step=dropping_step)
+        self.assertEqual(fused.kernels, (KernelUse("", "attention"),))
+        plain = program("data=1", "replicated", "", shared, step=dropping_step)
+        found, executable = programs.run(fused, arrays)
+        expected, _ = programs.run(plain, arrays)
+        self.assertAllClose(found, expected, rtol=0, atol=5e-6)
+        kept = programs.run(program("data=1", "replicated", "", shared), arrays)[0]
+        self.assertNotAllClose(kept, expected, rtol=0, atol=1e-2)
+
+    def test_only_programs_without_the_kernel_have_an_array_of_weights(self):
+        weights = re.compile(rf"\b{L}x{L}x")
+        for platform, has_weights in (("cuda", False), ("tpu", True), ("", True)):
+            made = program("data=1", "replicated", platform, step=dropping_step)
+            text = str(made.exported().mlir_module())
+            self.assertEqual(bool(weights.search(text)), has_weights, platform)
+
+    def test_splash_attention_cannot_drop_weights(self):
+        (use,) = program("data=1", "replicated", "tpu", step=dropping_step).kernels
+        self.assertEqual(use.obstacle, "Splash attention cannot drop weights")
 
     def test_a_layer_without_a_kernel_says_why(self):
         def with_bias(*tensors):

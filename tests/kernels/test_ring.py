@@ -13,6 +13,7 @@ from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.kernels import programs
@@ -30,7 +31,7 @@ MASKS = {
 }
 
 
-def attention_step(params, options, with_sinks=False):
+def attention_step(params, options, with_sinks=False, drops=False):
     """Returns a step: the gradients of a loss of attention over packed rows, and its output."""
     kernel = params.instantiate()
     letters = "BNLD" if isinstance(kernel, RingKernel) else "BNKD"
@@ -43,7 +44,8 @@ def attention_step(params, options, with_sinks=False):
             layouts = ("BNLD", letters, letters)
             marked = [annotate(x, a) for x, a in zip(sources, layouts, strict=False)]
             mask = kernel.prepare(AttentionMask(segments, **options))
-            softmax = Softmax(sinks_N=sources[3] if with_sinks else None)
+            dropout = DropoutMask(0.3, tf.constant([3, -9])) if drops else None
+            softmax = Softmax(dropout=dropout, sinks_N=sources[3] if with_sinks else None)
             mixed = kernel.attend(*marked, mask, softmax)
             mixed = tf.where(segments[:, None, :, None] > 0, mixed, 0.0)
             loss = tf.reduce_sum(mixed**2)
@@ -53,12 +55,12 @@ def attention_step(params, options, with_sinks=False):
     return step
 
 
-def program(params, options, platform, mesh=MESH, length=512, shared=N, with_sinks=False):
+def program(params, options, platform, mesh=MESH, length=512, shared=N, **of_step):
     partitioning = Partitioning.make(mesh, STRATEGY).on(platform)
     shapes = [(B, N, length, D), (B, shared, length, D), (B, shared, length, D), (B, length)]
     named = [(name, shape, "BNLD", "float32") for name, shape in zip("qkv", shapes, strict=False)]
     named.append(("s", shapes[3], "BL", "int32"))
-    return programs.lowered(attention_step(params, options, with_sinks), named, partitioning)
+    return programs.lowered(attention_step(params, options, **of_step), named, partitioning)
 
 
 def values_of(length, shared):
@@ -74,7 +76,8 @@ class RingTest(testing.TestCase, parameterized.TestCase):
         """Compares a ring of kernels with dense attention on one device."""
         params = RingKernel.params().set(**(ring or {}))
         made = program(params, options, platform, **settings)
-        self.assertEqual(made.kernels, (KernelUse("", "attention"),))
+        uses = (KernelUse("", "attention"),) if platform else ()
+        self.assertEqual(made.kernels, uses)
         arrays = values_of(settings.get("length", 512), settings.get("shared", N))
         found, executable = programs.run(made, arrays)
         settings["mesh"] = "data=1,context=1,model=1"
@@ -88,6 +91,18 @@ class RingTest(testing.TestCase, parameterized.TestCase):
         mesh = {"mesh": "data=1,context=2,model=1"} if mask == "window" else {"length": 1024}
         executable = self.check(MASKS[mask], "tpu_interpreted", **mesh)
         self.assertEqual({call.kind for call in executable.collectives()}, {"collective-permute"})
+
+    @parameterized.parameters(
+        ("causal", "cuda_interpreted", {"mesh": "data=1,context=2,model=1"}),
+        ("causal", "", {"mesh": "data=2,context=2,model=2"}),
+    )
+    def test_a_ring_drops_the_weights_that_dense_attention_drops(self, mask, platform, settings):
+        self.check(MASKS[mask], platform, shared=1, drops=True, **settings)
+
+    @parameterized.product(mask=("full", "window"), platform=("cuda_interpreted", ""))
+    @pytest.mark.slow
+    def test_rings_with_other_masks_drop_the_same_weights(self, mask, platform):
+        self.check(MASKS[mask], platform, drops=True, with_sinks=True)
 
     @parameterized.product(
         mask=sorted(MASKS), platform=("tpu_interpreted", "cuda_interpreted"), shared=(1, 2)

@@ -20,10 +20,11 @@ from tests.kernels import programs
 B, L, M, H, N, LAYERS = 4, 128, 32, 48, 2, 3
 
 
-def make_stack(execution, policy, layers=LAYERS):
+def make_stack(execution, policy, layers=LAYERS, dropout_rate=0.0):
     params = TransformerStack.params().set(
         model_dim=M, hidden_dim=H, num_heads=N, num_layers=layers, moe_every=0, is_causal=True
     )
+    params.attention_dropout_rate = dropout_rate
     params.execution = execution.set(rematerialize=policy)
     return params.instantiate(path="stack")
 
@@ -95,13 +96,23 @@ class StacksTest(testing.TestCase, parameterized.TestCase):
         stack = make_stack(execution, policy, layers=4)
         self.compare(stack, mesh, strategy, 1)
 
+    @parameterized.parameters(
+        (Pipeline.params().set(stages=2, micro_batches=2), "stage=2,data=2", "data_pipeline"),
+        (Repeat.params(), "data=2,model=2", "fsdp_tensor"),
+    )
+    @pytest.mark.slow
+    def test_every_layer_and_micro_batch_drops_weights_of_its_own(self, execution, mesh, strategy):
+        """The backward pass draws the same again."""
+        stack = make_stack(execution, "full", layers=4, dropout_rate=0.2)
+        self.compare(stack, mesh, strategy, 1, "cuda_interpreted")
+
     def check(self, execution, policy):
         """Compares the gradients of a stack on a mesh with those without kernels."""
         stack = make_stack(execution.params(), policy)
         uses = 1 if execution is Repeat else LAYERS
         self.compare(stack, "data=2,model=2", "fsdp_tensor", uses)
 
-    def compare(self, stack, mesh, strategy, uses):
+    def compare(self, stack, mesh, strategy, uses, platform="tpu_interpreted"):
         """Compares the gradients on a mesh with those without kernels.
 
         Args:
@@ -109,13 +120,14 @@ class StacksTest(testing.TestCase, parameterized.TestCase):
           mesh: the mesh.
           strategy: the strategy.
           uses: number of layers that say which kernel they use.
+          platform: the platform of the kernels.
         """
         theta = stack.init(1)
         generator = np.random.default_rng(1)
         x = generator.normal(size=(B, L, M)).astype(np.float32)
         segments = np.sort(generator.integers(0, 3, (B, L)), 1)[:, ::-1].astype(np.int32)
         arrays = [x, segments, *map(np.asarray, theta.flatten())]
-        fused = program(stack, mesh, strategy, "tpu_interpreted")
+        fused = program(stack, mesh, strategy, platform)
         self.assertLen(fused.kernels, uses)
         self.assertEqual({(use.kernel, use.obstacle) for use in fused.kernels}, {("attention", "")})
         self.assertIsInstance(fused.kernels[0], KernelUse)

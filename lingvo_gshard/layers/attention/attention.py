@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -16,7 +15,7 @@ from lingvo_gshard.layers.attention.cached_fused import attend_slots
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.dropout import Dropout, DropoutMask
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.sharding import annotate
 
@@ -57,14 +56,6 @@ class Attention(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.kernel: AttentionKernel = self.p.kernel.instantiate(path=f"{path}.kernel")
-        if self.p.dropout_rate and not self.kernel.supports_dropout:
-            self._refuse_with_kernel("dropout_rate")
-
-    def _refuse_with_kernel(self, option: str) -> None:
-        raise UserError(
-            f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
-            f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
-        )
 
     def _create_common(self, query_dim: int) -> None:
         """Creates the weights that all attentions may have.
@@ -99,16 +90,12 @@ class Attention(Layer):
         """Returns the layer's output [B,L,M] for projected queries, keys and values."""
         query_BNLD = heads_first(query_BLND, "BNLD")
         query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
-        dropout_BNLK = None
-        if self.p.dropout_rate and context.current().training:
-            ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
-            dropout_BNLK = self.dropout.fprop(theta.dropout, ones_BNLK)
         mixed_BNLD = kernel.attend(
             query_BNLD,
             keys_BNKD,
             values_BNKD,
             mask,
-            self._softmax(theta, relative_bias_NLK, dropout_BNLK),
+            self._softmax(theta, relative_bias_NLK, self.dropout.mask()),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
         return self.observe(self._output(theta, mixed_BLND))
@@ -144,8 +131,8 @@ class Attention(Layer):
         self,
         theta: NestedMap,
         relative_bias_NLK: tf.Tensor | None,
-        dropout_BNLK: tf.Tensor | None = None,
+        dropout: DropoutMask | None = None,
     ) -> Softmax:
         """Returns the softmax over keys, with the layer's cap and sinks."""
         sinks_N = tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
-        return Softmax(self.p.logit_cap, relative_bias_NLK, dropout_BNLK, sinks_N)
+        return Softmax(self.p.logit_cap, relative_bias_NLK, dropout, sinks_N)

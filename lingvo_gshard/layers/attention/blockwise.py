@@ -17,9 +17,11 @@ from typing import NamedTuple
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum
 
 
@@ -104,7 +106,13 @@ def _by_head(x_N: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.reshape(x_N, [1, -1, *[1] * (len(shape) - 2)])
 
 
-def add_keys(sums: RunningSums, logits: tf.Tensor, values: tf.Tensor, equation: str) -> RunningSums:
+def add_keys(
+    sums: RunningSums,
+    logits: tf.Tensor,
+    values: tf.Tensor,
+    equation: str,
+    dropout: tf.Tensor | float = 1.0,
+) -> RunningSums:
     """Returns the sums with a block of keys added.
 
     Args:
@@ -113,12 +121,13 @@ def add_keys(sums: RunningSums, logits: tf.Tensor, values: tf.Tensor, equation: 
       values: values of the block.
       equation: einsum equation from weights and values to the layout of queries, such as
         "BNLK,BNKD->BNLD".
+      dropout: factors of the weights, in the type of the values.
     """
     largest = tf.maximum(sums.largest, tf.reduce_max(logits, -1, keepdims=True))
     exponentials = tf.exp(logits - largest)
     correction = tf.exp(sums.largest - largest)
     total = sums.total * correction + tf.reduce_sum(exponentials, -1, keepdims=True)
-    block_mixed = einsum(equation, tf.cast(exponentials, values.dtype), values)
+    block_mixed = einsum(equation, tf.cast(exponentials, values.dtype) * dropout, values)
     layout = equation.rpartition(">")[2]
     mixed = annotate(sums.mixed * correction + tf.cast(block_mixed, tf.float32), layout)
     return RunningSums(mixed, largest, total)
@@ -130,10 +139,11 @@ def gradients(
     capped: tf.Tensor,
     d_weights: tf.Tensor,
     cap: float,
+    dropout: tf.Tensor | float = 1.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the weights of a block, recomputed, and the gradients of its products q k.
 
-    Both have the type of `d_weights`.
+    Both have the type of `d_weights`. Weights that are dropped are 0.
 
     Args:
       statistics: statistics of the softmax over all keys.
@@ -141,11 +151,13 @@ def gradients(
       capped: logits of the block before any bias.
       d_weights: gradients of the weights.
       cap: see `soft_cap`.
+      dropout: factors of the weights, in the type of `d_weights`.
     """
     weights = tf.exp(logits - statistics.largest) * statistics.inverse_total
-    d_logits = weights * (tf.cast(d_weights, tf.float32) - statistics.weighted_gradient)
+    d_logits = tf.cast(d_weights * dropout, tf.float32) - statistics.weighted_gradient
+    d_logits *= weights
     d_logits = soft_cap_gradient(d_logits, capped, cap)
-    return tf.cast(weights, d_weights.dtype), tf.cast(d_logits, d_weights.dtype)
+    return tf.cast(weights, d_weights.dtype) * dropout, tf.cast(d_logits, d_weights.dtype)
 
 
 class BlockwiseKernel(AttentionKernel):
@@ -175,8 +187,8 @@ class BlockwiseKernel(AttentionKernel):
         count = -(-keys // size)
         padding = [[0, 0], [0, count * size - keys]]
 
-        # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
-        # gradient reads.
+        # Segments, and the key of dropout, are arguments: TensorFlow does not capture a tensor that
+        # only a loop in a gradient reads.
         @custom_gradient
         def compute(
             query_BNLD: tf.Tensor,
@@ -184,21 +196,23 @@ class BlockwiseKernel(AttentionKernel):
             values_BNKD: tf.Tensor,
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
-            *sinks: tf.Tensor,
+            *others: tf.Tensor,
         ):
+            dropout, sinks = split_dropout(softmax, others)
             by_key = [[0, 0], *padding, [0, 0]]
             keys_BNKD, values_BNKD = (tf.pad(x, by_key) for x in (keys_BNKD, values_BNKD))
             segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
             tensors = query_BNLD, keys_BNKD, values_BNKD, segments_BL, segments_BK
-            blocks = _Blocks(mask, softmax.cap, size, count, *tensors)
+            blocks = _Blocks(mask, softmax.cap, dropout, size, keys, *tensors)
             sums = blocks.forward(*sinks)
             mixed_BNLD = sums.result(query_BNLD.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
                 statistics = sums.statistics(d_BNLD, mixed_BNLD)
                 d_query, d_keys, d_values = blocks.backward(d_BNLD, statistics)
+                d_arrays = d_query, d_keys[:, :, :keys], d_values[:, :, :keys]
                 d_sinks = [sink_gradients(statistics, x_N) for x_N in sinks]
-                return d_query, d_keys[:, :, :keys], d_values[:, :, :keys], None, None, *d_sinks
+                return *d_arrays, None, None, *[None] * (len(others) - len(sinks)), *d_sinks
 
             return mixed_BNLD, gradient
 
@@ -208,8 +222,28 @@ class BlockwiseKernel(AttentionKernel):
             *(repeat_heads(x, query_BNLD.shape[1]) for x in (keys_BNKD, values_BNKD)),
             annotate(segments_BL, "BL", reserved="N"),
             annotate(key_segments_BK, "BK", reserved="N"),
-            *([] if softmax.sinks_N is None else [softmax.sinks_N]),
+            *dropout_and_sinks(softmax),
         )
+
+
+def dropout_and_sinks(softmax: Softmax) -> list[tf.Tensor]:
+    """Returns the tensors of a softmax' options: the key of dropout, then the sinks."""
+    dropout = [] if softmax.dropout is None else [softmax.dropout.key]
+    return dropout + ([] if softmax.sinks_N is None else [softmax.sinks_N])
+
+
+def split_dropout(
+    softmax: Softmax, tensors: Sequence[tf.Tensor]
+) -> tuple[DropoutMask | None, Sequence[tf.Tensor]]:
+    """Returns the dropout and the sinks, if any, whose tensors are arguments of a function.
+
+    Args:
+      softmax: the options.
+      tensors: the arguments that stand for `dropout_and_sinks`.
+    """
+    if softmax.dropout is None:
+        return None, tensors
+    return dataclasses.replace(softmax.dropout, key=tensors[0]), tensors[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,10 +253,11 @@ class _Blocks:
     Attributes:
       mask: the keys that each query attends to.
       cap: see `soft_cap`.
+      dropout: which weights are dropped; None for none.
       size: keys of a block.
-      count: number of blocks.
+      keys: number of keys, without padding.
       query_BNLD: scaled queries.
-      keys_BNKD: keys, padded to `count * size`.
+      keys_BNKD: keys, padded to whole blocks.
       values_BNKD: values, padded likewise.
       segments_BL: segments of the queries.
       segments_BK: segments of the keys, `BLOCK_PADDING` in padding.
@@ -230,13 +265,19 @@ class _Blocks:
 
     mask: AttentionMask
     cap: float
+    dropout: DropoutMask | None
     size: int
-    count: int
+    keys: int
     query_BNLD: tf.Tensor
     keys_BNKD: tf.Tensor
     values_BNKD: tf.Tensor
     segments_BL: tf.Tensor
     segments_BK: tf.Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return -(-self.keys // self.size)
 
     def forward(self, sinks_N: tf.Tensor | None = None) -> RunningSums:
         """Returns the sums over all keys, and the sinks."""
@@ -244,8 +285,8 @@ class _Blocks:
         def body(index: tf.Tensor, sums: RunningSums) -> tuple:
             logits_BNLK, _ = self._logits(index)
             values_BNKD = self._block(self.values_BNKD, index)
-            sums = add_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
-            return index + 1, sums
+            equation, dropout_BNLK = "BNLK,BNKD->BNLD", self._dropout(index)
+            return index + 1, add_keys(sums, logits_BNLK, values_BNKD, equation, dropout_BNLK)
 
         value_dim = self.values_BNKD.shape[-1]
         sums = empty_sums(self.query_BNLD, value_dim, "BNLD", sinks_N)
@@ -266,7 +307,12 @@ class _Blocks:
             logits_BNLK, capped_BNLK = self._logits(index)
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
             weights_BNLK, d_logits_BNLK = gradients(
-                statistics, logits_BNLK, capped_BNLK, d_weights_BNLK, self.cap
+                statistics,
+                logits_BNLK,
+                capped_BNLK,
+                d_weights_BNLK,
+                self.cap,
+                self._dropout(index),
             )
             d_query_BNLD = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
             d_query = annotate(d_query + tf.cast(d_query_BNLD, tf.float32), "BNLD")
@@ -299,6 +345,18 @@ class _Blocks:
         distances_LK = first + tf.range(self.size)[None, :] - query_L[:, None]
         bias_BLK = self.mask.block_bias(query_BL1, keys_B1K, distances_LK)
         return bias_BLK[:, None]
+
+    def _dropout(self, index: tf.Tensor) -> tf.Tensor | float:
+        """Returns the factors [B,N,L,K] of the weights of a block."""
+        if self.dropout is None:
+            return 1.0
+        shape = [*known_sizes(self.query_BNLD.shape)[:3], self.keys]
+        rows_B, heads_N, queries_L, _ = self.dropout.index_terms(shape)
+        keys_K = tf.cast(index * self.size + tf.range(self.size), tf.uint32)
+        index_NLK = heads_N[:, None, None] + queries_L[:, None] + keys_K
+        return self.dropout.factors_at(
+            rows_B[:, None, None, None] + index_NLK, self.values_BNKD.dtype
+        )
 
     def _block(self, x_BNKD: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         batch, heads, _, head_dim = x_BNKD.shape

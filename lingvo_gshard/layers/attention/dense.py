@@ -9,7 +9,13 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.fused import attend_fused
-from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
+from lingvo_gshard.layers.attention.kernel import (
+    PLAIN,
+    AttentionKernel,
+    Softmax,
+    repeat_heads,
+    weights_shape,
+)
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding import einsum
 
@@ -49,7 +55,6 @@ class DenseKernel(AttentionKernel):
     3.3.2).
     """
 
-    supports_dropout = True
     supports_relative_bias = True
     is_vectorizable = True
 
@@ -81,15 +86,19 @@ class DenseKernel(AttentionKernel):
             fused_BNLD = attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD
-        heads = query_BNLD.shape[1]
+        shape_BNLK = weights_shape(query_BNLD, keys_BNKD)
+        _, heads, queries, keys = shape_BNLK
+        dropout_BNLK = 1.0
+        if softmax.dropout is not None:
+            dropout_BNLK = softmax.dropout.factors(shape_BNLK, query_BNLD.dtype)
         return _attend(
             query_BNLD,
             repeat_heads(keys_BNKD, heads),
             repeat_heads(values_BNKD, heads),
             *(x for x in (softmax.relative_bias_NLK, softmax.sinks_N) if x is not None),
             biases=0 if softmax.relative_bias_NLK is None else 1,
-            bias_B1LK=mask.bias(query_BNLD.shape[2], keys_BNKD.shape[2]),
-            dropout_BNLK=1.0 if softmax.dropout_BNLK is None else softmax.dropout_BNLK,
+            bias_B1LK=mask.bias(queries, keys),
+            dropout_BNLK=dropout_BNLK,
             cap=softmax.cap,
         )
 

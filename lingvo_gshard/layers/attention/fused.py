@@ -14,7 +14,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.call import AttentionCall
 from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.fused_ring import FusedRing
-from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads
+from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads, weights_shape
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
@@ -59,7 +59,7 @@ def attend_fused(
         return None
     attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
     arrays = (query_BNLD, keys_BNKD, values_BNKD)
-    return _attend_on_shards(attend, splits, *arrays, mask, softmax.sinks_N)
+    return _attend_on_shards(attend, splits, *arrays, mask, softmax)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +116,13 @@ def _call(mask: AttentionMask, softmax: Softmax) -> AttentionCall:
         logit_cap=softmax.cap,
         has_segments=mask.segments_BL is not None,
         has_sinks=softmax.sinks_N is not None,
+        dropout_rate=0.0 if softmax.dropout is None else softmax.dropout.rate,
     )
 
 
 def _obstacle(mask: AttentionMask, softmax: Softmax) -> str:
     if softmax.relative_bias_NLK is not None or mask.learned_bias_NLK is not None:
         return "it has a learned bias"
-    if softmax.dropout_BNLK is not None:
-        return "its weights are dropped"
     if not isinstance(mask.first_query, int):
         return "the position of the first query is known only when the step runs"
     return ""
@@ -150,7 +149,7 @@ def _attend_on_shards(
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
     mask: AttentionMask,
-    sinks_N: tf.Tensor | None,
+    softmax: Softmax,
 ) -> tf.Tensor:
     of_queries, of_keys = splits
     if of_keys[1] != of_queries[1]:
@@ -158,12 +157,12 @@ def _attend_on_shards(
         heads = known_sizes(query_BNLD.shape)[1]
         keys_BNKD, values_BNKD = (repeat_heads(x, heads) for x in (keys_BNKD, values_BNKD))
         of_keys = of_queries
-    segments = [] if mask.segments_BL is None else [mask.segments_BL, mask.key_segments()]
-    sinks = [] if sinks_N is None else [sinks_N]
+    integers, of_integers = _integers(mask, softmax, weights_shape(query_BNLD, keys_BNKD), splits)
+    sinks = [] if softmax.sinks_N is None else [softmax.sinks_N]
 
     def attend_shards(*shards: tf.Tensor) -> tf.Tensor:
         query, keys, values, *others = shards
-        count = len(segments)
+        count = len(integers)
         return attend(query, keys, values, others[:count], others[count:])
 
     region = manual(
@@ -172,9 +171,24 @@ def _attend_on_shards(
             of_queries,
             of_keys,
             of_keys,
-            *[(of_queries[0], of_queries[2])] * len(segments),
+            *of_integers,
             *[(of_queries[1],)] * len(sinks),
         ],
         of_queries,
     )
-    return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks))
+    return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *integers, *sinks))
+
+
+def _integers(
+    mask: AttentionMask, softmax: Softmax, shape_BNLK: list[int], splits: tuple[Split, Split]
+) -> tuple[list[tf.Tensor], list[Split]]:
+    """Returns the `integers` of `kernels.attention.attend`, and how each is split."""
+    (batch, heads, queries, _), (_, _, keys, _) = splits
+    arrays, found = [], []
+    if mask.segments_BL is not None:
+        arrays, found = [mask.segments_BL, mask.key_segments()], [(batch, queries), (batch, keys)]
+    if softmax.dropout is not None:
+        arrays += softmax.dropout.index_terms(shape_BNLK)
+        arrays.append(tf.bitcast(softmax.dropout.key, tf.uint32))
+        found += [(axes,) for axes in (batch, heads, queries, keys, ())]
+    return arrays, found

@@ -25,7 +25,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import attention
-from lingvo_gshard.kernels.call import AttentionCall
+from lingvo_gshard.kernels.call import AttentionCall, Operands
 from lingvo_gshard.sharding import collectives
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
@@ -114,7 +114,7 @@ class FusedRing:
         query_BNLD: tf.Tensor,
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
-        segments: Tensors,
+        integers: Tensors,
         sinks: Tensors,
     ) -> tf.Tensor:
         """Returns the outputs [B,N,L,D] of this device's queries.
@@ -123,7 +123,7 @@ class FusedRing:
           query_BNLD: this device's queries, already scaled.
           keys_BNKD: this device's keys.
           values_BNKD: this device's values.
-          segments: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them.
+          integers: this device's parts of the `integers` of `kernels.attention.attend`.
           sinks: float32 logits [N], if the call has them.
         """
 
@@ -133,12 +133,14 @@ class FusedRing:
 
             def gradient(d_mixed_BNLD: tf.Tensor) -> list[tf.Tensor | None]:
                 found = self._backward(operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD)
-                return [*found[:3], *[None] * len(segments), *found[3:]]
+                return [*found[:3], *[None] * len(integers), *found[3:]]
 
             return mixed_BNLD, gradient
 
-        sources = [self._exchanged(x, 2) for x in (query_BNLD, keys_BNKD, values_BNKD)]
-        mixed_BNLD = compute(*sources, *(self._exchanged(x, 1) for x in segments), *sinks)
+        given = Operands.of(self.call, (query_BNLD, keys_BNKD, values_BNKD, *integers, *sinks))
+        arrays = [self._exchanged(x, 2) for x in (given.query, given.keys, given.values)]
+        segments = [self._exchanged(x, 1) for x in given.segments]
+        mixed_BNLD = compute(*arrays, *segments, *self._exchanged_terms(given), *sinks)
         return self._restored(mixed_BNLD, 2)
 
     def _forward(self, operands: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
@@ -185,8 +187,10 @@ class FusedRing:
         return [*(tf.cast(d, x.dtype) for d, x in pairs), *own[3:]]
 
     def _moving(self, operands: Tensors) -> list[tf.Tensor]:
-        """Returns what passes around the ring: keys, values, and the segments of keys."""
-        return [*operands[1:3], *(operands[4:5] if self.call.has_segments else ())]
+        """Returns what passes around the ring: keys, values, their segments and dropout's terms."""
+        named = Operands.of(self.call, operands)
+        terms = [] if named.dropout is None else [named.dropout.keys]
+        return [named.keys, named.values, *named.segments[1:], *terms]
 
     def _either(
         self, number: int, step: Step, compute: Callable[[Block | None], list[tf.Tensor]]
@@ -208,7 +212,7 @@ class FusedRing:
         Args:
           block: the call; None if all keys are hidden.
           operands: this device's operands.
-          here: the keys, values and segments that are at this device.
+          here: what passes around the ring and is at this device.
         """
         query, values = operands[0], here[1]
         shape = [*known_sizes(query.shape)[:3], known_sizes(values.shape)[3]]
@@ -228,7 +232,7 @@ class FusedRing:
         Args:
           block: the call; None if all keys are hidden.
           operands: this device's operands.
-          here: the keys, values and segments that are at this device.
+          here: what passes around the ring and is at this device.
           results: outputs and logs of the sums over all keys, and the gradient of the outputs.
         """
         if block is None:
@@ -244,10 +248,13 @@ class FusedRing:
 
     def _operands(self, block: Block, operands: Tensors, here: Tensors) -> list[tf.Tensor]:
         """Returns the operands of a call: queries of this device, and keys that are here."""
-        query, keys = _half(operands[0], block.queries, 2), here[:2]
-        found = [query, *(_half(x, block.keys, 2) for x in keys)]
-        if self.call.has_segments:
-            found += [_half(operands[3], block.queries, 1), _half(here[2], block.keys, 1)]
+        named, keys = Operands.of(self.call, operands), here[:2]
+        found = [_half(named.query, block.queries, 2), *(_half(x, block.keys, 2) for x in keys)]
+        if named.segments:
+            found += [_half(named.segments[0], block.queries, 1), _half(here[2], block.keys, 1)]
+        if named.dropout is not None:
+            terms = _half(named.dropout.queries, block.queries, 0), _half(here[-1], block.keys, 0)
+            found += named.dropout._replace(queries=terms[0], keys=terms[1])
         return found
 
     def _early(self, index: tf.Tensor) -> tf.Tensor:
@@ -265,6 +272,14 @@ class FusedRing:
             return x
         first, second = tf.split(x, 2, dimension)
         return self._ordered(first, collectives.mirror(second, self.axis), dimension)
+
+    def _exchanged_terms(self, given: Operands) -> Tensors:
+        """Returns the operands of dropout for the positions that `_exchanged` gives a device."""
+        dropout = given.dropout
+        if dropout is None:
+            return ()
+        queries, keys = (self._exchanged(x, 0) for x in (dropout.queries, dropout.keys))
+        return dropout._replace(queries=queries, keys=keys)
 
     def _restored(self, x: tf.Tensor, dimension: int) -> tf.Tensor:
         """Reverses `_exchanged`."""

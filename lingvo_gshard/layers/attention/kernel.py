@@ -7,7 +7,9 @@ import dataclasses
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate
 
 
@@ -18,14 +20,14 @@ class Softmax:
     Attributes:
       cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: learned bias of the logits; None for none.
-      dropout_BNLK: factor of the attention weights; None for none.
+      dropout: which attention weights [B,N,L,K] are dropped; None for none.
       sinks_N: float32, the logit of a key without a value that every query of a head sees (Xiao et
         al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss); None for none.
     """
 
     cap: float = 0.0
     relative_bias_NLK: tf.Tensor | None = None
-    dropout_BNLK: tf.Tensor | None = None
+    dropout: DropoutMask | None = None
     sinks_N: tf.Tensor | None = None
 
 
@@ -41,14 +43,12 @@ class AttentionKernel(Configurable):
     Attributes:
       keys_layout: letters of the keys and values that `attend` takes: "BNKD", or "BNLD" if they
         stay sharded by position.
-      supports_dropout: whether attention weights can be dropped.
       supports_relative_bias: whether `attend` takes a learned bias.
       is_vectorizable: whether the stages of a pipeline can compute it as one operation. A kernel
         with a loop of its own cannot.
     """
 
     keys_layout = "BNKD"
-    supports_dropout = False
     supports_relative_bias = False
     is_vectorizable = False
 
@@ -83,8 +83,7 @@ class AttentionKernel(Configurable):
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
           mask: the keys that each query attends to.
-          softmax: the options of the softmax. A relative bias needs `supports_relative_bias`, and
-            dropout `supports_dropout`.
+          softmax: the options of the softmax. A relative bias needs `supports_relative_bias`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
@@ -98,6 +97,11 @@ def heads_first(x_BKND: tf.Tensor, layout: str = "BNKD") -> tf.Tensor:
         by position.
     """
     return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), layout)
+
+
+def weights_shape(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> list[int]:
+    """Returns the shape [B,N,L,K] of the attention weights of queries and keys."""
+    return [*known_sizes(query_BNLD.shape)[:3], known_sizes(keys_BNKD.shape)[2]]
 
 
 def repeat_heads(x_BNKD: tf.Tensor, num_heads: int) -> tf.Tensor:

@@ -26,6 +26,7 @@ from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.fused import RingOptions, attend_fused
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import parts_of
@@ -57,6 +58,7 @@ class RingPass:
     Attributes:
       mask: the keys that each query attends to.
       cap: see `soft_cap`.
+      dropout: which weights are dropped; None for none.
       block_size: keys of a part that are attended to at a time; 0 means all of them.
       query: scaled queries [B,N,L,s,D].
       segments: int32 segments [B,L,s] of the queries.
@@ -65,6 +67,7 @@ class RingPass:
 
     mask: AttentionMask
     cap: float
+    dropout: DropoutMask | None
     block_size: int
     query: tf.Tensor
     segments: tf.Tensor
@@ -136,7 +139,8 @@ class RingPass:
         def add_block(first: int | tf.Tensor, sums: RunningSums) -> RunningSums:
             keys, values, segments = self._slice(block, first)
             logits, _ = self._logits(index, first, keys, segments)
-            return blockwise.add_keys(sums, logits, values, "BNLsK,BNLKD->BNLsD")
+            dropout = self._dropout(index, first, keys)
+            return blockwise.add_keys(sums, logits, values, "BNLsK,BNLKD->BNLsD", dropout)
 
         size = self._size(block)
         if size == block.keys.shape[3]:
@@ -208,7 +212,10 @@ class RingPass:
         keys, values, segments = self._slice(block, first)
         logits, capped = self._logits(index, first, keys, segments)
         d_weights = einsum("BNLsD,BNLKD->BNLsK", d_mixed, values)
-        weights, d_logits = blockwise.gradients(statistics, logits, capped, d_weights, self.cap)
+        dropout = self._dropout(index, first, keys)
+        weights, d_logits = blockwise.gradients(
+            statistics, logits, capped, d_weights, self.cap, dropout
+        )
         new_d_query = einsum("BNLsK,BNLKD->BNLsD", d_logits, keys)
         d_query = annotate(d_query + tf.cast(new_d_query, tf.float32), "BNLsD")
         d_keys = einsum("BNLsK,BNLsD->BNLKD", d_logits, self.query)
@@ -245,14 +252,35 @@ class RingPass:
 
     def _bias(self, index: tf.Tensor, first: int | tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
         """Returns the bias [B,1,L,s,K] of the keys from `first` on in step `index`."""
+        query_L, key_L = self._positions(index, first, segments.shape[2])
+        distances = annotate(key_L - query_L, "LsK", reserved="BN")
+        bias = self.mask.block_bias(self.segments[..., None], segments[:, :, None, :], distances)
+        return annotate_segments(bias, "BLsK")[:, None]
+
+    def _positions(
+        self, index: tf.Tensor, first: int | tf.Tensor, count: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the positions [L,s,1] of queries, and [L,1,K] of `count` keys from `first` on."""
         # Each device counts its own parts. Otherwise all would hold the positions of every part.
         part_L = annotate(tf.range(self.parts), "L", reserved="BN")[:, None, None]
         owner_L = tf.math.floormod(part_L - index, self.parts)
         query_L = part_L * self.segments.shape[2] + tf.range(self.segments.shape[2])[:, None]
-        key_L = owner_L * self.keys_per_part + first + tf.range(segments.shape[2])
-        distances = annotate(key_L - query_L, "LsK", reserved="BN")
-        bias = self.mask.block_bias(self.segments[..., None], segments[:, :, None, :], distances)
-        return annotate_segments(bias, "BLsK")[:, None]
+        return query_L, owner_L * self.keys_per_part + first + tf.range(count)
+
+    def _dropout(
+        self, index: tf.Tensor, first: int | tf.Tensor, keys: tf.Tensor
+    ) -> tf.Tensor | float:
+        """Returns the factors [B,N,L,s,K] of the weights of keys from `first` on."""
+        if self.dropout is None:
+            return 1.0
+        batch, heads, parts, length, _ = known_sizes(self.query.shape)
+        shape = [batch, heads, parts * length, parts * self.keys_per_part]
+        rows_B, heads_N, queries, _ = self.dropout.index_terms(shape)
+        _, key_L = self._positions(index, first, known_sizes(keys.shape)[3])
+        terms = tf.reshape(queries, [parts, length, 1]) + tf.cast(key_L, tf.uint32)
+        terms = annotate(terms, "LsK", reserved="BN") + heads_N[:, None, None, None]
+        terms = annotate(rows_B[:, None, None, None, None] + terms, "BNLsK")
+        return self.dropout.factors_at(terms, self.query.dtype)
 
     def _rotate(self, tensors: Iterable[tf.Tensor]) -> tuple[tf.Tensor, ...]:
         """Passes the keys of every part to the next part."""
@@ -346,8 +374,8 @@ class RingKernel(AttentionKernel):
             if fused_BNLD is not None:
                 return fused_BNLD
 
-        # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
-        # gradient reads.
+        # Segments, and the key of dropout, are arguments: TensorFlow does not capture a tensor that
+        # only a loop in a gradient reads.
         @custom_gradient
         def compute(
             query_BNLD: tf.Tensor,
@@ -355,12 +383,14 @@ class RingKernel(AttentionKernel):
             values_BNKD: tf.Tensor,
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
-            *sinks: tf.Tensor,
+            *others: tf.Tensor,
         ):
+            dropout, sinks = blockwise.split_dropout(softmax, others)
             query = annotate(_split(query_BNLD, parts, PARTS), "BNLsD")
             segments = annotate_segments(_split(segments_BL, parts, 1), "BLs")
             keys_per_part = keys_BNKD.shape[2] // parts
-            ring = RingPass(mask, softmax.cap, self.p.block_size, query, segments, keys_per_part)
+            options = mask, softmax.cap, dropout, self.p.block_size
+            ring = RingPass(*options, query, segments, keys_per_part)
             keys, values = (_split(x, parts, PARTS) for x in (keys_BNKD, values_BNKD))
             block = ring.padded_block(keys, values, _split(key_segments_BK, parts, 1))
             sums = ring.forward(block, *sinks)
@@ -375,16 +405,15 @@ class RingKernel(AttentionKernel):
                     annotate(_join(d_query, query_BNLD.shape), "BNLD"),
                     _join(d_keys, keys_BNKD.shape),
                     _join(d_values, values_BNKD.shape),
-                    None,
-                    None,
+                    *[None] * (2 + len(others) - len(sinks)),
                     *(blockwise.sink_gradients(statistics, x_N) for x_N in sinks),
                 )
 
             return annotate(_join(mixed, query_BNLD.shape), "BNLD"), gradient
 
         segments = mask.explicit_segments(query_BNLD, keys_BNKD)
-        sinks = [] if softmax.sinks_N is None else [softmax.sinks_N]
-        return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks)
+        others = blockwise.dropout_and_sinks(softmax)
+        return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *others)
 
     def _parts(self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> int:
         """Returns the number of parts of a row; ValueError if they are not equal."""

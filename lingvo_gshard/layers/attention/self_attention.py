@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
@@ -45,7 +46,10 @@ class SelfAttention(MultiHeadAttention):
         super().__init__(params, path)
         p = self.p
         if p.relative_buckets and not self.kernel.supports_relative_bias:
-            self._refuse_with_kernel("relative_buckets")
+            raise UserError(
+                f"{path}.relative_buckets: {p.relative_buckets} is not supported by {path}.kernel, "
+                f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
+            )
         rotary.check(p, self.head_dim, path)
         self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         relative_bias.check(p, path)

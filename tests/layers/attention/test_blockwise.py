@@ -9,6 +9,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
@@ -86,6 +87,13 @@ class KernelTest(testing.TestCase, parameterized.TestCase):
     def test_cross_attention(self):
         self.check({}, 2, activations(K), MEMORY_SEGMENTS)
 
+    @parameterized.parameters(1, 4, 20)
+    def test_drops_the_weights_that_dense_attention_drops(self, block_size):
+        values = {"dropout_rate": 0.4, "num_key_value_heads": 2, "use_sinks": True}
+        with context.scope(training=True, seed=tf.constant([7, 1])):
+            self.check(values, block_size)
+            self.check(values, block_size, activations(K), MEMORY_SEGMENTS)
+
     def test_in_bfloat16(self):
         self.check({"logit_cap": 2.0}, 4, dtype="bfloat16")
 
@@ -124,12 +132,15 @@ class StackTest(testing.TestCase, parameterized.TestCase):
         ({"execution": loop()},),
         ({"execution": loop("products")},),
         ({"execution": loop("full"), "is_decoder": False},),
+        ({"execution": loop("products"), "attention_dropout_rate": 0.3},),
     )
     @pytest.mark.slow
     def test_in_a_stack(self, values):
-        whole = stack_pass(0, is_decoder=values.get("is_decoder", True))
-        for one, other in zip(stack_pass(4, **values), whole, strict=True):
-            assert_close(one, other, "order")
+        of_whole = {name: value for name, value in values.items() if name != "execution"}
+        with context.scope(training=True, seed=tf.constant([7, 1])):
+            whole = stack_pass(0, **of_whole)
+            for one, other in zip(stack_pass(4, **values), whole, strict=True):
+                assert_close(one, other, "order")
 
     def test_decoding_steps_equal_fprop(self):
         stack, theta = stack_of(4)
@@ -166,13 +177,10 @@ class LimitsTest(testing.TestCase, parameterized.TestCase):
         self.assertLess(largest_tensor(16), 256 * 256 // 4)
         self.assertGreaterEqual(largest_tensor(0), 2 * 256 * 256)
 
-    @parameterized.parameters(
-        ({"block_size": 4, "dropout_rate": 0.1}, "dropout_rate: 0.1 .*BlockwiseKernel"),
-        ({"block_size": 4, "relative_buckets": 8}, "relative_buckets: 8 .*BlockwiseKernel"),
-    )
-    def test_rejects_unsupported_options(self, values, message):
-        with self.assertRaisesRegex(ValueError, f"attention.{message}"):
-            make(**values)
+    def test_rejects_relative_buckets(self):
+        message = "attention.relative_buckets: 8 .*BlockwiseKernel"
+        with self.assertRaisesRegex(ValueError, message):
+            make(block_size=4, relative_buckets=8)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
@@ -81,11 +82,24 @@ class RingTest(testing.TestCase, parameterized.TestCase):
             self.assertEqual(one.dtype, other.dtype, path)
             assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
 
-    @parameterized.parameters(("dropout_rate", 0.5), ("relative_buckets", 8))
-    def test_rejects_unsupported_options(self, option, value):
-        message = f"attention.{option}: {value} .*attention.kernel, RingKernel"
+    @parameterized.product(has_memory=(False, True), block_size=(0, 4))
+    def test_one_part_drops_the_weights_that_dense_attention_drops(self, has_memory, block_size):
+        results, values = [], {"dropout_rate": 0.4, "num_key_value_heads": 2, "use_sinks": True}
+        memory = tf.constant(activations(K)) if has_memory else None
+        kind = CrossAttention if has_memory else SelfAttention
+        for kernel in (RingKernel.params().set(block_size=block_size), DenseKernel.params()):
+            layer, theta = make(kind, **values, kernel=kernel)
+            with context.scope(training=True, seed=tf.constant([7, 1])):
+                key_segments = MEMORY_SEGMENTS if has_memory else SEGMENTS
+                x = tf.constant(activations())
+                results.append(run(layer, theta, x, memory, key_segments))
+        for one, other in zip(*(found.flatten() for found in results), strict=True):
+            assert_close(one, other, "order")
+
+    def test_rejects_relative_buckets(self):
+        message = "attention.relative_buckets: 8 .*attention.kernel, RingKernel"
         with self.assertRaisesRegex(ValueError, message):
-            make(kernel=RingKernel.params(), **{option: value})
+            make(kernel=RingKernel.params(), relative_buckets=8)
 
 
 if __name__ == "__main__":
