@@ -84,7 +84,7 @@ _FUSED = re.compile(r"fused_([a-z_]+)_share_(\d+\.\d+)(?:_read_(\d\.\d+))?")
 
 
 class FusedCall(NamedTuple):
-    """The call of a kernel that an operation of a compiled program belongs to.
+    """The call of a kernel, found by the name of an operation in its body.
 
     Attributes:
       kernel: name of the kernel.
@@ -98,7 +98,7 @@ class FusedCall(NamedTuple):
 
     @classmethod
     def of(cls, op_name: str) -> FusedCall | None:
-        """Returns the call that an operation is a part of; None for all other operations.
+        """Returns the call whose body has an operation; None for operations of no kernel.
 
         Args:
           op_name: the operation's name in HLO.

@@ -166,7 +166,7 @@ class LayerTest(TestCase):
         ("jit", False),
     )
 
-    # What the tests of one class share: weights, compiled passes, results.
+    # Weights, compiled passes and results are made once for all tests of a class.
     _made: ClassVar[dict[Any, Any]]
 
     def __init_subclass__(cls, **given: Any) -> None:
