@@ -134,8 +134,9 @@ def index_terms(
     """
     terms, stride = [], 1
     for each in reversed(range(len(shape))):
-        is_ordered = order is not None and each == dimension
-        indices = order if is_ordered else tf.range(shape[each])
+        indices = tf.range(shape[each])
+        if order is not None and each == dimension:
+            indices = order
         terms.append(tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32))
         stride = stride * shape[each] % 2**32
     return terms[::-1]

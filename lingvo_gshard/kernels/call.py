@@ -115,8 +115,9 @@ class Operands:
             dropout = dropout._replace(
                 queries=pad(dropout.queries, 0, queries), keys=pad(dropout.keys, 0, keys)
             )
-        padded_keys = (pad(x, 2, keys) for x in (self.keys, self.values))
-        return Operands(pad(self.query, 2, queries), *padded_keys, segments, dropout, self.sinks)
+        query, own_keys = pad(self.query, 2, queries), pad(self.keys, 2, keys)
+        values = pad(self.values, 2, keys)
+        return Operands(query, own_keys, values, segments, dropout, self.sinks)
 
 
 def pad(x: jax.Array, dimension: int, size: int, value: int = 0) -> jax.Array:
