@@ -87,62 +87,59 @@ _RECIPES = (
 )
 _MOE = "docs/moe.md"
 
+# Parts of jax's names of devices. The collectives of TPU7x are asynchronous anyway.
+_CORES = r"v[2-6]"
+_H100 = r"h[12]00"
+
 OPTIONS = (
-    CompilerOption(
-        "tpu",
-        "xla_enable_async_all_gather",
-        "True",
-        "all-gathers are asynchronous, such as those of fsdp's weights",
-        _MAXTEXT,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-        "True",
-        "fusions carry all-gathers under matrix products; else they become synchronous again",
-        _MAXTEXT,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_enable_async_all_reduce",
-        "True",
-        "all-reduces are asynchronous, such as the sums of tensor parallelism",
-        _MAXTEXT,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
-        "True",
-        "fusions carry all-reduces under matrix products",
-        _MAXTEXT,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_enable_async_reduce_scatter_fusion",
-        "True",
-        "reduce-scatters are asynchronous, such as the sums of fsdp's gradients",
-        _RECIPES,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
-        "True",
-        "fusions carry reduce-scatters under matrix products",
-        _RECIPES,
+    *(
+        CompilerOption("tpu", name, "True", reason, source, devices=_CORES)
+        for name, reason, source in (
+            (
+                "xla_enable_async_all_gather",
+                "all-gathers are asynchronous, such as those of fsdp's weights",
+                _MAXTEXT,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+                "fusions carry all-gathers under matrix products; else they are made synchronous",
+                _MAXTEXT,
+            ),
+            (
+                "xla_enable_async_all_reduce",
+                "all-reduces are asynchronous, such as the sums of tensor parallelism",
+                _MAXTEXT,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+                "fusions carry all-reduces under matrix products",
+                _MAXTEXT,
+            ),
+            (
+                "xla_enable_async_reduce_scatter_fusion",
+                "reduce-scatters are asynchronous, such as the sums of fsdp's gradients",
+                _RECIPES,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+                "fusions carry reduce-scatters under matrix products",
+                _RECIPES,
+            ),
+        )
     ),
     *(
         CompilerOption(
             "tpu",
             f"xla_tpu_{collective}_collective_matmul_mode",
             "POST_SPMD_CONSERVATIVE",
-            f"{words} become rings of permutes and partial products where that pays; off "
-            "elsewhere, since plans of v6e become slower",
+            f"products with {words} become rings of partial products and permutes only where that "
+            "pays; off on v2 and v3, whose permutes are synchronous",
             _VLLM,
-            devices=r"v5 ?lite|v5e",
+            devices=r"v[4-6]",
         )
         for collective, words in (
-            ("all_gather", "products with an all-gather"),
-            ("reduce_scatter", "products with a reduce-scatter"),
+            ("all_gather", "an all-gather"),
+            ("reduce_scatter", "a reduce-scatter"),
         )
     ),
     CompilerOption(
@@ -166,8 +163,10 @@ OPTIONS = (
             "cuda",
             f"xla_gpu_enable_pipelined_{collective}",
             "True",
-            f"{words} of a loop's iteration run beside the next or previous one",
+            f"{words} of an iteration run beside the next or the one before; off on A100, where "
+            "plans become slower",
             _NVIDIA,
+            devices=_H100,
         )
         for collective, words in (
             ("all_gather", "all-gathers"),
