@@ -87,9 +87,9 @@ _RECIPES = (
 )
 _MOE = "docs/moe.md"
 
-# Parts of jax's names of devices. The collectives of TPU7x are asynchronous anyway.
+# Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
 _CORES = r"v[2-6]"
-_H100 = r"h[12]00"
+_HOPPER_AND_LATER = r"h[12]00|b200"
 
 OPTIONS = (
     *(
@@ -166,7 +166,7 @@ OPTIONS = (
             f"{words} of an iteration run beside the next or the one before; off on A100, where "
             "plans become slower",
             _NVIDIA,
-            devices=_H100,
+            devices=_HOPPER_AND_LATER,
         )
         for collective, words in (
             ("all_gather", "all-gathers"),

@@ -1,5 +1,6 @@
 """Checks the compiler options of steps: the table, changes to it, and what compilers refuse."""
 
+import pathlib
 import re
 
 import jax
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime.compile_options import (
     NONE,
     OPTIONS,
@@ -21,6 +23,8 @@ from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.step_compiler import StepCompiler
 
+PAGE = "docs/memory_and_communication.md"
+PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 GATHER = "xla_enable_async_all_gather"
 MATMULS = "xla_tpu_all_gather_collective_matmul_mode"
 
@@ -31,6 +35,17 @@ def test_each_option_has_one_row_with_reason_and_source():
     for each in OPTIONS:
         assert each.platform in ("tpu", "cuda") and each.reason and each.value
         assert re.match(r"https://|docs/", each.source)
+
+
+def test_the_documentation_has_the_table():
+    page = (pathlib.Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+    for each in OPTIONS:
+        on = [
+            chip.key
+            for chip in CHIPS.values()
+            if chip.device_kinds and each.is_on(PLATFORMS[chip.kind], chip.device_kinds[0])
+        ]
+        assert f"| `{each.name}` | {', '.join(on) or 'none'} | {each.reason} |\n" in page
 
 
 def test_other_platforms_have_no_options():
