@@ -5,9 +5,9 @@ Compiled programs have three forms of them:
 - A pair such as all-gather-start and all-gather-done. Data moves while the device executes what the
   schedule has between the two.
 - A send and a recv-done, between TPU slices.
-- Several fusions of a TPU, one after the other. The first one starts the collective, the last one
-  ends it, and those between carry it on under a matrix product of their own. The core moves the
-  data step by step, so that only these fusions count.
+- Several fusions of a TPU, one after the other. The first fusion starts the collective and the last
+  fusion ends it. Each fusion between them computes a matrix product while the core moves a part of
+  the data. No other operation runs while data moves.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ def flop_counts(
 
 
 def collective_rows(
-    timed: Sequence[TimedOperation],
-    communication_seconds: float,
-    lines: GraphLines | None = None,
+    timed: Sequence[TimedOperation], lines: GraphLines | None = None
 ) -> list[CollectiveRow]:
     """Returns a row for each kind, axis, layer, phase, dtype, size and line.
 
@@ -116,7 +114,6 @@ def collective_rows(
 
     Args:
       timed: the operations of the step.
-      communication_seconds: lower bound of all collectives together.
       lines: the lines of code that made the operations; None if they are unknown.
     """
     groups: dict[tuple[str, str, str, str, str, int, str], list[TimedOperation]]
@@ -129,7 +126,8 @@ def collective_rows(
             line = lines.line(operation.op_name) if lines else ""
             key = kind, axis, operation.layer, operation.phase, call.dtype, call.bytes, line
             groups[key].append(each)
-    rows = [_collective_row(*key, group, communication_seconds) for key, group in groups.items()]
+    total = sum(each.communication_seconds for each in timed)
+    rows = [_collective_row(*key, group, total) for key, group in groups.items()]
     return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
 
 

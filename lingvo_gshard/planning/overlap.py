@@ -1,9 +1,9 @@
 """Overlap: the communication of a compiled step that the schedule hides behind computation.
 
-A collective hides behind an operation that its program executes while the collective moves data
-(hlo/asynchronous.py). It hides for as long as that operation takes, and no longer. Collectives that
-share links take turns, the one that was started first before the others, so that no time of an
-operation hides two of them. What remains is exposed: the step waits for it.
+An operation hides a collective if it runs while the collective moves data (hlo/asynchronous.py).
+It hides the collective for as long as the operation takes. Collectives that share links take turns
+in the order of their starts, so an operation hides one of them at a time. The exposed time of a
+collective is the time that no operation hides. The step waits for it.
 
 A device's collectives share its links: XLA runs the collectives of a GPU in one stream, and of a
 TPU one after the other (xla_gpu_experimental_parallel_collective_overlap_limit and

@@ -174,8 +174,7 @@ def plan_program(
 
     Args:
       planned: the program.
-      partitioning: the partitioning that split the program; None for a program that brings its own
-        shardings.
+      partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
@@ -194,8 +193,7 @@ def plan_program(
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration)]
-    if options:
-        notes.append(f"compiled with {in_words(options)}; `compile_options` changes them")
+    notes += _notes_on_options(options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -211,9 +209,7 @@ def plan_program(
         parameters=planned.parameters,
         tensors=list(planned.tensors),
         largest_temporaries=memory.largest_temporaries(compiled.module, planned.layers),
-        collectives=operation_rows.collective_rows(
-            timed, step.communication_seconds, planned.lines
-        ),
+        collectives=operation_rows.collective_rows(timed, planned.lines),
         flops=flops,
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
@@ -252,6 +248,13 @@ def _notes_on_operations(
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
     return notes
+
+
+def _notes_on_options(options: Mapping[str, str]) -> list[str]:
+    """Returns a note on the compiler's options."""
+    if not options:
+        return []
+    return [f"compiled with {in_words(options)}; `compile_options` changes them"]
 
 
 def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:

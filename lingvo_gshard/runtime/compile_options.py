@@ -20,11 +20,11 @@ from lingvo_gshard.runtime.devices import platform_of
 
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
-# Environment variables in which users set options of the compilers.
+# Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
 _GIVEN = re.compile(r"(?P<name>\w+)=(?P<value>.*)")
-# What compilers say of an option that they do not know, and of a wrong value.
+# Errors of compilers about an unknown option or a wrong value.
 _REFUSALS = re.compile(r"No such compile option|While setting option|Failed to parse")
 # XLA reads options of GPUs in Python's spelling; libtpu reads both.
 _SPELLINGS = {"true": "True", "false": "False"}

@@ -54,18 +54,21 @@ def test_other_platforms_have_no_options():
 
 
 def test_the_table_decides_by_platform_and_device():
-    v5p, v5e, h100 = (
+    v3, v5p, tpu7x, h100, a100 = (
         chosen(platform, kind, environment={})
         for platform, kind in (
+            ("tpu", "TPU v3"),
             ("tpu", "TPU v5"),
-            ("tpu", "TPU v5 lite"),
+            ("tpu", "TPU7x"),
             ("cuda", "NVIDIA H100 80GB HBM3"),
+            ("cuda", "NVIDIA A100-SXM4-80GB"),
         )
     )
-    assert v5p[GATHER] == "True" and MATMULS not in v5p
-    assert v5e == {**v5p, **{name: v5e[name] for name in v5e if "matmul" in name}}
-    assert v5e[MATMULS] == "POST_SPMD_CONSERVATIVE"
+    assert v3[GATHER] == v5p[GATHER] == "True" and tpu7x == {}
+    assert v5p == {**v3, **{name: v5p[name] for name in v5p if "matmul" in name}}
+    assert v5p[MATMULS] == "POST_SPMD_CONSERVATIVE" and MATMULS not in v3
     assert all(name.startswith("xla_gpu_") for name in h100)
+    assert set(h100) - set(a100) == {name for name in h100 if "pipelined" in name} != set()
     assert "xla_gpu_enable_while_loop_double_buffering" not in h100
 
 
