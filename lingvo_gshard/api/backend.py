@@ -29,6 +29,7 @@ _READ_BY = {
     "compilation_cache": ("spmd",),
     "device_order": ("spmd",),
     "partitioner": ("spmd",),
+    "compile_options": ("spmd",),
     "coordinator": ("spmd",),
     "num_processes": ("spmd",),
     "process_id": ("spmd",),
@@ -40,7 +41,7 @@ _WHY_NOT = {
     "tpu_strategy": "under tpu_strategy TensorFlow orders the cores and partitions",
 }
 # Besides the Params, all processes of a cluster must have these options in common.
-_SHARED = ("mesh", "strategy", "device_order", "partitioner")
+_SHARED = ("mesh", "strategy", "device_order", "partitioner", "compile_options")
 
 
 class Backend:
@@ -126,7 +127,7 @@ class Backend:
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
         make = LocalUpdatesRuntime if has_workers else SpmdRuntime
-        options = SpmdOptions(self._options.partitioner, limit)
+        options = SpmdOptions(self._options.partitioner, limit, self._options.compile_options)
         return make(trainer, self.partitioning, self._devices, options)
 
     def check_workers(self, params: Params) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from lingvo_gshard.core.options import option
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
+from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding.options import PartitioningOptions
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RuntimeOptions(PartitioningOptions):
+class RuntimeOptions(CompileOptions, PartitioningOptions):
     """Options that decide where and how an experiment's steps run.
 
     Attributes:

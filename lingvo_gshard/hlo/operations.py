@@ -85,6 +85,8 @@ class Operation:
       op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
       attention: the attention that it computes as one kernel, if any.
       is_grouped: whether it computes the products of several groups of rows as one kernel.
+      in_flight: names of the operations whose collectives move data while this operation runs. They
+        were started before, and asynchronously.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Operation:
     op_name: str = ""
     attention: FusedAttention | None = None
     is_grouped: bool = False
+    in_flight: tuple[str, ...] = ()
 
 
 def collective_calls(operations: Iterable[Operation]) -> list[CollectiveCall]:

@@ -9,6 +9,7 @@ from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import costs, demand
 from lingvo_gshard.hlo import costs as hlo_flops
 from lingvo_gshard.hlo import names as hlo_names
+from lingvo_gshard.hlo.asynchronous import CollectivesInFlight
 from lingvo_gshard.hlo.loops import Loop, Values, values_of_entry
 from lingvo_gshard.hlo.module import Computation, Instruction, Module, numpy_name
 from lingvo_gshard.hlo.operations import Collective, Operation
@@ -71,22 +72,40 @@ class _Reader:
         self.notes: list[str] = []
 
     def operations(
-        self, computation: Computation, values: Values, times: int
+        self,
+        computation: Computation,
+        values: Values,
+        times: int,
+        around: tuple[str, ...] = (),
     ) -> Iterator[Operation]:
-        """Yields the operations of a computation executed `times` times, and of all it calls."""
+        """Yields the operations of a computation and of all it calls.
+
+        Args:
+          computation: the computation.
+          values: the values of its instructions.
+          times: number of its executions.
+          around: names of collectives that are under way while it runs.
+        """
+        flight = CollectivesInFlight(computation, around)
         for instruction in computation.instructions:
+            in_flight = flight.during(instruction)
             if instruction.opcode == "while":
-                yield from self._loop(instruction, values, times)
+                yield from self._loop(instruction, values, times, in_flight)
             elif instruction.opcode == "conditional":
-                yield from self._conditional(instruction, values, times)
+                yield from self._conditional(instruction, values, times, in_flight)
             elif instruction.opcode == "call":
                 (called,) = instruction.called
                 arguments = [values.of(operand) for operand in instruction.operands]
-                yield from self.operations(called, values.within(called, arguments), times)
+                within = values.within(called, arguments)
+                yield from self.operations(called, within, times, in_flight)
             elif not (costs.is_free(instruction) or _is_scalar(instruction)):
-                yield from self._instruction(instruction, times)
+                found = list(self._instruction(instruction, times, in_flight))
+                flight.start(instruction, [each.name for each in found if each.collective])
+                yield from found
 
-    def _loop(self, instruction: Instruction, values: Values, times: int) -> Iterator[Operation]:
+    def _loop(
+        self, instruction: Instruction, values: Values, times: int, in_flight: tuple[str, ...]
+    ) -> Iterator[Operation]:
         loop = Loop(instruction, values)
         count = loop.trip_count
         if count is None:
@@ -95,18 +114,21 @@ class _Reader:
             self.notes.append(_unknown_trips(instruction.name, name, count))
             count = 1 if count is None else count
         if count:
-            yield from self.operations(loop.body, loop.first_iteration(), times * count)
+            first = loop.first_iteration()
+            yield from self.operations(loop.body, first, times * count, in_flight)
 
     def _conditional(
-        self, instruction: Instruction, values: Values, times: int
+        self, instruction: Instruction, values: Values, times: int, in_flight: tuple[str, ...]
     ) -> Iterator[Operation]:
         found = []
         for branch, operand in zip(instruction.called, instruction.operands[1:], strict=True):
-            arguments = [values.of(operand)]
-            found.append(list(self.operations(branch, values.within(branch, arguments), times)))
+            within = values.within(branch, [values.of(operand)])
+            found.append(list(self.operations(branch, within, times, in_flight)))
         yield from max(found, key=_work)
 
-    def _instruction(self, instruction: Instruction, times: int) -> Iterator[Operation]:
+    def _instruction(
+        self, instruction: Instruction, times: int, in_flight: tuple[str, ...]
+    ) -> Iterator[Operation]:
         parts = _parts(instruction)
         matmuls = sorted(
             (part for part, _ in parts if hlo_flops.is_matmul(part)),
@@ -132,6 +154,7 @@ class _Reader:
             op_name=name,
             attention=hlo_flops.fused_attention(instruction),
             is_grouped=hlo_flops.is_grouped_products(instruction),
+            in_flight=in_flight,
         )
         for inner, collective in collectives[1:]:
             yield self._further_collective(inner, collective, name, times)

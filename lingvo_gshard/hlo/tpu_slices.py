@@ -123,7 +123,7 @@ def received(send: Instruction) -> list[Shape]:
     """Returns the arrays that the runtime returns."""
     return [
         array
-        for receive in _receives(send)
+        for receive in receives(send)
         for array in (receive.shape.elements or (receive.shape,))[0].arrays
     ]
 
@@ -131,13 +131,13 @@ def received(send: Instruction) -> list[Shape]:
 def results(send: Instruction) -> Iterator[Instruction]:
     """Yields the instructions that hold what the runtime returns."""
     users = send.computation.users
-    for receive in _receives(send):
+    for receive in receives(send):
         for done in users[receive]:
             yield from (user for user in users[done] if user.opcode == "get-tuple-element")
 
 
-def _receives(send: Instruction) -> list[Instruction]:
-    """The instructions that receive what the runtime returns, by the same rendezvous."""
+def receives(send: Instruction) -> list[Instruction]:
+    """Returns the instructions that receive what the runtime returns for a send."""
     rendezvous = _attribute(send, _RENDEZVOUS)
     return [
         other

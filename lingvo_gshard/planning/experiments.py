@@ -19,6 +19,7 @@ from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.loads.rating import GivenLoads, LoadsOptions
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
+from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY, PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -26,7 +27,7 @@ from lingvo_gshard.training import experiments
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions(PartitioningOptions):
+class PlanOptions(CompileOptions, PartitioningOptions):
     """Options for the partitioning and compilation of an experiment's training step.
 
     Attributes:
@@ -96,6 +97,7 @@ def plan_experiment(
         options.tokens,
         progress,
         measured,
+        options.compile_options,
     )
     return msgspec.structs.replace(plan, loads=given.rate(plan)) if given else plan
 

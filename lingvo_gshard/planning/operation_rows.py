@@ -14,6 +14,7 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.moe.experts import Experts
@@ -105,25 +106,29 @@ def flop_counts(
 
 
 def collective_rows(
-    timed: Sequence[TimedOperation], communication_seconds: float
+    timed: Sequence[TimedOperation], lines: GraphLines | None = None
 ) -> list[CollectiveRow]:
-    """Returns a row for each kind, axis, layer, phase, dtype and size; most seconds first.
+    """Returns a row for each kind, axis, layer, phase, dtype, size and line.
+
+    The rows with the most exposed time come first.
 
     Args:
       timed: the operations of the step.
-      communication_seconds: lower bound of all collectives together.
+      lines: the lines of code that made the operations; None if they are unknown.
     """
-    groups: dict[tuple[str, str, str, str, str, int], list[TimedOperation]]
+    groups: dict[tuple[str, str, str, str, str, int, str], list[TimedOperation]]
     groups = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective
         if call is not None:
             axis = ",".join(call.axes) or "all"
             kind = call.kind + (ACROSS_SLICES if call.slices > 1 else "")
-            key = kind, axis, operation.layer, operation.phase, call.dtype, call.bytes
+            line = lines.line(operation.op_name) if lines else ""
+            key = kind, axis, operation.layer, operation.phase, call.dtype, call.bytes, line
             groups[key].append(each)
-    rows = [_collective_row(*key, group, communication_seconds) for key, group in groups.items()]
-    return sorted(rows, key=lambda row: -row.seconds)
+    total = sum(each.communication_seconds for each in timed)
+    rows = [_collective_row(*key, group, total) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
 
 
 def _collective_row(
@@ -133,6 +138,7 @@ def _collective_row(
     phase: str,
     dtype: str,
     bytes: int,
+    line: str,
     calls: Sequence[TimedOperation],
     communication_seconds: float,
 ) -> CollectiveRow:
@@ -147,7 +153,9 @@ def _collective_row(
         count=sum(each.operation.times for each in calls),
         seconds_bound=bound,
         seconds=sum(each.seconds for each in calls),
+        hidden_seconds=sum(each.hidden_seconds for each in calls),
         share=bound / communication_seconds if communication_seconds else 0.0,
+        line=line,
     )
 
 

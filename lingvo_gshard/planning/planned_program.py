@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.planning import memory
 from lingvo_gshard.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
@@ -15,6 +16,7 @@ from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
@@ -45,6 +47,7 @@ class PlannedProgram:
       useful_flops: useful operations of all devices in one step; None if unknown.
       tokens: target positions of a batch; None if the program has no batch.
       notes: what the plan must say about these facts.
+      lines: the lines of code that made the program's operations; None if they are unknown.
     """
 
     program: Program
@@ -57,6 +60,7 @@ class PlannedProgram:
     tokens: int | None = None
     kinds: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lines: GraphLines | None = None
 
 
 def lower_function(
@@ -103,7 +107,8 @@ def lower_step(
     trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning, name: str, partitioner: str
 ) -> PlannedProgram:
     """Lowers a trainer's training step, with the facts that its layers know."""
-    program, _ = train_program(trainer, partitioning, partitioner, batch)
+    with recording.record() as recorded:
+        program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
     tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning)]
@@ -124,6 +129,7 @@ def lower_step(
         ),
         useful_flops=trainer.task.step_flops(batch),
         tokens=trainer.task.target_tokens(batch),
+        lines=GraphLines(recorded.graphs),
     )
 
 

@@ -11,7 +11,7 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.kernels.kernel import uses_in_words
-from lingvo_gshard.planning import memory, operation_rows, planned_program, roofline
+from lingvo_gshard.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.compiling.compilation import OptimizedHlo
@@ -22,6 +22,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
+from lingvo_gshard.runtime.compile_options import chosen_for, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
@@ -130,8 +131,9 @@ def plan_step(
     tokens: float | None = None,
     progress: Progress = SILENT,
     calibration: Calibration | None = None,
+    compile_options: Sequence[str] = (),
 ) -> Plan:
-    """Returns the plan of a trainer's training step.
+    """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
       trainer: the trainer.
@@ -143,16 +145,20 @@ def plan_step(
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
+      compile_options: changes to the options of `runtime/compile_options.py`.
 
     Raises:
-      UserError: if the mesh does not fit the topology or the compiler rejects the program.
+      UserError: if the mesh does not fit the topology or the compiler rejects the program or an
+        option.
     """
     compilation.check_mesh(partitioning.mesh, topology)
     progress.begin("tracing and lowering")
     # Tracing takes long, so a missing compiler is reported first.
-    partitioning = partitioning.on(platform_of(topology.compile_devices()[0]))
+    device = topology.compile_devices()[0]
+    options = chosen_for(device, compile_options)
+    partitioning = partitioning.on(platform_of(device))
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    return plan_program(program, partitioning, topology, tokens, progress, calibration)
+    return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 
 
 def plan_program(
@@ -168,8 +174,7 @@ def plan_program(
 
     Args:
       planned: the program.
-      partitioning: the partitioning that split the program; None for a program that brings its own
-        shardings.
+      partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
@@ -188,6 +193,7 @@ def plan_program(
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration)]
+    notes += _notes_on_options(options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -203,7 +209,7 @@ def plan_program(
         parameters=planned.parameters,
         tensors=list(planned.tensors),
         largest_temporaries=memory.largest_temporaries(compiled.module, planned.layers),
-        collectives=operation_rows.collective_rows(timed, step.communication_seconds),
+        collectives=operation_rows.collective_rows(timed, planned.lines),
         flops=flops,
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
@@ -224,7 +230,7 @@ def _timed(
     calibration: Calibration | None,
 ) -> tuple[list[TimedOperation], StepTime]:
     """Returns the time of each operation and of the step, calibrated if there is a calibration."""
-    timed = roofline.time_operations(operations, topology, planned.program.mesh)
+    timed = overlap.hide(roofline.time_operations(operations, topology, planned.program.mesh))
     if calibration is None:
         return timed, roofline.step_time(timed)
     timed = calibrated(timed, calibration, planned.kinds)
@@ -242,6 +248,13 @@ def _notes_on_operations(
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
     return notes
+
+
+def _notes_on_options(options: Mapping[str, str]) -> list[str]:
+    """Returns a note on the compiler's options."""
+    if not options:
+        return []
+    return [f"compiled with {in_words(options)}; `compile_options` changes them"]
 
 
 def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:

@@ -27,7 +27,10 @@ class TimedOperation:
       memory_seconds: lower bound on its memory traffic.
       communication_seconds: lower bound on its communication.
       seconds_bound: the largest of the three bounds.
-      seconds: the estimate.
+      seconds: the estimate of what the operation adds to the step: of a collective, the time that
+        no computation hides.
+      hidden_seconds: the estimate of the time of its collective that computation hides
+        (planning/overlap.py).
     """
 
     operation: Operation
@@ -36,6 +39,7 @@ class TimedOperation:
     communication_seconds: float
     seconds_bound: float
     seconds: float
+    hidden_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,8 @@ class StepTime:
       communication_seconds: sum of the operations' communication bounds.
       seconds_bound: lower bound on the step. All communication overlaps with the other
         operations, which run one after the other.
-      seconds: the estimate. All operations run one after the other, collectives included.
+      seconds: the estimate. Operations run one after the other. Of a collective counts the time
+        that no computation hides.
     """
 
     compute_seconds: float
@@ -82,7 +87,7 @@ class Budget:
 def time_operations(
     operations: Iterable[Operation], topology: Topology, mesh: Mesh
 ) -> list[TimedOperation]:
-    """Returns the time of each operation, in order.
+    """Returns the time of each operation, in order. No communication is hidden yet.
 
     Raises:
       UserError: if the mesh has another number of devices than the topology.
@@ -99,12 +104,14 @@ def step_time(timed: Sequence[TimedOperation]) -> StepTime:
         for operation in timed
         if operation.operation.collective is None
     )
+    bound = max(others, communication)
     return StepTime(
         compute_seconds=sum(operation.compute_seconds for operation in timed),
         memory_seconds=sum(operation.memory_seconds for operation in timed),
         communication_seconds=communication,
-        seconds_bound=max(others, communication),
-        seconds=sum(operation.seconds for operation in timed),
+        seconds_bound=bound,
+        # The bound has one link for all collectives. Those of a step on several slices have two.
+        seconds=max(bound, sum(operation.seconds for operation in timed)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard import hlo
 from lingvo_gshard.kernels.kernel import uses_in_words
+from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, describe
@@ -23,6 +24,8 @@ def describe_program(executable: Executable) -> list[str]:
         f"(arguments {memory['arguments']:.1f}, temporaries {memory['temporaries']:.1f}); "
         f"collectives: {_collectives(executable.collectives())}"
     ]
+    if executable.options:
+        lines.append(f"compiled with {in_words(executable.options)}")
     lines += uses_in_words(executable.program.kernels)
     replications = executable.full_replications()
     lines += [f"Warning: {replication}" for replication in replications[:_SHOWN]]

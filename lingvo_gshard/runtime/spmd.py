@@ -45,10 +45,12 @@ class SpmdOptions:
       partitioner: the partitioner in XLA, "gspmd" or "shardy".
       max_replicated_megabytes: refuses to run if a device would hold more than this many MiB of
         unsplit tensors whose letters the strategy splits. None allows any amount.
+      compile_options: changes to the compiler's options (runtime/compile_options.py).
     """
 
     partitioner: str = "gspmd"
     max_replicated_megabytes: float | None = None
+    compile_options: tuple[str, ...] = ()
 
 
 class SpmdFunction:
@@ -107,7 +109,7 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
-        self._compiler = StepCompiler()
+        self._compiler = StepCompiler(options.compile_options)
         unsplit = _unsplit(self._specs, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)

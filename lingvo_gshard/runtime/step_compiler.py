@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import partitioning_log
+from lingvo_gshard.runtime.compile_options import chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.training.run import processes
@@ -77,7 +78,14 @@ class StepCompiler:
       compilations: the programs compiled so far, in order.
     """
 
-    def __init__(self):
+    def __init__(self, compile_options: Sequence[str] = ()):
+        """Makes an empty cache.
+
+        Args:
+          compile_options: changes to the options of `runtime/compile_options.py`, which the
+            programs are compiled with.
+        """
+        self._compile_options = tuple(compile_options)
         self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
         self._messages: list[str] = []
@@ -114,7 +122,8 @@ class StepCompiler:
         if (kind, key) not in self._steps:
             with compiling():
                 program, metric_names = make()
-                executable = Executable(program, devices)
+                options = chosen_for(devices[0], self._compile_options)
+                executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:

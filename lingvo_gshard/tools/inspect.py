@@ -44,6 +44,12 @@ others use none. --kernels=here asks for the platform of this machine:
 
     gshard-inspect --experiment=language_model.one_gpu_dense --mesh=data=1 --kernels=cuda
 
+--compiler lists the options of a platform's compiler that steps are compiled with to overlap
+communication and computation, each with its reason and source. --compiler=here asks for this
+machine, and a chip, such as v5p or h100, for that chip:
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --compiler=v5p
+
 --placement draws where a weight lies: each of its parts, and the devices that hold it:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
@@ -85,7 +91,7 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
-from lingvo_gshard.tools.inspection import activations, inspection, tables, weights
+from lingvo_gshard.tools.inspection import activations, compiler, inspection, tables, weights
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -99,6 +105,7 @@ def define_flags() -> flags.FlagValues:
     weights.define_trained_flags(values)
     define_option_flags(values, PartitioningOptions())
     define_option_flags(values, RuntimeOptions(), ("compilation_cache", "max_replicated_mb"))
+    compiler.define_compiler_flags(values)
     flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
     flags.DEFINE_boolean(
         "compile",
@@ -161,6 +168,7 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise UserError(f"--function={values.function} is unknown. {hint}")
     inspection.check_kernels(values.kernels, values.partitioner)
+    compiler.check_flags(values)
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
         raise UserError("--program=-: a program is written to a file, not to standard output")
@@ -219,6 +227,8 @@ def _inspect_sharding(
     if values.kernels:
         # After compiling: jax, once started, adds no virtual devices.
         record["kernels"] = _list_kernels(values, params, trainer, partitioning, console)
+    if values.compiler:
+        record["compiler_options"] = compiler.list_options(values, console)
     return record
 
 

@@ -307,6 +307,7 @@ def _search(
             values.search_compilations,
             values.partitioner,
             shown,
+            values.compile_options,
         )
     search_report.print_search(found, console)
     if found.plan:

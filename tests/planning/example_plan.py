@@ -278,7 +278,7 @@ def _collective(kind, layer, phase, dtype, size, count, seconds) -> dict:
     return {
         "kind": kind, "axis": "data", "layer": layer, "phase": phase, "dtype": dtype,
         "bytes": size, "count": count, "seconds_bound": count * seconds * 0.7,
-        "seconds": count * seconds,
+        "seconds": count * seconds, "hidden_seconds": 0.0, "line": "",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.hlo import CollectiveCall
+from lingvo_gshard.runtime.compile_options import OPTIONS
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
@@ -110,6 +111,31 @@ def test_override_and_custom_strategy_table(capsys):
     assert "E over data (4)  " in lines["encoder.layers[0].feed_forward.experts.w_in"]
     assert "H over model (2)" in lines["decoder.layers[0].feed_forward.w_in"]
     assert "N over data (4)" in lines["decoder.layers[0].cross_attention.w_key"]
+
+
+def test_compiler_options_are_listed_with_reasons_and_sources(capsys):
+    flags = ["--mesh=data=2", "--strategy=data", "--compiler=v5p", "--json"]
+    name = "xla_enable_async_all_gather"
+    code, out, err = run_here(capsys, *flags, "--compile_options=xla_a=true")
+    assert code == 0
+    found = json.loads(out)["compiler_options"]
+    assert (found["platform"], found["device_kind"]) == ("tpu", "v5")
+    options = {row["name"]: row for row in found["options"]}
+    expected = {row.name for row in OPTIONS if row.platform == "tpu"} | {"xla_a"}
+    assert options.keys() == expected
+    assert options["xla_a"]["value"] == options[name]["value"] == "True"
+    assert options["xla_tpu_enable_async_all_to_all"]["value"] is None
+    assert options[name]["reason"] and options[name]["source"].startswith("https://")
+    assert "compiler options of steps on tpu, v5:" in err and f"  {name}=True" in err
+    code, out, _ = run_here(capsys, *flags[:2], "--compiler=here")
+    assert code == 0 and out.endswith("compiler options of steps on cpu, cpu:\n  none\n")
+
+
+def test_compiler_flags_that_do_not_fit_are_refused(capsys):
+    code, _, err = run_here(capsys, "--mesh=data=2", "--compiler=v5q")
+    assert code == 1 and "--compiler=v5q is unknown. Did you mean" in err
+    code, _, err = run_here(capsys, "--mesh=data=2", "--compile_options=none")
+    assert code == 1 and "--compile_options=none applies to --compiler, which is not given" in err
 
 
 def test_kernels_are_listed_with_the_reasons_why_layers_have_none(capsys):

@@ -21,7 +21,7 @@ from lingvo_gshard.planning.compiling.cache import OptimizedHlo, current_setting
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.planning.machines import chips, compilers, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
@@ -130,11 +130,12 @@ def _compile_anew(
         return _compile(program, topology, started, progress, options)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
+    compile_options.check_refusal(message, options or {})
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise UserError(
             f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"
         )
-    return _compile_for_larger(program, topology, message, started, progress)
+    return _compile_for_larger(program, topology, message, started, progress, options)
 
 
 def _compile(
@@ -206,7 +207,12 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
 
 
 def _compile_for_larger(
-    program: Program, topology: Topology, message: str, started: float, progress: Progress
+    program: Program,
+    topology: Topology,
+    message: str,
+    started: float,
+    progress: Progress,
+    options: Mapping[str, str] | None,
 ) -> OptimizedHlo:
     """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
     larger = _larger_topology(topology)
@@ -214,7 +220,7 @@ def _compile_for_larger(
         raise TooLargeError(_too_large(program, topology, message))
     progress.begin(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
-        compiled = _compile(program, larger, started, progress)
+        compiled = _compile(program, larger, started, progress, options)
     except jax.errors.JaxRuntimeError as error:
         raise TooLargeError(
             f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "

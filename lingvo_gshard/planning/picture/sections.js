@@ -71,7 +71,7 @@ function memorySection(given) {
 }
 
 const TIME_NOTES = {
-  estimate: "The estimate takes the efficiencies that were measured, and one thing after another.",
+  estimate: "The estimate takes the efficiencies that were measured. Communication counts as long as no computation hides it.",
   bound: "The bound takes the published peak rates, and lets all communication run beside all the rest: no step can be faster.",
 };
 
@@ -132,10 +132,11 @@ function communicationSection(given) {
     field("Collective", "kind"), field("Axis", "axis"), field("Layer", "layer", { wide: true, show: code }),
     field("Phase", "phase", { show: phaseCell }), field("Type", "dtype"),
     numeric("Bytes of a call", "bytes", bytes), numeric("Calls", "count", count),
-    numeric("Bound", "seconds_bound", seconds), numeric("Estimate", "seconds", seconds, { bar: true }), numeric("Share", "share", share),
+    numeric("Bound", "seconds_bound", seconds), numeric("Hidden", "hidden_seconds", seconds), numeric("Exposed", "seconds", seconds, { bar: true }), numeric("Share", "share", share),
+    field("Line", "line", { wide: true, show: code }),
   ];
   return section("communication", "Communication of a step",
-    el("p", { class: "lead" }, `${seconds(sum(rows.map((row) => row.seconds)))} in ${count(sum(rows.map((row) => row.count)))} collectives (estimate).`),
+    el("p", { class: "lead" }, `${seconds(sum(rows.map((row) => row.seconds)))} in ${count(sum(rows.map((row) => row.count)))} collectives that no computation hides, and ${seconds(sum(rows.map((row) => row.hidden_seconds)))} hidden (estimate).`),
     barList(bars, seconds, "Collectives by kind and axis"),
     dataTable(columns, rows, { id: "collectives", caption: "collectives", first: 8 }));
 }

@@ -137,7 +137,8 @@ class _CollectiveTotals:
       bytes: bytes of all calls.
       calls: number of calls of each size, in words.
       seconds_bound: lower bound of all calls.
-      seconds: estimate of all calls.
+      seconds: estimate of the exposed time of all calls.
+      hidden_seconds: estimate of the time of all calls that computation hides.
     """
 
     dtype: str
@@ -146,6 +147,7 @@ class _CollectiveTotals:
     calls: str
     seconds_bound: float
     seconds: float
+    hidden_seconds: float
 
     def __str__(self) -> str:
         calls = "1 call" if self.count == 1 else f"{self.count:,} calls"
@@ -171,7 +173,7 @@ def collectives(
         if not changes:
             changes = [*changed_fields("collectives", what, first, second, {"calls": ""})]
         yield from changes
-        for field in ("seconds_bound", "seconds"):
+        for field in ("seconds_bound", "seconds", "hidden_seconds"):
             if has_moved(getattr(first, field), getattr(second, field)):
                 yield from changed_fields("collectives", what, first, second, {field: "seconds"})
 
@@ -262,6 +264,7 @@ def _collective_totals(rows: Iterable[CollectiveRow]) -> dict[tuple, _Collective
             calls=_calls_text(group),
             seconds_bound=sum(row.seconds_bound for row in group),
             seconds=sum(row.seconds for row in group),
+            hidden_seconds=sum(row.hidden_seconds for row in group),
         )
         for key, group in groups.items()
     }

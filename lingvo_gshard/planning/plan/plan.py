@@ -121,7 +121,7 @@ class TemporaryRow(Record, frozen=True, kw_only=True):
 
 
 class CollectiveRow(Record, frozen=True, kw_only=True):
-    """All calls of one collective in a step that agree in everything but their time.
+    """All calls of one collective in a step that agree in everything but their times.
 
     Attributes:
       kind: as in HLO, such as "all-to-all". " across slices" follows if the device groups span TPU
@@ -133,8 +133,11 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
       bytes: the larger of operand and result of one call on one device.
       count: calls in a step.
       seconds_bound: lower bound for all calls together.
-      seconds: estimate for all calls together.
+      seconds: estimate for all calls together of the exposed time, which the step waits for.
+      hidden_seconds: estimate for all calls together of the time that computation hides.
       share: part of the bound of all collectives.
+      line: the line of code that the calls are for, such as "my_layer.py:12"; empty if it is
+        unknown, and in plans of earlier versions.
     """
 
     kind: str
@@ -146,7 +149,9 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     count: int
     seconds_bound: float
     seconds: float
+    hidden_seconds: float = 0.0
     share: float
+    line: str = ""
 
 
 class LayerRow(Record, frozen=True, kw_only=True):
@@ -162,7 +167,7 @@ class LayerRow(Record, frozen=True, kw_only=True):
       memory_seconds: lower bound for reading and writing memory.
       communication_seconds: lower bound for collectives.
       seconds_bound: lower bound for all operations, one after another.
-      seconds: estimate for all operations.
+      seconds: estimate for all operations; of collectives the exposed time.
     """
 
     layer: str
@@ -184,7 +189,7 @@ class WorkKindRow(Record, frozen=True, kw_only=True):
       kind: one of `planning.kinds.KINDS`.
       flops: operations of matrix products.
       seconds_bound: lower bound for all operations, one after another.
-      seconds: estimate for all operations.
+      seconds: estimate for all operations; of collectives the exposed time.
     """
 
     kind: str
@@ -235,7 +240,8 @@ class Plan(Record, frozen=True, kw_only=True):
       layers: in the order of their first operation.
       kinds: time by kind of work; empty in plans of earlier versions.
       is_calibrated: whether a calibration corrected the estimates.
-      seconds_per_step: estimate, without overlap of communication and computation.
+      seconds_per_step: estimate: computation, and communication that the schedule does not hide
+        behind it. In plans of earlier versions nothing is hidden.
       seconds_per_step_bound: lower bound, with full overlap.
       steps_per_second: estimate; None for a program without operations.
       steps_per_second_bound: upper bound; None for a program without operations.

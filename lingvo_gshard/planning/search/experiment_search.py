@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,7 @@ def candidate_compiler(
     partitioner: str = "gspmd",
     plans: dict[Candidate, Plan] | None = None,
     progress: Progress = SILENT,
+    compile_options: Sequence[str] = (),
 ) -> CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
 
@@ -55,6 +56,7 @@ def candidate_compiler(
       partitioner: "gspmd" or "shardy".
       plans: collects the plan of each compiled candidate.
       progress: is told each stage as it begins.
+      compile_options: changes to the compiler's options, as `plan_step` takes them.
     """
 
     def compile_candidate(candidate: Candidate) -> CompiledCost:
@@ -62,7 +64,14 @@ def candidate_compiler(
         partitioning = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
         trainer = make_trainer(candidate.rematerialize)
         plan = planner.plan_step(
-            trainer, batch, partitioning, topology, "searched", partitioner, progress=progress
+            trainer,
+            batch,
+            partitioning,
+            topology,
+            "searched",
+            partitioner,
+            progress=progress,
+            compile_options=compile_options,
         )
         if plans is not None:
             plans[candidate] = plan
@@ -123,6 +132,7 @@ def search_experiment(
     compilations: int = 4,
     partitioner: str = "gspmd",
     progress: Progress = SILENT,
+    compile_options: Sequence[str] = (),
 ) -> ExperimentSearch:
     """Returns the fastest way to partition and rematerialize an experiment's training step.
 
@@ -132,6 +142,7 @@ def search_experiment(
       compilations: number of candidates to compile before deciding; 0 trusts the cost model.
       partitioner: "gspmd" or "shardy".
       progress: is told each event of the search, and each stage of a compilation.
+      compile_options: changes to the compiler's options, as `plan_step` takes them.
     """
     paths = tuple(policy_params(experiment.leaves()))
     batch = batch_specs(experiment)
@@ -148,7 +159,7 @@ def search_experiment(
     compile_candidate = None
     if compilations:
         compile_candidate = candidate_compiler(
-            trainer_of, batch, topology, partitioner, plans, progress
+            trainer_of, batch, topology, partitioner, plans, progress, compile_options
         )
     # The cost model reads the letters of products. Chunks of logits lack the rows' letter.
     whole = {_LOGITS: _ALL_POSITIONS} if _LOGITS in experiment.task else {}

@@ -11,6 +11,8 @@ therefore compiles `without_cache`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import pathlib
 import threading
@@ -22,7 +24,7 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.hlo import names
-from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 
 _LEAST_SECONDS = 1.0
@@ -132,14 +134,15 @@ class Executable:
 
     Attributes:
       program: the program.
+      options: the options that it was compiled with.
       compiler_output: what the compiler wrote to standard error.
       lowering_seconds: seconds to lower StableHLO for the devices.
       compiling_seconds: seconds to compile the program with XLA, or to read it from the cache.
       is_cached: whether jax read the compiled program from its cache on disk.
 
     Raises:
-      UserError: if the number of devices is not the size of the program's mesh; when called, if
-        an argument's memory was donated to an earlier call.
+      UserError: if the number of devices is not the size of the program's mesh, or the compiler
+        refuses an option; when called, if an argument's memory was donated to an earlier call.
     """
 
     def __init__(
@@ -149,14 +152,15 @@ class Executable:
         options: Mapping[str, Any] | None = None,
     ):
         self.program = program
+        self.options = dict(options or {})
         started = time.monotonic()
         lowered = program.lower(devices)
         self.lowering_seconds = time.monotonic() - started
         with watching_cache() as hits:
-            self._compiled, output = _compile(lowered, program.partitioner, options)
+            self._compiled, output = _compile(lowered, program.partitioner, self.options)
         self.compiling_seconds = time.monotonic() - started - self.lowering_seconds
         self.is_cached = bool(hits)
-        self.compiler_output = with_earlier_output(program.digest, output)
+        self.compiler_output = with_earlier_output(_digest(program, self.options), output)
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         for spec, array in zip(self.program.inputs, arrays, strict=True):
@@ -213,8 +217,18 @@ class Executable:
         return names.full_replications(self.compiler_output)
 
 
+def _digest(program: Program, options: Mapping[str, Any]) -> str:
+    """Returns the digest of a program and of the options that it is compiled with."""
+    text = json.dumps(dict(options), sort_keys=True, default=str)
+    return (
+        hashlib.sha256(f"{program.digest}{text}".encode()).hexdigest()
+        if options
+        else program.digest
+    )
+
+
 def _compile(
-    lowered: jax.stages.Lowered, partitioner: str, options: Mapping[str, Any] | None
+    lowered: jax.stages.Lowered, partitioner: str, options: dict[str, Any]
 ) -> tuple[jax.stages.Compiled, str]:
     """Compiles a program; returns it with the compiler's output to standard error."""
     # A TF_CPP_MIN_LOG_LEVEL that hides warnings would lose the partitioner's.
@@ -222,7 +236,10 @@ def _compile(
     jax.config.update("jax_logging_level", "WARNING")
     try:
         with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):
-            compiled = lowered.compile(dict(options) if options else None)
+            compiled = lowered.compile(options or None)
+    except jax.errors.JaxRuntimeError as error:
+        compile_options.check_refusal(str(error), options)
+        raise
     finally:
         # If no level was set before, jax would keep the level of its libraries in C++.
         level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))

@@ -24,7 +24,7 @@ PRECISION = "bfloat16_weights"
 # The user's directory of the cache of compiled programs.
 _NAME = "plans"
 _GENERATION_FLAGS = ("batch", "largest_batch", "prompt", "every_layer")
-_NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration")
+_NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration", "compile_options")
 
 
 def define_generation_flags(values: flags.FlagValues) -> None:

@@ -114,17 +114,23 @@ def print_temporaries(console: rich.console.Console, rows: Sequence[TemporaryRow
 
 
 def print_collectives(console: rich.console.Console, collectives: Sequence[CollectiveRow]) -> None:
-    """Prints the collectives that take the most time, then sums by kind and axis."""
+    """Prints the collectives that expose the most time, then sums by kind and axis.
+
+    Computation hides a part of a collective's estimate. The step waits for the exposed rest.
+    """
     if not collectives:
         say(console, "\nNo collectives.")
         return
-    table = make_table("collective", right=("one call", "calls", "bound", "estimate", "share"))
-    rows = sorted(collectives, key=lambda row: -row.seconds)
+    table = make_table(
+        "collective", right=("one call", "calls", "bound", "hidden", "exposed", "share")
+    )
+    rows = sorted(collectives, key=lambda row: (-row.seconds, -row.hidden_seconds))
     for row in rows[:MAX_ROWS]:
         table.add_row(
             escape(
                 f"{row.kind} over {row.axis}, {row.dtype}\n"
                 f"  {row.layer or '(no layer)'}, {row.phase}"
+                + (f"\n  {row.line}" if row.line else "")
             ),
             units.in_bytes(row.bytes),
             *_call_cells([row]),
@@ -141,10 +147,11 @@ def print_collectives(console: rich.console.Console, collectives: Sequence[Colle
 
 
 def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
-    """Returns the number of calls, their bound, their estimate and their share, as text."""
+    """Returns the number of calls, their bound, hidden and exposed time and share, as text."""
     return (
         units.in_count(sum(row.count for row in rows)),
         units.in_seconds(sum(row.seconds_bound for row in rows)),
+        units.in_seconds(sum(row.hidden_seconds for row in rows)),
         units.in_seconds(sum(row.seconds for row in rows)),
         units.in_share(sum(row.share for row in rows)),
     )

@@ -96,6 +96,14 @@ def _print_totals(console: rich.console.Console, plan: Plan) -> None:
         f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
         "overlapped).",
     )
+    if plan.collectives:
+        hidden = sum(row.hidden_seconds for row in plan.collectives)
+        exposed = sum(row.seconds for row in plan.collectives)
+        say(
+            console,
+            f"Computation hides {units.in_seconds(hidden)} of the communication; the step waits "
+            f"for the other {units.in_seconds(exposed)}.",
+        )
     say(
         console,
         f"The model has {units.in_large(plan.parameters.total)} parameters, "

@@ -116,7 +116,7 @@ def timed(axes, size, slices, phase):
 
 def test_rows_tell_collectives_across_slices_apart():
     across, within = timed(("model",), 2, 2, "backward"), timed(("data",), 4, 1, "backward")
-    rows = operation_rows.collective_rows([*across, *within], 1.0)
+    rows = operation_rows.collective_rows([*across, *within])
     assert {(row.kind, row.axis, row.count) for row in rows} == {
         ("all-reduce across slices", "model", 3),
         ("all-reduce", "data", 3),

@@ -22,6 +22,15 @@ def test_plan_round_trips_through_a_file(record, path):
     assert load(path) == plan
 
 
+def test_a_plan_of_an_earlier_version_hides_nothing_and_knows_no_lines(path):
+    record = example_plan.example_plan()
+    plan = example_plan.as_plan(record)
+    for row in record["collectives"]:
+        del row["hidden_seconds"], row["line"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert load(path) == plan
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

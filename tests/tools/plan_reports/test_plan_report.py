@@ -81,8 +81,8 @@ def test_omitted_rows_are_counted():
 def test_report_has_collectives_flops_time_and_budget():
     text = "\n".join(printed(example_plan.example_plan()))
     for expected in (
-        r"all-to-all over data, float32 +8 MiB +6 +5.42 ms +7.74 ms +11%\n  encoder/layers/",
-        r"all-to-all over data: 288 MiB a step +36 +32.5 ms +46.4 ms +66%",
+        r"all-to-all over data, float32 +8 MiB +6 +5.42 ms +0 s +7.74 ms +11%\n  encoder/layers/",
+        r"all-to-all over data: 288 MiB a step +36 +32.5 ms +0 s +46.4 ms +66%",
         r"rematerialized +2.16 TFLOP +23%",
         r"decoder/layers/body_1/moe +backward +3 +18.8 ms +24.5 ms +9.3% +compute",
         r"A step of 1,048,576 tokens takes 264 ms \(estimate\), at least 156 ms \(bound,",
@@ -120,3 +120,19 @@ def test_report_of_a_nearly_empty_plan():
     plan.update(budget=None, mfu=None, seconds_per_step=0.0, steps_per_second=None, mesh="")
     text = "\n".join(printed(plan))
     assert "No collectives." in text and "keeps no weights or moments" in text
+
+
+def test_collectives_have_hidden_and_exposed_time_with_their_line():
+    record = example_plan.example_plan()
+    for row in record["collectives"]:
+        row |= {"seconds": 1e-3, "hidden_seconds": 0.0, "line": ""}
+    record["collectives"][0] |= {"seconds": 2e-3, "hidden_seconds": 5e-3, "line": "layer.py:12"}
+    lines = printed(record)
+    first = next(i for i, line in enumerate(lines) if line.startswith("collective "))
+    assert lines[first].split() == "collective one call calls bound hidden exposed share".split()
+    assert "5 ms     2 ms" in lines[first + 2] and lines[first + 4].strip() == "layer.py:12"
+    exposed = len(record["collectives"]) + 1
+    assert (
+        "Computation hides 5 ms of the communication; the step waits for the other "
+        f"{exposed} ms." in lines
+    )

@@ -1,0 +1,272 @@
+"""Options of XLA's compilers for steps of training and evaluation: one table, with reasons.
+
+Trainings and plans compile steps with the options of the table that are on, `gshard-inspect
+--compiler` lists them, and `compile_options` changes them. An option that the environment sets, in
+XLA_FLAGS or LIBTPU_INIT_ARGS, keeps the environment's value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.runtime.devices import platform_of
+
+# The value of `compile_options` that leaves out the table's options.
+NONE = "none"
+# Environment variables with options of the compilers.
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_SET = re.compile(r"--(\w+)")
+_GIVEN = re.compile(r"(?P<name>\w+)=(?P<value>.*)")
+# Errors of compilers about an unknown option or a wrong value.
+_REFUSALS = re.compile(r"No such compile option|While setting option|Failed to parse")
+# XLA reads options of GPUs in Python's spelling; libtpu reads both.
+_SPELLINGS = {"true": "True", "false": "False"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileOptions(Options):
+    """Options of XLA's compiler for steps of training and evaluation."""
+
+    compile_options: tuple[str, ...] = option(
+        (),
+        "Option of XLA's compiler for steps of training and evaluation, as name=value; name= "
+        f"leaves one out, and {NONE} leaves out all that gshard-inspect --compiler lists. May be "
+        "repeated.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerOption:
+    """An option of a compiler, and what it is for.
+
+    Attributes:
+      platform: jax's name of the platform, "tpu" or "cuda".
+      name: XLA's name of the option.
+      value: the value that serves the purpose.
+      reason: what the option does, and why it is on or off.
+      source: where the option is documented or used.
+      devices: pattern of jax's names of devices, in lower case, that are compiled for with it
+        unless `compile_options` says otherwise. "" is every device, and None is none.
+    """
+
+    platform: str
+    name: str
+    value: str
+    reason: str
+    source: str
+    devices: str | None = ""
+
+    def is_on(self, platform: str, device_kind: str) -> bool:
+        """Returns whether steps for a device are compiled with the option by default.
+
+        Args:
+          platform: jax's name of the device's platform.
+          device_kind: jax's name of the device, such as "TPU v5 lite".
+        """
+        if self.platform != platform or self.devices is None:
+            return False
+        return bool(re.search(self.devices, device_kind.lower()))
+
+
+_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/benchmarks/xla_flags_library.py"
+_VLLM = (
+    "https://github.com/vllm-project/tpu-inference/blob/main/tpu_inference/models/vllm/"
+    "vllm_model_wrapper.py"
+)
+_NVIDIA = "https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance"
+_RECIPES = (
+    "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/v5p/SDXL-MaxDiffusion/"
+    "cluster_toolkit/run_recipe.sh"
+)
+_MOE = "docs/moe.md"
+
+# Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
+_CORES = r"v[2-6]"
+_HOPPER_AND_LATER = r"h[12]00|b200"
+
+OPTIONS = (
+    *(
+        CompilerOption("tpu", name, "True", reason, source, devices=_CORES)
+        for name, reason, source in (
+            (
+                "xla_enable_async_all_gather",
+                "all-gathers are asynchronous, such as those of fsdp's weights",
+                _MAXTEXT,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+                "fusions carry all-gathers under matrix products; else they are made synchronous",
+                _MAXTEXT,
+            ),
+            (
+                "xla_enable_async_all_reduce",
+                "all-reduces are asynchronous, such as the sums of tensor parallelism",
+                _MAXTEXT,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+                "fusions carry all-reduces under matrix products",
+                _MAXTEXT,
+            ),
+            (
+                "xla_enable_async_reduce_scatter_fusion",
+                "reduce-scatters are asynchronous, such as the sums of fsdp's gradients",
+                _RECIPES,
+            ),
+            (
+                "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+                "fusions carry reduce-scatters under matrix products",
+                _RECIPES,
+            ),
+        )
+    ),
+    *(
+        CompilerOption(
+            "tpu",
+            f"xla_tpu_{collective}_collective_matmul_mode",
+            "POST_SPMD_CONSERVATIVE",
+            f"products with {words} become rings of partial products and permutes only where that "
+            "pays; off on v2 and v3, whose permutes are synchronous",
+            _VLLM,
+            devices=r"v[4-6]",
+        )
+        for collective, words in (
+            ("all_gather", "an all-gather"),
+            ("reduce_scatter", "a reduce-scatter"),
+        )
+    ),
+    CompilerOption(
+        "tpu",
+        "xla_tpu_enable_async_all_to_all",
+        "True",
+        "all-to-alls are asynchronous, for experts' chunks; off, since it changes the schedule of "
+        "every program with an all-to-all",
+        _MOE,
+        devices=None,
+    ),
+    CompilerOption(
+        "cuda",
+        "xla_gpu_enable_latency_hiding_scheduler",
+        "True",
+        "computation is scheduled between the start and the end of collectives",
+        _NVIDIA,
+    ),
+    *(
+        CompilerOption(
+            "cuda",
+            f"xla_gpu_enable_pipelined_{collective}",
+            "True",
+            f"{words} of an iteration run beside the next or the one before; off on A100, where "
+            "plans become slower",
+            _NVIDIA,
+            devices=_HOPPER_AND_LATER,
+        )
+        for collective, words in (
+            ("all_gather", "all-gathers"),
+            ("reduce_scatter", "reduce-scatters"),
+            ("all_reduce", "all-reduces"),
+        )
+    ),
+    CompilerOption(
+        "cuda",
+        "xla_gpu_enable_while_loop_double_buffering",
+        "True",
+        "loops are unrolled by two; off, since it hides 1% more for a longer compilation",
+        _NVIDIA,
+        devices=None,
+    ),
+    *(
+        CompilerOption(
+            "cuda",
+            f"xla_gpu_{collective}_combine_threshold_bytes",
+            "134217728",
+            f"{words} are combined up to this size; off, since larger ones hide less",
+            _NVIDIA,
+            devices=None,
+        )
+        for collective, words in (
+            ("all_gather", "all-gathers"),
+            ("reduce_scatter", "reduce-scatters"),
+            ("all_reduce", "all-reduces"),
+        )
+    ),
+)
+
+
+def chosen(
+    platform: str,
+    device_kind: str,
+    given: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Returns the options that steps are compiled with, by name.
+
+    Args:
+      platform: jax's name of the devices' platform, such as "tpu", "cuda" or "cpu".
+      device_kind: jax's name of the devices, such as "TPU v5 lite".
+      given: `CompileOptions.compile_options`.
+      environment: the environment variables.
+
+    Raises:
+      UserError: one of `given` is neither name=value nor "none"; names compile_options.
+    """
+    texts = " ".join(environment.get(name, "") for name in _VARIABLES)
+    kept = set(_SET.findall(texts))
+    found = {
+        each.name: each.value
+        for each in OPTIONS
+        if NONE not in given and each.is_on(platform, device_kind) and each.name not in kept
+    }
+    for text in given:
+        if text == NONE:
+            continue
+        match = _GIVEN.fullmatch(text)
+        if match is None:
+            raise UserError(
+                f"`compile_options={text}`: expected {NONE}, or name=value such as "
+                f"{OPTIONS[0].name}={OPTIONS[0].value}"
+            )
+        found[match["name"]] = _SPELLINGS.get(match["value"], match["value"])
+    return {name: value for name, value in found.items() if value}
+
+
+def chosen_for(device: Device, given: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the options that steps for devices of this kind are compiled with, by name.
+
+    Args:
+      device: one of the devices, which need not be in this machine.
+      given: `CompileOptions.compile_options`.
+
+    Raises:
+      UserError: one of `given` is neither name=value nor "none"; names compile_options.
+    """
+    return chosen(platform_of(device), device.device_kind, given)
+
+
+def in_words(options: Mapping[str, str]) -> str:
+    """Returns options as one text, such as "xla_a=True, xla_b=1"."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def check_refusal(message: str, options: Mapping[str, Any]) -> None:
+    """Raises UserError if a compiler's error is about one of the options.
+
+    Args:
+      message: the compiler's error.
+      options: the options that the program was compiled with.
+    """
+    if not _REFUSALS.search(message):
+        return
+    for name, value in options.items():
+        if re.search(rf"\b{name}\b", message):
+            raise UserError(
+                f"`compile_options={name}={value}`: the installed compiler refuses it: "
+                f"{message.strip().splitlines()[0]}. `compile_options={name}=` leaves it out"
+            )

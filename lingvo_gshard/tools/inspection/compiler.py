@@ -1,0 +1,105 @@
+"""gshard-inspect --compiler: the options that steps are compiled with, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines.chips import CHIPS
+from lingvo_gshard.runtime import compile_options
+from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
+from lingvo_gshard.runtime.devices import devices_for, platform_of
+from lingvo_gshard.tools.flags.options import define_option_flags
+from lingvo_gshard.tools.inspection.inspection import HERE
+from lingvo_gshard.tools.inspection.tables import say
+
+# Kinds of chips -> jax's names of their platforms.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownOption:
+    """An option of a compiler, as --compiler shows it.
+
+    Attributes:
+      name: XLA's name of the option.
+      value: the value that steps are compiled with; None if they are compiled without it.
+      reason: what it does; empty for an option of the user's own.
+      source: where it is documented or used; empty for an option of the user's own.
+    """
+
+    name: str
+    value: str | None
+    reason: str = ""
+    source: str = ""
+
+
+def define_compiler_flags(values: flags.FlagValues) -> None:
+    """Defines --compiler and the flag of the options that it shows."""
+    flags.DEFINE_string(
+        "compiler",
+        None,
+        f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options of its "
+        "compiler that steps are compiled with, with reasons.",
+        flag_values=values,
+    )
+    note = "With --compiler."
+    define_option_flags(values, CompileOptions(), notes={"compile_options": note})
+
+
+def check_flags(values: flags.FlagValues) -> None:
+    """Raises UserError if the chip is unknown, or options are given without --compiler."""
+    known = (*CHIPS, HERE)
+    if values.compiler is None and values.compile_options:
+        raise UserError(
+            f"--compile_options={values.compile_options[0]} applies to --compiler, which is not "
+            "given"
+        )
+    if values.compiler is not None and values.compiler not in known:
+        hint = names.nearest(values.compiler, known)
+        raise UserError(f"--compiler={values.compiler} is unknown. {hint}")
+
+
+def list_options(values: flags.FlagValues, console: rich.console.Console) -> dict[str, Any]:
+    """Prints the options of the chip's compiler; returns the record for JSON."""
+    if values.compiler == HERE:
+        device = devices_for(None)[0]
+        platform, kind = platform_of(device), device.device_kind
+    else:
+        chip = CHIPS[values.compiler]
+        platform = _PLATFORMS[chip.kind]
+        kind = next(iter(chip.device_kinds), chip.name)
+    chosen = compile_options.chosen(platform, kind, values.compile_options)
+    shown = shown_options(platform, chosen)
+    say(console, f"\ncompiler options of steps on {platform}, {kind}:")
+    for row in shown:
+        say(console, f"  {row.name}={'(off)' if row.value is None else row.value}")
+        say(console, f"    {row.reason or 'given by --compile_options'}")
+        if row.source:
+            say(console, f"    {row.source}")
+    if not shown:
+        say(console, "  none")
+    options = [dataclasses.asdict(row) for row in shown]
+    return {"platform": platform, "device_kind": kind, "options": options}
+
+
+def shown_options(platform: str, chosen: dict[str, str]) -> list[ShownOption]:
+    """Returns all options of a platform's compiler that are known or chosen.
+
+    Args:
+      platform: jax's name of the platform.
+      chosen: the options that steps are compiled with, by name.
+    """
+    known: dict[str, CompilerOption] = {
+        each.name: each for each in compile_options.OPTIONS if each.platform == platform
+    }
+    rows = [
+        ShownOption(name, chosen.get(name), each.reason, each.source)
+        for name, each in known.items()
+    ]
+    return rows + [ShownOption(n, value) for n, value in chosen.items() if n not in known]

@@ -1,0 +1,147 @@
+"""Checks the compiler options of steps: the table, changes to it, and what compilers refuse."""
+
+import pathlib
+import re
+
+import jax
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines.chips import CHIPS
+from lingvo_gshard.runtime.compile_options import (
+    NONE,
+    OPTIONS,
+    CompileOptions,
+    check_refusal,
+    chosen,
+    in_words,
+)
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.program import executable
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.step_compiler import StepCompiler
+
+PAGE = "docs/memory_and_communication.md"
+PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
+GATHER = "xla_enable_async_all_gather"
+MATMULS = "xla_tpu_all_gather_collective_matmul_mode"
+
+
+def test_each_option_has_one_row_with_reason_and_source():
+    names = [each.name for each in OPTIONS]
+    assert len(names) == len(set(names))
+    for each in OPTIONS:
+        assert each.platform in ("tpu", "cuda") and each.reason and each.value
+        assert re.match(r"https://|docs/", each.source)
+
+
+def test_the_documentation_has_the_table():
+    page = (pathlib.Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+    for each in OPTIONS:
+        on = [
+            chip.key
+            for chip in CHIPS.values()
+            if chip.device_kinds and each.is_on(PLATFORMS[chip.kind], chip.device_kinds[0])
+        ]
+        assert f"| `{each.name}` | {', '.join(on) or 'none'} | {each.reason} |\n" in page
+
+
+def test_other_platforms_have_no_options():
+    for platform in ("cpu", "rocm"):
+        assert chosen(platform, "any", environment={}) == {}
+
+
+def test_the_table_decides_by_platform_and_device():
+    v3, v5p, tpu7x, h100, a100 = (
+        chosen(platform, kind, environment={})
+        for platform, kind in (
+            ("tpu", "TPU v3"),
+            ("tpu", "TPU v5"),
+            ("tpu", "TPU7x"),
+            ("cuda", "NVIDIA H100 80GB HBM3"),
+            ("cuda", "NVIDIA A100-SXM4-80GB"),
+        )
+    )
+    assert v3[GATHER] == v5p[GATHER] == "True" and tpu7x == {}
+    assert v5p == {**v3, **{name: v5p[name] for name in v5p if "matmul" in name}}
+    assert v5p[MATMULS] == "POST_SPMD_CONSERVATIVE" and MATMULS not in v3
+    assert all(name.startswith("xla_gpu_") for name in h100)
+    assert set(h100) - set(a100) == {name for name in h100 if "pipelined" in name} != set()
+    assert "xla_gpu_enable_while_loop_double_buffering" not in h100
+
+
+def test_given_options_change_the_table():
+    table = chosen("tpu", "TPU v5", environment={})
+    assert chosen("tpu", "TPU v5", (NONE,), {}) == {}
+    assert chosen("tpu", "TPU v5", (NONE, "xla_a=true"), {}) == {"xla_a": "True"}
+    without = {name: value for name, value in table.items() if name != GATHER}
+    assert chosen("tpu", "TPU v5", (f"{GATHER}=",), {}) == without
+    changed = chosen("tpu", "TPU v5", (f"{GATHER}=false", "xla_b=7"), {})
+    assert changed == {**table, GATHER: "False", "xla_b": "7"}
+    assert in_words({"xla_a": "True", "xla_b": "7"}) == "xla_a=True, xla_b=7"
+
+
+def test_the_environment_overrides_the_table_but_not_what_is_given():
+    environment = {"LIBTPU_INIT_ARGS": f"--xla_x=1 --{GATHER}=false"}
+    assert GATHER not in chosen("tpu", "TPU v5", (), environment)
+    assert chosen("tpu", "TPU v5", (f"{GATHER}=true",), environment)[GATHER] == "True"
+
+
+def test_an_option_without_a_value_is_refused():
+    with pytest.raises(UserError, match="`compile_options=xla_a`: expected none, or name=value"):
+        chosen("cpu", "cpu", ("xla_a",), {})
+    assert CompileOptions(compile_options=["xla_a=1"]).compile_options == ("xla_a=1",)
+
+
+def test_a_compilers_refusal_names_the_option():
+    options = {"xla_ab": "1", "xla_a": "perhaps"}
+    for message in (
+        "INVALID_ARGUMENT: No such compile option: 'xla_a'",
+        "INVALID_ARGUMENT: While setting option xla_a, 'perhaps' is not a valid bool value.",
+        "INVALID_ARGUMENT: Failed to parse 'perhaps' into flag xla_a: \n",
+    ):
+        with pytest.raises(UserError, match="`compile_options=xla_a=perhaps`") as raised:
+            check_refusal(message, options)
+        assert raised.value.option == "compile_options"
+    check_refusal("INTERNAL: xla_a", options)
+    check_refusal("No such compile option: 'xla_c'", options)
+
+
+def make_program():
+    run = partition(lambda x: x * 2.0, "data=2", "data", layouts=["BM"])
+    return run.lower(tf.TensorSpec((4, 8)))
+
+
+def test_steps_on_cpus_are_compiled_without_options():
+    compiler = StepCompiler()
+    step = compiler.step("train", 0, devices_for(2), lambda: (make_program(), []))
+    assert step.executable.options == {}
+
+
+def test_steps_are_compiled_with_what_is_given():
+    name = "xla_cpu_enable_fast_math"
+    compiler = StepCompiler((f"{name}=true",))
+    step = compiler.step("train", 0, devices_for(2), lambda: (make_program(), []))
+    assert step.executable.options == {name: "True"}
+    assert f"compiled with {name}=True" in compiler.pop_messages()
+    refused = StepCompiler(("xla_unknown=1",))
+    with pytest.raises(UserError, match="`compile_options=xla_unknown=1`.*No such compile option"):
+        refused.step("train", 0, devices_for(2), lambda: (make_program(), []))
+
+
+def test_caches_tell_programs_with_other_options_apart(tmp_path, monkeypatch):
+    """Both jax's cache of programs and the stored output of the compiler."""
+    monkeypatch.setattr(executable, "_LEAST_SECONDS", 0.0)
+    executable.keep_in(tmp_path)
+    try:
+        program, devices = make_program(), devices_for(2)
+        fast = {"xla_cpu_enable_fast_math": "True"}
+        found = [Executable(program, devices, options) for options in (None, fast, None, fast)]
+        assert [each.is_cached for each in found] == [False, False, True, True]
+        executable.with_earlier_output(program.digest, "plain")
+        assert Executable(program, devices).compiler_output == "plain"
+        assert Executable(program, devices, fast).compiler_output != "plain"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
