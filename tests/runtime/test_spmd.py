@@ -17,7 +17,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 from tests.runtime import tiny_translation
 
-STEPS = 20
+STEPS = 10
 # Strategy, mesh, experts and vocabulary. Of the uneven ones nothing divides by the devices.
 EVEN, UNEVEN = (8, 32), (6, 29)
 FAST = [
@@ -74,7 +74,7 @@ def slow(cases: list) -> list:
 def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitioner):
     runtime, metrics = trained(strategy, mesh, experts, vocabulary, partitioner)
     _, expected, local = trained_locally(experts, vocabulary)
-    assert expected[0]["loss"] - expected[-1]["loss"] > 0.3
+    assert expected[0]["loss"] - expected[-1]["loss"] > 0.15
     for step, (found, wanted) in enumerate(zip(metrics, expected, strict=True)):
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
