@@ -8,7 +8,7 @@ import pytest
 
 
 def main() -> int:
-    """Returns pytest's exit code, or 0 if all tests of the file are deselected."""
+    """Returns pytest's exit code, or 0 if all tests of the files are deselected."""
     arguments = ["-p", "no:cacheprovider", "-c", "pyproject.toml", *sys.argv[1:]]
     if report := os.environ.get("XML_OUTPUT_FILE"):
         arguments.append(f"--junitxml={report}")

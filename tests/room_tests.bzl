@@ -1,12 +1,14 @@
 """One bazel test for each test file of a folder, run by pytest."""
 
 def room_tests():
-    """Defines `helpers` from all files of the folder, and a test for each test_*.py.
+    """Defines `helpers` from all files of the folder, and a test of each folder's test_*.py.
 
-    Every test may import the whole package and the helpers of all folders, and read the tree. That
+    One process runs the tests of a folder: TensorFlow and jax take seconds to import. Every test may import the whole package and the helpers of all folders, and read the tree. That
     rooms of the package import no others than they declare is for tests/test_architecture.py.
     """
-    tests = native.glob(["**/test_*.py"])
+    folders = {}
+    for file in native.glob(["**/test_*.py"]):
+        folders.setdefault(file.rpartition("/")[0], []).append(file)
     native.py_library(
         name = "helpers",
         srcs = native.glob(["**/*.py"]),
@@ -16,13 +18,13 @@ def room_tests():
         ),
         visibility = ["//visibility:public"],
     )
-    for file in tests:
+    for folder, files in folders.items():
         native.py_test(
-            name = file[:-len(".py")].replace("/", "_"),
-            srcs = [file, "//tests:pytest_main.py"],
-            args = ["$(location %s)" % file],
+            name = folder.replace("/", "_") or "tests",
+            srcs = files + ["//tests:pytest_main.py"],
+            args = ["$(location %s)" % file for file in files],
             data = ["//:tree"],
             main = "//tests:pytest_main.py",
-            timeout = "long",
+            timeout = "eternal",
             deps = ["//tests:everything"],
         )

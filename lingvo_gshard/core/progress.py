@@ -112,6 +112,8 @@ class Stage:
         self.done = 0
         self.share: float | None = None
         self._started = time.monotonic()
+        # Seconds, units and share at the first update. Programs may be compiled before it.
+        self._first: tuple[float, int, float] | None = None
 
     @property
     def seconds(self) -> float:
@@ -127,6 +129,22 @@ class Stage:
         """Notes how far the stage is; see `Progress.update`."""
         self.done = done
         self.share = done / self.total if share is None and self.total else share
+        if done and self._first is None:
+            self._first = self.seconds, done, self.share or 0.0
+
+    def _rate(self) -> float:
+        """Returns the units per second since the first update, or of the whole stage."""
+        if self._first is None or self.is_complete or self.done <= self._first[1]:
+            return self.done / self.seconds
+        seconds, done, _ = self._first
+        return (self.done - done) / max(self.seconds - seconds, 1e-9)
+
+    def _seconds_left(self) -> float | None:
+        """Returns the seconds left at the rate since the first update; None before the second."""
+        if not self.share or self._first is None or self.share <= self._first[2]:
+            return None
+        seconds, _, share = self._first
+        return (self.seconds - seconds) * (1 - self.share) / (self.share - share)
 
     def describe(self) -> str:
         """Returns the stage with its amount, its rate and the time left, or the time so far."""
@@ -134,11 +152,11 @@ class Stage:
         if not self.done and self.total is None:
             return f"{self.name}: {duration(seconds)} so far"
         of = "" if self.total is None else f"/{self.total:,}"
-        text = f"{self.done:,}{of} {self.unit}  {self.done / seconds:,.0f} {self.unit}/s"
+        text = f"{self.done:,}{of} {self.unit}  {self._rate():,.0f} {self.unit}/s"
         if self.is_complete:
             text += f"  in {duration(seconds)}"
-        elif self.share:
-            text += f"  {duration(seconds * (1 - self.share) / self.share)} left"
+        elif (left := self._seconds_left()) is not None:
+            text += f"  {duration(left)} left"
         return f"{self.name}: {text}"
 
 

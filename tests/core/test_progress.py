@@ -10,26 +10,37 @@ from lingvo_gshard.core.progress import SILENT, PartProgress, Stage, duration
 from tests.told import Told
 
 
-def described(done, share=None, unit="rows", total=None, seconds=4.0):
-    """Returns the words of a stage that began some seconds ago."""
-    with mock.patch.object(progress.time, "monotonic", return_value=0.0):
+def described(*updates, unit="rows", total=None):
+    """Returns the words of a stage after updates (seconds since its begin, done, share)."""
+    clock = mock.Mock(return_value=0.0)
+    with mock.patch.object(progress.time, "monotonic", clock):
         stage = Stage("Reading", unit, total)
-    with mock.patch.object(progress.time, "monotonic", return_value=seconds):
-        stage.update(done, share)
+        for seconds, done, *share in updates:
+            clock.return_value = seconds
+            stage.update(done, *share)
         return stage.describe()
 
 
 class ProgressTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        ({"done": 0, "unit": ""}, "Reading: 4 s so far"),
-        ({"done": 2000}, "Reading: 2,000 rows  500 rows/s"),
-        ({"done": 2000, "share": 0.25}, "Reading: 2,000 rows  500 rows/s  12 s left"),
-        ({"done": 50, "total": 200}, "Reading: 50/200 rows  12 rows/s  12 s left"),
-        ({"done": 200, "total": 200}, "Reading: 200/200 rows  50 rows/s  in 4 s"),
-        ({"done": 0, "total": 200}, "Reading: 0/200 rows  0 rows/s"),
+        ({"unit": ""}, (0,), "Reading: 4 s so far"),
+        ({}, (2000,), "Reading: 2,000 rows  500 rows/s"),
+        ({"total": 200}, (50,), "Reading: 50/200 rows  12 rows/s"),
+        ({"total": 200}, (200,), "Reading: 200/200 rows  50 rows/s  in 4 s"),
+        ({"total": 200}, (0,), "Reading: 0/200 rows  0 rows/s"),
     )
-    def test_a_stage_has_its_amount_its_rate_and_the_time_left(self, given, words):
-        self.assertEqual(described(**given), words)
+    def test_a_stage_has_its_amount_and_its_rate(self, given, update, words):
+        self.assertEqual(described((4.0, *update), **given), words)
+
+    @parameterized.parameters(
+        # A minute of compilation is in the first update.
+        (((61.0, 10), (63.0, 50)), 250, "Reading: 50/250 rows  20 rows/s  10 s left"),
+        (((1.0, 100, 0.1), (3.0, 200, 0.5)), None, "Reading: 200 rows  50 rows/s  2 s left"),
+        (((61.0, 10), (65.0, 250)), 250, "Reading: 250/250 rows  4 rows/s  in 1 min 05 s"),
+        (((61.0, 10), (65.0, 10)), 250, "Reading: 10/250 rows  0 rows/s"),
+    )
+    def test_the_time_left_is_that_of_the_rate_after_the_first_update(self, updates, total, words):
+        self.assertEqual(described(*updates, total=total), words)
 
     @parameterized.parameters(
         (0.4, "0 s"),
