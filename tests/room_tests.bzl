@@ -1,10 +1,11 @@
-"""One bazel test for each test file of a folder, run by pytest."""
+"""One bazel test for each folder of tests, run by pytest."""
 
 def room_tests():
     """Defines `helpers` from all files of the folder, and a test of each folder's test_*.py.
 
-    One process runs the tests of a folder: TensorFlow and jax take seconds to import. Every test may import the whole package and the helpers of all folders, and read the tree. That
-    rooms of the package import no others than they declare is for tests/test_architecture.py.
+    One process runs the tests of a folder, since TensorFlow and jax take seconds to import. Every
+    test may import the whole package and the helpers of all folders, and read the tree. That rooms
+    of the package import no others than they declare is for tests/test_architecture.py.
     """
     folders = {}
     for file in native.glob(["**/test_*.py"]):
@@ -20,7 +21,8 @@ def room_tests():
     )
     for folder, files in folders.items():
         native.py_test(
-            name = folder.replace("/", "_") or "tests",
+            # A target that had the folder's name would take its place among the test's files.
+            name = folder.replace("/", "_") + "_tests" if folder else "tests",
             srcs = files + ["//tests:pytest_main.py"],
             args = ["$(location %s)" % file for file in files],
             data = ["//:tree"],
