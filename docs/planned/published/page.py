@@ -36,7 +36,7 @@ def text(found: PlannedTrainings) -> str:
         ),
         "times": table(
             ("model", "machine", "step", "products", "attention: products", "attention: rest")
-            + ("collectives", "other", "collectives hidden"),
+            + ("exposed collectives", "other", "hidden collectives", "all hidden"),
             [_times(each, row) for each, row in planned],
         ),
         "configurations": table(
@@ -75,13 +75,13 @@ class _Parts:
     """Where the time of a step goes.
 
     Attributes:
-      shares: of products, products of attention, the rest of attention, collectives, and others.
-      hidden: the measured seconds over the estimated ones with collectives that run while others
-        compute.
+      shares: of products, products of attention, the rest of attention, collectives that the step
+        waits for, others, and collectives that computation hides. All but the last make the step.
+      all_hidden: the measured seconds over the estimated ones if computation hid all collectives.
     """
 
     shares: tuple[float, ...]
-    hidden: float
+    all_hidden: float
 
     @property
     def rest(self) -> float:
@@ -94,11 +94,11 @@ def _parts(training: Training, row: PlannedTraining) -> _Parts:
     rest = row.kinds[operation_rows.ATTENTION] - attention
     collectives = row.kinds.get(operation_rows.COLLECTIVES, 0.0)
     other = sum(seconds for kind, seconds in row.kinds.items() if kind not in _SHOWN)
-    parts = (row.kinds[operation_rows.PRODUCTS], attention, rest, collectives, other)
+    parts = (row.kinds[operation_rows.PRODUCTS], attention, rest, collectives, other, row.hidden)
     measured = row.tokens / row.chips / training.published
     return _Parts(
         shares=tuple(seconds / row.seconds for seconds in parts),
-        hidden=measured / max(row.seconds - collectives, collectives),
+        all_hidden=measured / max(row.seconds - collectives, collectives + row.hidden),
     )
 
 
@@ -109,7 +109,7 @@ def _times(training: Training, row: PlannedTraining) -> tuple[str, ...]:
         _machine(training),
         f"{row.seconds:.2f} s",
         *(f"{share:.0%}" for share in parts.shares),
-        f"{parts.hidden:.2f}",
+        f"{parts.all_hidden:.2f}",
     )
 
 
@@ -127,8 +127,8 @@ def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, st
     return {
         "tpu_rest": _range("{:.0%}", [parts.rest for parts in tpus]),
         "h100_rest": _range("{:.0%}", [parts.rest for parts in h100]),
-        "tpu_hidden": _range("{:.2f}", [parts.hidden for parts in tpus]),
-        "titan_hidden": _range("{:.2f}", [parts.hidden for parts in titan]),
+        "tpu_hidden": _range("{:.2f}", [parts.all_hidden for parts in tpus]),
+        "titan_hidden": _range("{:.2f}", [parts.all_hidden for parts in titan]),
         "a100_tensor": _range("{:.2f}", old),
     }
 

@@ -25,7 +25,8 @@ class PlannedTraining(Cell, frozen=True, kw_only=True):
     Attributes:
       fits: whether the step fits. If not, its time is that of a chip with more memory.
       bound: seconds of a step at all peak rates, with communication hidden.
-      kinds: estimated seconds of a step by kind of work.
+      kinds: estimated seconds of a step by kind of work; of communication, those that it waits for.
+      hidden: estimated seconds of communication that computation hides.
       attention_products: those of the matrix products of attention alone.
       versions: the compiler and what else decides the plan.
     """
@@ -33,6 +34,7 @@ class PlannedTraining(Cell, frozen=True, kw_only=True):
     fits: bool
     bound: float
     kinds: Mapping[str, float]
+    hidden: float
     attention_products: float
     versions: Mapping[str, str]
 
@@ -80,6 +82,7 @@ def make(training: Training) -> PlannedTraining:
         fits=plan.fits,
         bound=plan.seconds_per_step_bound,
         kinds={row.kind: row.seconds for row in plan.kinds},
+        hidden=sum(row.hidden_seconds for row in plan.collectives),
         attention_products=attention.flops / rate,
         versions=plan.versions,
         made_in=round(time.monotonic() - started, 1),
