@@ -30,7 +30,7 @@ _RMS_OF_ADAM = 0.2
 class Muon(MomentOptimizer):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 
-    Weight decay and the default scale are from Liu et al. 2025 (arXiv 2502.16982, algorithm 1):
+    Weight decay and the default scale are from Liu et al. 2025 (arXiv 2502.16982, equation 4):
 
         m = beta m + (1 - beta) g;  d = beta m + (1 - beta) g with `nesterov`, else m
         w -= learning_rate (scale orthogonalized(d) + decay w)
@@ -47,7 +47,7 @@ class Muon(MomentOptimizer):
 
     Attention weights [M,N,D] and [N,D,M] are one matrix over all heads, as in the code of both
     sources. With `per_head` each head of queries, keys and values has its own, as in Muon Split
-    of GLM-5 (2026, arXiv 2602.15763, section 2.1). On a command line:
+    (GLM-5 team 2026, arXiv 2602.15763). On a command line:
 
         --gin_param='step.optimizer = @lingvo_gshard.training.step.muon.Muon'
     """

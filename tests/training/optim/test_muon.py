@@ -44,7 +44,7 @@ def newton_schulz(g):
 
 
 def numpy_muon(w, gradients, rates, beta, decay, nesterov, scale):
-    """Algorithm 1 of arXiv 2502.16982, which sums gradients without the factor 1 - beta."""
+    """Equations 1 and 4 of arXiv 2502.16982, which sum gradients without the factor 1 - beta."""
     w = w.astype(np.float64)
     m = np.zeros_like(w)
     for g, rate in zip(gradients.astype(np.float64), rates, strict=True):

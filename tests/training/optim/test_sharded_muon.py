@@ -10,15 +10,19 @@ from absl.testing import parameterized
 from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.planning.compiling import compilation
+from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding import annotate_like
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.muon import Muon
 from lingvo_gshard.training.step.optimizer import SCOPE
@@ -105,6 +109,33 @@ class ComputationTest(testing.TestCase, parameterized.TestCase):
         x = np.random.default_rng(0).normal(size=spec.shape).astype(np.float32)
         calls = compiled.compile(x).collectives()
         self.assertEqual(hlo.count_per_step(calls), {"all-to-all": 6, "all-reduce": 1 + 3 * 5})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compilers.installed() is None, reason="libtpu is missing")
+def test_tpus_move_and_multiply_matrices_in_bfloat16():
+    spec, machine = make_spec("RMH"), topologies.get("v5e:2x4")
+    optimizer = Muon.params().instantiate()
+
+    def update(weight: tf.Tensor, gradient: tf.Tensor, moment: tf.Tensor) -> list[tf.Tensor]:
+        theta, moments = optimizer.update(
+            NestedMap(w=spec),
+            NestedMap(w=weight),
+            NestedMap(w=gradient),
+            NestedMap(w=NestedMap(first_moment=annotate_like(moment, spec, "moments"))),
+            tf.constant(3),
+            tf.constant(0.1),
+        )
+        return [theta.w, moments.w.first_moment]
+
+    partitioning, layouts = Partitioning.make("data=8", "fsdp"), [f"weights:{spec.layout}"] * 3
+    partitioned = Partitioned(update, partitioning, machine.compile_devices(), layouts)
+    program = partitioned.lower(*[tf.TensorSpec(spec.shape, tf.float32)] * 3)
+    module = compilation.compile_for(program, machine).module
+    operations = hlo.read_operations(module, Mesh.parse("data=8")).operations
+    calls = [each.collective for each in operations if each.collective]
+    moved = [(c.dtype, c.bytes) for c in calls if c.kind == "all-to-all"]
+    assert moved == [("bfloat16", MATRIX_BYTES // 2)] * 2
 
 
 def make_trainer() -> Trainer:
