@@ -35,6 +35,7 @@ from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.muon import Muon
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -83,6 +84,7 @@ OPTIMIZERS: dict[str, Made] = {
     "adam_int8": (Adam, {"moment_dtype": "int8"}),
     "lion": (Lion, {}),
     "momentum": (Momentum, {"nesterov": True}),
+    "muon": (Muon, {"weight_decay": 0.1, "per_head": True}),
     "sgd": (Momentum, {"beta": 0.0}),
 }
 KERNELS: dict[str, type] = {

@@ -12,6 +12,7 @@ from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.muon import Muon
 from lingvo_gshard.training.step.optimizer import Optimizer
 from lingvo_gshard.training.step.spikes import Spikes
 from lingvo_gshard.training.step.update_ratios import UpdateRatios
@@ -25,6 +26,7 @@ OPTIMIZERS = {
     "int8 adam": Adam.params().set(moment_dtype="int8"),
     "lion": Lion.params().set(weight_decay=0.1),
     "momentum": Momentum.params(),
+    "muon": Muon.params().set(weight_decay=0.1),
     "nesterov": Momentum.params().set(nesterov=True),
     "sgd": Momentum.params().set(beta=0.0),
 }

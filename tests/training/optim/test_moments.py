@@ -12,9 +12,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.muon import Muon
 from tests.training.optim import one_weight
 
-CLASSES = [Adam, Lion, Momentum]
+CLASSES = [Adam, Lion, Momentum, Muon]
+RATES = {Adam: 0.02, Lion: 0.02, Momentum: 0.1, Muon: 0.1}
 
 
 def make_spec(path: str, layout: str, shape: tuple[int, ...]) -> VariableSpec:
@@ -60,7 +62,7 @@ def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
 def test_narrow_moments_train_as_well(cls, dtype):
     """Minimizes a quadratic whose curvatures span two decades."""
     target, curvature = np.linspace(-1, 1, 48).reshape(6, 8), np.logspace(-2, 0, 48).reshape(6, 8)
-    spec, rate = one_weight.spec("MH"), {Adam: 0.02, Lion: 0.02, Momentum: 0.1}[cls]
+    spec, rate = one_weight.spec("MH"), RATES[cls]
 
     def train(moment_dtype: str) -> float:
         optimizer = cls(cls.params().set(moment_dtype=moment_dtype))

@@ -13,6 +13,7 @@ from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.muon import Muon
 from tests import tiny
 from tests.training.optim import one_weight
 
@@ -45,7 +46,7 @@ def test_first_matching_pattern_applies():
     assert float(metrics.learning_rate) == pytest.approx(0.015)
 
 
-@pytest.mark.parametrize("cls", [Adafactor, Adam, Lion, Momentum])
+@pytest.mark.parametrize("cls", [Adafactor, Adam, Lion, Momentum, Muon])
 def test_factor_of_zero_freezes_weights(cls):
     optimizer = cls.params().set(learning_rate_factors={"hidden": 0})
     if "weight_decay" in optimizer:
@@ -96,7 +97,8 @@ def test_invalid_factors_are_rejected(factors, message):
 
 
 @pytest.mark.parametrize(
-    "name", ["adafactor.Adafactor", "adam.Adam", "lion.Lion", "momentum.Momentum"]
+    "name",
+    ["adafactor.Adafactor", "adam.Adam", "lion.Lion", "momentum.Momentum", "muon.Muon"],
 )
 def test_gin_chooses_class_and_groups(name):
     bindings = [
