@@ -133,8 +133,8 @@ OPTIONS = (
             f"xla_tpu_{collective}_collective_matmul_mode",
             "POST_SPMD_CONSERVATIVE",
             f"fewer products with {words} become rings of partial products and permutes; off, "
-            "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% slower; "
-            "fsdp alone gains 14% on eight v5p",
+            "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% "
+            "slower; fsdp alone gains 14% on eight v5p",
             _VLLM,
             devices=None,
         )
