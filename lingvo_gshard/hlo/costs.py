@@ -47,6 +47,8 @@ _ALGORITHM_PASSES = re.compile(r"_X(\d)$")
 _PRECISION_PASSES = {
     PRECISIONS.index(name): passes for name, passes in (("DEFAULT", 1), ("HIGH", 3), ("HIGHEST", 6))
 }
+# Stands for the call of instructions of no kernel.
+_NO_CALL = FusedCall("", 0.0, 1.0)
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -68,47 +70,39 @@ def product_dtype(instruction: Instruction) -> str:
 
 def fused_attention(instruction: Instruction) -> FusedAttention | None:
     """Returns the attention that an instruction computes as one kernel; None for all others."""
-    found = FusedCall.of(instruction.op_name)
-    if found is None or not is_fused_attention(instruction):
+    if not is_fused_attention(instruction):
         return None
     return FusedAttention(
         keys=_attention_operands(instruction)[1].dimensions[-2],
-        is_gradient=found.kernel.endswith("gradient"),
+        is_gradient=_call(instruction).kernel.endswith("gradient"),
         is_cudnn=instruction.proto.custom_call_target.startswith("__cudnn"),
     )
 
 
 def is_fused_attention(instruction: Instruction) -> bool:
     """Returns whether an instruction is a call of an attention's kernel (folder kernels)."""
-    found = FusedCall.of(instruction.op_name)
-    return (
-        found is not None
-        and instruction.opcode == "custom-call"
-        and found.kernel.removeprefix("cache_").startswith("attention")
-        and len(_attention_operands(instruction)) >= (2 if _reads_cache(instruction) else 3)
-    )
+    is_attention = _call(instruction).kernel.removeprefix("cache_").startswith("attention")
+    fewest = 2 if _reads_cache(instruction) else 3
+    return is_attention and len(_attention_operands(instruction)) >= fewest
 
 
 def _reads_cache(instruction: Instruction) -> bool:
     """Returns whether an instruction is a part of attention to the visible slots of a cache."""
-    found = FusedCall.of(instruction.op_name)
-    return found is not None and found.kernel == "cache_attention"
+    return _call(instruction).kernel == "cache_attention"
 
 
 def is_grouped_products(instruction: Instruction) -> bool:
     """Returns whether an instruction is a call of the kernel of grouped products."""
-    found = FusedCall.of(instruction.op_name) if instruction.opcode == "custom-call" else None
-    if found is None or not found.kernel.startswith("grouped_products"):
+    if not _call(instruction).kernel.startswith("grouped_products"):
         return False
     # The kernel's body also has calls that reserve memory.
     return bool(_float_operands(instruction, 2)) and len(instruction.operands) > 2
 
 
 def _call(instruction: Instruction) -> FusedCall:
-    """Returns the call that a kernel's instruction is a part of."""
-    found = FusedCall.of(instruction.op_name)
-    assert found is not None, instruction.op_name
-    return found
+    """Returns the call of a kernel; one without a name for all other instructions."""
+    found = FusedCall.of(instruction.op_name) if instruction.opcode == "custom-call" else None
+    return found or _NO_CALL
 
 
 def matmul_flops(instruction: Instruction) -> int:
@@ -311,39 +305,34 @@ def _read(instruction: Instruction) -> int:
         amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
     else:
         amounts = operand_demand(instruction, instruction.shape.size)
-        if instruction.opcode == "custom-call" and _reads_cache(instruction):
-            amounts = _cache_demand(instruction, amounts)
+        if _reads_cache(instruction):
+            # A layer with a window reads the blocks of the cache that its window meets. All others
+            # read a full row: how many slots are filled is known only when the step runs.
+            cache = _attention_operands(instruction)[1:]
+            amounts = _part_of(instruction, amounts, cache, _call(instruction).share)
         elif is_grouped_products(instruction):
-            amounts = _weights_demand(instruction, amounts)
+            # The weights of groups without rows are not read.
+            weights = _float_operands(instruction, 3)
+            amounts = _part_of(instruction, amounts, weights, _call(instruction).read_share)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
         used[operand] = max(used.get(operand, 0), amount)
     return sum(_bytes(operand.shape, amount) for operand, amount in used.items())
 
 
-def _cache_demand(instruction: Instruction, amounts: Sequence[int]) -> list[int]:
-    """Returns the elements of each operand that attention to a cache reads.
+def _part_of(
+    instruction: Instruction, amounts: Sequence[int], arrays: Sequence[Shape], share: float
+) -> list[int]:
+    """Returns the elements of each operand that a kernel reads.
 
-    Of a window's layer it reads the blocks that the window meets. All others read a full row:
-    how many slots are filled is known only when the step runs.
+    Args:
+      instruction: the kernel's call.
+      amounts: the elements of each operand.
+      arrays: shapes of the operands that the kernel reads in part.
+      share: the part of their elements that it reads.
     """
-    share = _call(instruction).share
-    cache = _attention_operands(instruction)[1:]
     return [
-        round(amount * share) if operand.shape in cache else amount
-        for operand, amount in zip(instruction.operands, amounts, strict=True)
-    ]
-
-
-def _weights_demand(instruction: Instruction, amounts: Sequence[int]) -> list[int]:
-    """Returns the elements of each operand of grouped products that the kernel reads.
-
-    It does not read the weights of groups without rows.
-    """
-    share = _call(instruction).read_share
-    weights = _float_operands(instruction, 3)
-    return [
-        round(amount * share) if operand.shape in weights else amount
+        round(amount * share) if operand.shape in arrays else amount
         for operand, amount in zip(instruction.operands, amounts, strict=True)
     ]
 

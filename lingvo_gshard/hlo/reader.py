@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import costs, demand
-from lingvo_gshard.hlo import costs as hlo_flops
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.hlo.asynchronous import CollectivesInFlight
 from lingvo_gshard.hlo.loops import Loop, Values, values_of_entry
@@ -131,8 +130,8 @@ class _Reader:
     ) -> Iterator[Operation]:
         parts = _parts(instruction)
         matmuls = sorted(
-            (part for part, _ in parts if hlo_flops.is_matmul(part)),
-            key=hlo_flops.matmul_flops,
+            (part for part, _ in parts if costs.is_matmul(part)),
+            key=costs.matmul_flops,
             reverse=True,
         )
         collectives = hlo_collectives.collectives(instruction, self._mesh, self._slices)
@@ -144,16 +143,16 @@ class _Reader:
             layer=layer,
             phase=phase,
             times=times,
-            matmul_flops=sum(hlo_flops.matmul_flops(part) for part in matmuls),
-            other_flops=sum(hlo_flops.other_flops(part, count) for part, count in parts),
-            dtype=numpy_name(hlo_flops.product_dtype(matmuls[0])) if matmuls else "",
-            passes=hlo_flops.passes(matmuls[0]) if matmuls else 1,
+            matmul_flops=sum(costs.matmul_flops(part) for part in matmuls),
+            other_flops=sum(costs.other_flops(part, count) for part, count in parts),
+            dtype=numpy_name(costs.product_dtype(matmuls[0])) if matmuls else "",
+            passes=costs.passes(matmuls[0]) if matmuls else 1,
             bytes=costs.memory_bytes(instruction),
             collective=collectives[0][1] if collectives else None,
             dispatch=self._origins.is_dispatch(instruction, name, matmuls),
             op_name=name,
-            attention=hlo_flops.fused_attention(instruction),
-            is_grouped=hlo_flops.is_grouped_products(instruction),
+            attention=costs.fused_attention(instruction),
+            is_grouped=costs.is_grouped_products(instruction),
             in_flight=in_flight,
         )
         for inner, collective in collectives[1:]:

@@ -1,9 +1,9 @@
 """Dropout of attention weights within a kernel of Pallas: the bits of layers/dropout.py.
 
-A weight's fate is a hash of its row-major index in [B,N,L,K] and of the pass' key, as in
-core/random_numbers.py. The index is the sum of one term for each dimension. A kernel takes these
-terms as vectors, so that it needs no array of weights, and devices that have parts of B, N, L or K
-need no more than their parts of the vectors.
+A hash of a weight's row-major index in [B,N,L,K] and of the pass' key decides whether the weight
+is dropped, as in core/random_numbers.py. The index is the sum of one term for each dimension. A
+kernel takes these terms as vectors, so that it needs no array of weights, and devices that have
+parts of B, N, L or K need no more than their parts of the vectors.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ def hashed(values: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    for shift, factor in random_numbers.HASH_STEPS:
+        x = (x ^ (x >> shift)) * jnp.uint32(factor)
     return x ^ (x >> 16)

@@ -87,6 +87,13 @@ _RECIPES = (
 )
 _MOE = "docs/moe.md"
 
+# Parts of the names of XLA's options for GPUs, and what they mean.
+_GPU_COLLECTIVES = (
+    ("all_gather", "all-gathers"),
+    ("reduce_scatter", "reduce-scatters"),
+    ("all_reduce", "all-reduces"),
+)
+
 # Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
 _CORES = r"v[2-6]"
 _HOPPER_AND_LATER = r"h[12]00|b200"
@@ -169,11 +176,7 @@ OPTIONS = (
             _NVIDIA,
             devices=_HOPPER_AND_LATER,
         )
-        for collective, words in (
-            ("all_gather", "all-gathers"),
-            ("reduce_scatter", "reduce-scatters"),
-            ("all_reduce", "all-reduces"),
-        )
+        for collective, words in _GPU_COLLECTIVES
     ),
     CompilerOption(
         "cuda",
@@ -192,11 +195,7 @@ OPTIONS = (
             _NVIDIA,
             devices=None,
         )
-        for collective, words in (
-            ("all_gather", "all-gathers"),
-            ("reduce_scatter", "reduce-scatters"),
-            ("all_reduce", "all-reduces"),
-        )
+        for collective, words in _GPU_COLLECTIVES
     ),
 )
 

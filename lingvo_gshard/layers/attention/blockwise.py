@@ -235,7 +235,7 @@ def dropout_and_sinks(softmax: Softmax) -> list[tf.Tensor]:
 def split_dropout(
     softmax: Softmax, tensors: Sequence[tf.Tensor]
 ) -> tuple[DropoutMask | None, Sequence[tf.Tensor]]:
-    """Returns the dropout and the sinks, if any, whose tensors are arguments of a function.
+    """Returns the dropout, with a function's argument as its key, and the sinks.
 
     Args:
       softmax: the options.

@@ -4,8 +4,8 @@ A step reads the weights of the experts that its tokens chose, and no others. Th
 
 - Stacked weights [E,...]. One loop over blocks of rows reads the weights of the block's expert in
   place. Programs for TPUs use it, and all others that have many experts. XLA for GPUs asks the host
-  before each iteration, and copies the weights of large experts: there, the kernel of grouped
-  products is used instead.
+  before each iteration, and copies the weights of large experts. There, the kernel of grouped
+  products takes the place of the loop, unless the weights are int8 or have adapters.
 - Separate arrays for each expert. XLA for CPU would copy an expert out of a stack before it
   multiplies by it. If there are few rows, each row branches to its experts. More rows are sorted by
   expert, and each expert computes its own rows block by block.

@@ -58,6 +58,10 @@ def run(
     expert_r = tf.reshape(expert_kT, [rows])
     order_r, position_r = sort_rows(expert_r)
     blocks, expert_b, start_b = _blocks(expert_r, count, block)
+    if tokens == 1 and count == even_experts:
+        # A token has a block for each choice. XLA for GPUs asks the host before each iteration of a
+        # loop whose end depends on data.
+        blocks = tf.constant(choices)
     # The last block of an expert may reach into rows of the next one, which come later.
     x_rM = tf.pad(tf.gather(x_TM, order_r % tokens), [[0, block], [0, 0]])
 

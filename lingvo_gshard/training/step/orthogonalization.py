@@ -80,8 +80,9 @@ class Matrices:
 def matrices_of(spec: VariableSpec, per_head: bool = False) -> Matrices | None:
     """Returns the matrices of a weight; None for tables, biases, scales and the softmax.
 
-    A weight without `inputs` has them first, and N and D count as one side. With more dimensions
-    than that it has no matrices.
+    If the spec names no `inputs`, the first dimension is the side of the inputs, and the next is
+    the side of the outputs. N and D together count as one dimension here. A weight with more
+    dimensions has no matrices.
 
     Args:
       spec: the weight.
