@@ -40,14 +40,14 @@ _BEGINNINGS = ((_BOS, 5, 7, 4), (_BOS,))
 
 
 def greedy_texts(feed_forward: Params) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Yields, for some beginnings, what the engine decodes and what whole passes choose.
+    """Yields, for some beginnings, what the engine decodes and what a whole pass chooses.
 
     Args:
       feed_forward: the layer in each of two layers of a decoder.
 
     Yields:
-      The beginning in words, the tokens of the engine, and the tokens with the largest logits of
-      passes over the whole text; both without an end.
+      The beginning in words, the tokens of the engine, and the tokens with the largest logits
+      after each beginning of the text, in a pass over it. Texts have an end if there is room.
     """
     params = LanguageModelTask.params().set(vocabulary_size=_V, model_dim=feed_forward.model_dim)
     params.decoder.set(num_layers=2, num_heads=2, hidden_dim=16, moe_every=0)
@@ -59,19 +59,17 @@ def greedy_texts(feed_forward: Params) -> Iterator[tuple[str, list[int], list[in
     with make_engine(task, theta, facts, options=EngineOptions(workers=1)) as engine:
         for beginning in _BEGINNINGS:
             (found,) = engine.submit(Request((), beginning, options)).result()
-            expected: list[int] = []
-            while len(expected) < _TOKENS and (not expected or expected[-1] != _EOS):
-                ids = np.array([[*beginning, *expected]], np.int32)
-                batch = {
-                    "target_inputs": tf.constant(ids),
-                    "target_segments": tf.ones(ids.shape, tf.int32),
-                    "target_positions": tf.range(ids.shape[1], dtype=tf.int32)[tf.newaxis],
-                }
-                with context.scope(training=False):
-                    logits = task.logits(theta, batch)
-                expected.append(int(np.argmax(logits[0, -1])))
-            without_end = [token for token in expected if token != _EOS]
-            yield f"after {list(beginning)}", list(found.tokens), without_end
+            tokens = [*found.tokens, _EOS][:_TOKENS]
+            ids = np.array([[*beginning, *tokens[:-1]]], np.int32)
+            batch = {
+                "target_inputs": tf.constant(ids),
+                "target_segments": tf.ones(ids.shape, tf.int32),
+                "target_positions": tf.range(ids.shape[1], dtype=tf.int32)[tf.newaxis],
+            }
+            with context.scope(training=False):
+                logits = task.logits(theta, batch)
+            chosen = np.argmax(logits[0, len(beginning) - 1 :], -1)
+            yield f"after {list(beginning)}", tokens, chosen.tolist()
 
 
 # Largest allowed error relative to the largest expected magnitude.

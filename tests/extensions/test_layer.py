@@ -45,6 +45,7 @@ class Adapter(Layer):
 
 class AdapterTest(testing.LayerTest):
     PARAMS = Adapter.params()
+    STRATEGIES = (("expert_tensor", "data=4,model=2"),)
 
     def test_operations_and_weights_are_counted(self):
         layer = self.case.build()

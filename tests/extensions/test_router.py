@@ -57,6 +57,7 @@ class NearestRouter(Router):
 
 class NearestRouterTest(testing.RouterTest):
     PARAMS = NearestRouter.params()
+    STRATEGIES = (("expert_tensor", "data=4,model=2"),)
 
 
 def mixture(**values: object) -> Params:
