@@ -56,10 +56,6 @@ def check(combinations: list[Combination]) -> None:
         pytest.fail(f"{combinations[len(verdicts)]} ended the process: {ended.stderr[-2000:]}")
 
 
-def test_a_combination_that_once_failed():
-    check([next(iter(FOUND.values()))])
-
-
 @pytest.mark.slow
 def test_all_combinations_that_once_failed():
     check(list(FOUND.values()))
