@@ -38,6 +38,8 @@ _bases = {
     "replicated": "",
     "data": "activations: B,G->{batch}",
     "expert": "activations: B,G->{batch} | E->data",
+    # Experts over the product of the axes that attention uses (Liu et al. 2025, arXiv 2504.14960).
+    "folded": "activations: B->{batch}; G->{batch},model | E->data,model",
     "tensor": "H,N,V->model",
     "fsdp": "activations: B,G->{batch} | weights: M,*->{batch}",
     "zero1": "activations: B,G->{batch} | moments: M,*->{batch}",
@@ -51,7 +53,7 @@ _BATCH_AXES = ("fsdp", "data")
 # - `data` is minor to all axes that split token groups. Experts take over `data` from groups. In
 #   this order the change is one all-to-all; in other orders XLA adds a permutation on both sides.
 # - `model` is minor to all axes that split positions. It gathers positions, and other orders would
-#   need a permutation there, too.
+#   need a permutation there, too. Under `folded` it is minor to `data` in groups and in experts.
 # - `stage` is minor to all axes. Every stage reads all rows of its devices along `data`, and in
 #   this order those rows are adjacent.
 _AXIS_ORDER = ("context", *_BATCH_AXES, "model", "stage")

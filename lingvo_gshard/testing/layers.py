@@ -131,6 +131,7 @@ STRATEGIES = (
     ("tensor", "model=8"),
     ("fsdp", "data=8"),
     ("expert_tensor", "data=4,model=2"),
+    ("folded_tensor", "data=4,model=2"),
     ("data_tensor", "data=2,model=4"),
     ("expert_fsdp_tensor", "data=2,fsdp=2,model=2"),
     ("expert_context_sequence_tensor", "data=2,context=2,model=2"),

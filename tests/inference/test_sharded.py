@@ -153,6 +153,7 @@ def test_weights_stay_cut_over_experts_heads_and_hidden_units():
         ("data=2,context=2", "data_context", {}),
         ("stage=2,data=2", "data_pipeline", {}),
         ("data=2,fsdp=2,model=2", "fsdp_expert_tensor", None),
+        ("data=2,model=2", "folded_tensor", {"*.experts.w_*": 4} | TENSOR),
         ("data=2", "B,G->data; E->data", {"*.experts.w_*": 2}),
     ],
 )

@@ -31,11 +31,15 @@ SLOW = [
     ("zero1", "data=8", *EVEN, "gspmd"),
     ("tensor", "model=8", *EVEN, "gspmd"),
     ("expert_tensor", "data=4,model=2", *EVEN, "gspmd"),
+    ("folded_tensor", "data=4,model=2", *EVEN, "gspmd"),
+    ("folded_sequence_tensor", "data=4,model=2", *EVEN, "gspmd"),
     ("zero1_tensor", "data=4,model=2", *EVEN, "gspmd"),
     ("expert", "data=8", *UNEVEN, "gspmd"),
     ("expert_fsdp_tensor", "data=2,fsdp=2,model=2", *UNEVEN, "gspmd"),
+    ("folded_fsdp_tensor", "data=2,fsdp=2,model=2", *EVEN, "gspmd"),
     ("expert", "data=8", *EVEN, "shardy"),
     ("expert_fsdp_tensor", "data=2,fsdp=2,model=2", *EVEN, "shardy"),
+    ("folded_tensor", "data=4,model=2", *EVEN, "shardy"),
 ]
 
 

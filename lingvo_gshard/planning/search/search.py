@@ -234,7 +234,7 @@ _CLOSE = 1.03
 # Of two candidates whose times and bytes differ by less than this ratio, only one is compiled.
 _SAME = 1.01
 # Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
-_UNRATED = ("sequence", "context", "pipeline")
+_UNRATED = ("folded", "sequence", "context", "pipeline")
 
 
 def search(

@@ -103,6 +103,7 @@ DROPOUTS: dict[str, Mapping[str, object]] = {
 AXES = {
     "data": ("data",),
     "expert": ("data",),
+    "folded": ("data", "model"),
     "tensor": ("model",),
     "fsdp": ("data",),
     "zero1": ("data",),

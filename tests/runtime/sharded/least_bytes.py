@@ -87,7 +87,7 @@ class Case:
     @property
     def splits_batch(self) -> bool:
         """Whether any part splits the batch."""
-        return any(map(self.uses, ("data", "expert", "fsdp", "zero1")))
+        return any(map(self.uses, ("data", "expert", "folded", "fsdp", "zero1")))
 
     @property
     def batch(self) -> int:
@@ -95,9 +95,15 @@ class Case:
         return self.size("data", "fsdp") if self.splits_batch else 1
 
     @property
+    def folded(self) -> int:
+        """The parts of a row's tokens in layers with experts."""
+        return self.size("model") if self.uses("folded") else 1
+
+    @property
     def experts(self) -> int:
         """The parts of the experts."""
-        return self.size("data") if self.uses("expert") else 1
+        splits_experts = self.uses("expert") or self.uses("folded")
+        return self.size("data") * self.folded if splits_experts else 1
 
 
 CASES = (
@@ -108,6 +114,7 @@ CASES = (
     Case("zero1", "data=8", 1.02),
     Case("expert_zero1", "data=8", 1.02),
     Case("expert_tensor", "data=4,model=2", 1.02),
+    Case("folded_tensor", "data=4,model=2", 1.02),
     Case("fsdp_tensor", "data=4,model=2", 1.02),
     Case("expert_fsdp", "data=4,fsdp=2", 1.02),
     Case("expert_fsdp_tensor", "data=2,fsdp=2,model=2", 1.02),
@@ -128,12 +135,14 @@ class _Weights:
       has_inner: whether they have N, H or V, which `tensor` splits.
       has_model: whether they have M, which `fsdp` and `zero1` split.
       has_experts: whether they have E, which `expert` splits.
+      routes: whether they are of a router, which computes the tokens of its groups only.
     """
 
     count: int
     has_inner: bool = False
     has_model: bool = True
     has_experts: bool = False
+    routes: bool = False
 
 
 def weights() -> list[_Weights]:
@@ -148,7 +157,7 @@ def weights() -> list[_Weights]:
         _Weights(dense * 2 * M * H, has_inner=True),
         _Weights(dense * H, has_inner=True, has_model=False),
         _Weights(dense * M + norms * 2 * M),
-        _Weights(experts * M * E),
+        _Weights(experts * M * E, routes=True),
         _Weights(experts * E * 2 * M * H, has_inner=True, has_experts=True),
     ]
 
@@ -161,8 +170,9 @@ def _of_weights(case: Case) -> Bytes:
     """
     total = Bytes()
     for group in weights():
-        local = group.count * BYTES / (case.model if group.has_inner else 1)
-        others = case.batch
+        is_inner = group.has_inner and not (group.has_experts and case.folded > 1)
+        local = group.count * BYTES / (case.model if is_inner else 1)
+        others = case.batch * (case.folded if group.routes or group.has_experts else 1)
         if group.has_experts:
             local /= case.experts
             others //= case.experts
@@ -176,14 +186,19 @@ def _of_activations(case: Case) -> Bytes:
     """Each layer that `tensor` splits reduces its output, and the gradient of its input.
 
     So do both lookups in a table that is split by V, and the gradient of the softmax's input. All
-    cross-attentions together reduce the gradient of the encoder's output once.
+    cross-attentions together reduce the gradient of the encoder's output once. Under `folded`,
+    layers with experts gather both in place of reducing them.
     """
     if case.model == 1:
         return Bytes()
     layers = (2 + 3) * LAYERS
+    folded = 2 * LAYERS // 2 if case.folded > 1 else 0
     lookups, softmax, memory = 2, 1, 1
-    rows = B * L / case.batch
-    return Bytes(reduced=(2 * layers + lookups + softmax + memory) * rows * M * BYTES)
+    rows = B * L / case.batch * M * BYTES
+    return Bytes(
+        reduced=(2 * (layers - folded) + lookups + softmax + memory) * rows,
+        gathered=2 * folded * rows,
+    )
 
 
 def _of_exchanges(case: Case) -> Bytes:
@@ -191,7 +206,7 @@ def _of_exchanges(case: Case) -> Bytes:
     if case.experts == 1:
         return Bytes()
     layers = 2 * LAYERS // 2
-    return Bytes(exchanged=4 * layers * K * (B * L / case.batch) * M * BYTES)
+    return Bytes(exchanged=4 * layers * K * (B * L / case.batch / case.folded) * M * BYTES)
 
 
 def compiled(case: Case, partitioner: str = "gspmd") -> Bytes:

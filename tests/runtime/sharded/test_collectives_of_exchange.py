@@ -18,6 +18,7 @@ DEVICES = 8
 # Rows of the buffers on one device: 2 slots for each token.
 ROWS = B * 2 * L // DEVICES
 ONE_AXIS = ("data=8", "expert")
+FOLDED = ("data=4,model=2", "folded_tensor")
 HOSTS = ("host=2,data=4", "activations: B,G->host,data | E->host,data")
 
 SHARDY = pytest.param("shardy", marks=pytest.mark.slow)
@@ -97,6 +98,25 @@ def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
 @pytest.mark.slow
 def test_direct_exchange_over_two_axes_is_one_all_to_all():
     assert moved(HOSTS) == both_ways({("host,data", "float32", ROWS * M * 4): 2})
+
+
+def test_folded_experts_send_the_tokens_of_each_device_once():
+    """Devices along `model` have other tokens, so that each sends half as many rows."""
+    executable = compiled(FOLDED)
+    found = collections.Counter(
+        (call.kind, ",".join(call.axes), call.bytes, call.phase)
+        for call in executable.collectives(frozenset({scope_name("moe"), "moe/router"}))
+    )
+    # Two slots for each of the B * L / 8 tokens of a device.
+    rows, tokens = ROWS * M * 4, B * L // 4 * M * 4
+    assert found == {
+        ("all-to-all", "data,model", rows, "forward"): 2,
+        ("all-to-all", "data,model", rows, "backward"): 2,
+        # Attention, which is split otherwise, needs all tokens of a row.
+        ("all-gather", "model", tokens, "forward"): 1,
+        ("all-gather", "model", tokens, "other"): 1,
+        ("all-reduce", "data,model", 4 * M * E, "backward"): 1,
+    }
 
 
 @each_partitioner

@@ -20,6 +20,7 @@ STRATEGIES = [
     ("zero1", "data=8"),
     ("tensor", "model=8"),
     ("expert_tensor", "data=4,model=2"),
+    ("folded_tensor", "data=4,model=2"),
     ("expert_fsdp_tensor", "data=2,fsdp=2,model=2"),
 ]
 OPTIONS = {

@@ -283,6 +283,10 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
         self.check_mesh("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
 
     @pytest.mark.slow
+    def test_folded_experts_equal_one_device(self):
+        self.check_mesh("data=4,model=2", "folded_tensor")
+
+    @pytest.mark.slow
     def test_rows_are_exchanged_twice_in_each_direction(self):
         """The forward pass also exchanges row counts. Metrics and gradients need an all-reduce."""
         layer = make(experts=8)
