@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 
-import jax
-
 from docs.planned import cells, page
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS
@@ -44,8 +42,6 @@ def main() -> None:
 
 
 def _make(given: argparse.Namespace) -> None:
-    # A quarter of the compile time; see the page for what that changes.
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
     machines = _chosen("machine", given.machine, {each.key: each for each in MACHINES})
     planned = {each.key: each for each in MODELS if each.is_planned}
     for machine in machines:

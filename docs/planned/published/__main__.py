@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 
-import jax
-
 from docs.planned.published import page, rows
 from docs.planned.published.trainings import TRAININGS
 from lingvo_gshard.core.config import names
@@ -40,8 +38,6 @@ def main() -> None:
         raise SystemExit(f"--training={given.training} is unknown. {nearest}")
     # One process plans TPUs and GPUs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    # A quarter of the compile time; see the page for what that changes.
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
     for training in TRAININGS:
         is_chosen = given.training in (training.key, _ALL)
         if is_chosen and (given.again or training.key not in rows.load()):
