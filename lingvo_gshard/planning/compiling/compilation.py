@@ -19,7 +19,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning.compiling.cache import OptimizedHlo, current_settings
 from lingvo_gshard.planning.compiling.tpu_process import EFFORT, TpuProcess
-from lingvo_gshard.planning.machines import chips, compilers, topologies
+from lingvo_gshard.planning.machines import chips, compilers, cuda, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.executable import Executable
@@ -131,6 +131,11 @@ def _compile_anew(
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     compile_options.check_refusal(message, options or {})
+    without_triton = {**(options or {}), **cuda.WITHOUT_TRITON}
+    if topology.compiler == "gpu" and without_triton != (options or {}):
+        # Autotuning would have found that a tiling of Triton's cannot be compiled.
+        compiled = _compile_anew(program, topology, progress, without_triton)
+        return dataclasses.replace(compiled, note=cuda.NO_TRITON_NOTE)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise UserError(
             f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"

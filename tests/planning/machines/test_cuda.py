@@ -8,6 +8,8 @@ import sys
 import msgspec
 import pytest
 
+from docs.planned.published import decoders
+from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import chips, compilers, cuda, gpu_targets, topologies
 from lingvo_gshard.planning.plan.plan import Plan
 
@@ -94,3 +96,16 @@ def test_a_sharded_program_is_compiled_for_hosts_of_gpus(key):
     (row,) = plan.collectives
     assert (row.kind, row.axis, row.count) == ("all-reduce", "model", 1)
     assert row.bytes == 4 * 256 // 16 * 512
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
+def test_a_step_whose_tiles_triton_cannot_compile_is_planned_with_cublas():
+    settings = ["input.batch_rows = 32", 'task.decoder.execution.rematerialize = "products"']
+    decoder = decoders.megatron(2, 4096, 32, vocabulary=512, is_tied=True)
+    params = decoder.experiment(4096, settings)
+    params.set_path("step.micro_batches", 2)
+    options = PlanOptions(mesh="data=8", strategy="data")
+    plan = plan_experiment(params, topologies.get("gpu:h100:1x8"), options)
+    assert cuda.NO_TRITON_NOTE in plan.notes
+    assert plan.flops.executed > 0.9 * plan.flops.useful

@@ -42,7 +42,7 @@ def test_long_work_is_said_at_growing_intervals(monkeypatch):
             time.sleep(0.01)
     times = [when for when, _ in said]
     assert times[3] - times[2] > times[1] - times[0] or times[3] - times[2] >= 0.08
-    assert {text[:-len("0 s so far")] for _, text in said} == {"compiling: "}
+    assert {text[: -len("0 s so far")] for _, text in said} == {"compiling: "}
     with Waiting("compiling", said.append):
         pass
     assert len(said) <= 5
