@@ -55,23 +55,23 @@ MESHES = {
     "expert_fsdp_tensor": "data=2,fsdp=2,model=2",
 }
 TABLE = """
-weight     replicated data expert tensor fsdp zero1 expert_tensor folded_tensor expert_fsdp expert_fsdp_tensor
-table      VM         VM   VM     VmM    VMd  VM    VmM           VmM           VMd         VmMfd
-position   LM         LM   LM     LM     LMd  LM    LM            LM            LMd         LMfd
-softmax    MV         MV   MV     MVm    MdV  MV    MVm           MVm           MdV         MfdVm
-scale      M          M    M      M      Md   M     M             M             Md          Mfd
-bias       M          M    M      M      Md   M     M             M             Md          Mfd
-w_query    MND        MND  MND    MNmD   MdND MND   MNmD          MNmD          MdND        MfdNmD
-w_key      MND        MND  MND    MNmD   MdND MND   MNmD          MNmD          MdND        MfdNmD
-w_value    MND        MND  MND    MNmD   MdND MND   MNmD          MNmD          MdND        MfdNmD
-mix        NDM        NDM  NDM    NmDM   NDMd NDM   NmDM          NmDM          NDMd        NmDMfd
-w_in       MH         MH   MH     MHm    MdH  MH    MHm           MHm           MdH         MfdHm
-w_out      HM         HM   HM     HmM    HMd  HM    HmM           HmM           HMd         HmMfd
-b_in       H          H    H      Hm     H    H     Hm            Hm            H           Hm
-b_out      M          M    M      M      Md   M     M             M             Md          Mfd
-expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdmMH         EdMH        EdMfHm
-expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdmHM         EdHM        EdHmMf
-w_gate     ME         ME   ME     ME     MdE  ME    ME            ME            MdE         MfdE
+weight     replicated data expert tensor fsdp zero1 expert_tensor expert_fsdp expert_fsdp_tensor
+table      VM         VM   VM     VmM    VMd  VM    VmM           VMd         VmMfd
+position   LM         LM   LM     LM     LMd  LM    LM            LMd         LMfd
+softmax    MV         MV   MV     MVm    MdV  MV    MVm           MdV         MfdVm
+scale      M          M    M      M      Md   M     M             Md          Mfd
+bias       M          M    M      M      Md   M     M             Md          Mfd
+w_query    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+w_key      MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+w_value    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+mix        NDM        NDM  NDM    NmDM   NDMd NDM   NmDM          NDMd        NmDMfd
+w_in       MH         MH   MH     MHm    MdH  MH    MHm           MdH         MfdHm
+w_out      HM         HM   HM     HmM    HMd  HM    HmM           HMd         HmMfd
+b_in       H          H    H      Hm     H    H     Hm            H           Hm
+b_out      M          M    M      M      Md   M     M             Md          Mfd
+expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdMH        EdMfHm
+expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdHM        EdHmMf
+w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfdE
 """
 # The moments of zero1. All other strategies split moments like their weights.
 ZERO1_MOMENTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
@@ -92,6 +92,9 @@ def weight_of(path: str) -> str:
 
 
 def expected_of(strategy: str) -> dict[str, str]:
+    if strategy == "folded_tensor":
+        # Experts take the axis of H.
+        return expected_of("expert_tensor") | {"expert_in": "EdmMH", "expert_out": "EdmHM"}
     header, *rows = (line.split() for line in TABLE.strip().splitlines())
     return {row[0]: row[header.index(strategy)] for row in rows}
 
