@@ -64,6 +64,7 @@ def make(training: Training) -> PlannedTraining:
     settings = [
         f"input.batch_rows = {training.rows}",
         f'task.decoder.execution.rematerialize = "{training.rematerialize}"',
+        f'step.precision = "{training.precision}"',
     ]
     params = training.decoder.experiment(training.length, settings)
     options = PlanOptions(mesh=training.mesh, strategy=training.strategy, tokens=_BILLION)

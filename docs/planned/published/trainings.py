@@ -24,6 +24,8 @@ _OFFLOADED = "projections of attention recomputed, where the original keeps them
 _BETWEEN = "activations between layers split by positions, where MaxText splits them by M"
 _MINIMAL = "all products with weights saved, as its policy `minimal` does"
 _SELECTIVE = "all products with weights saved; the original saves every second one"
+_LOGITS = "; logits in bfloat16, as its conversion of all linear layers but the last"
+_TITAN_2024 = "llama3_h100_202412_torchtitan.md"
 _ONE_PASS = "the batch in one pass, as micro-batches are not published"
 
 
@@ -43,6 +45,7 @@ class Training:
       rows: rows of a batch, of all devices.
       length: positions of a row.
       rematerialize: policy.
+      precision: value of `step.precision`.
       teraflops: published TFLOP/s of a chip; 0 if `tokens` is published.
       tokens: published tokens per second of a chip; 0 if `teraflops` is published.
       recomputes: whether the published FLOPs count the second forward pass.
@@ -60,6 +63,7 @@ class Training:
     rows: int
     length: int
     rematerialize: str
+    precision: str = "bfloat16"
     teraflops: float = 0.0
     tokens: float = 0.0
     recomputes: bool = False
@@ -109,6 +113,46 @@ def _titan(name: str, file: str, tokens: float, **facts: object) -> Training:
         length=8192,
         tokens=tokens,
         **facts,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _titan_8b(hosts: int, tokens: float, precision: str = "bfloat16") -> Training:
+    """Returns a row of the tables of Llama 3.1 8B: FSDP over all GPUs, compiled."""
+    is_fp8 = precision == "fp8"
+    return _titan(
+        "Llama 3.1 8B" + " FP8" * is_fp8,
+        _TITAN_2024,
+        tokens,
+        key=f"torchtitan llama-3.1-8b {8 * hosts}" + " fp8" * is_fp8,
+        decoder=decoders.LLAMA_3_8B,
+        topology=f"gpu:h100:{hosts}x8",
+        mesh=f"data={8 * hosts}",
+        strategy="fsdp",
+        rows=16 * hosts,
+        rematerialize=_PRODUCTS,
+        precision=precision,
+        planned=_SELECTIVE + _LOGITS * is_fp8,
+    )
+
+
+def _titan_70b(
+    tokens: float, file: str, precision: str = "bfloat16", planned: str = ""
+) -> Training:
+    """Returns a row of the tables of Llama 3.1 70B: FSDP over 32 and tensor parallelism over 8."""
+    is_fp8 = precision == "fp8"
+    return _titan(
+        "Llama 3.1 70B" + " FP8" * is_fp8,
+        file,
+        tokens,
+        key="torchtitan llama-3.1-70b 256" + " fp8" * is_fp8,
+        decoder=decoders.LLAMA_3_70B,
+        topology="gpu:h100:32x8",
+        mesh="data=32,model=8",
+        strategy="fsdp_sequence_tensor",
+        rows=512,
+        rematerialize=_FULL,
+        precision=precision,
+        planned=planned,
     )
 
 
@@ -185,45 +229,16 @@ TRAININGS = (
             " computes without buffers"
         ),
     ),
-    _titan(
-        "Llama 3.1 8B",
-        "llama3_h100_202412_torchtitan.md",
-        6667,
-        key="torchtitan llama-3.1-8b 8",
-        decoder=decoders.LLAMA_3_8B,
-        topology="gpu:h100:1x8",
-        mesh="data=8",
-        strategy="fsdp",
-        rows=16,
-        rematerialize=_PRODUCTS,
-        planned=_SELECTIVE,
-    ),
-    _titan(
-        "Llama 3.1 8B",
-        "llama3_h100_202412_torchtitan.md",
-        6514,
-        key="torchtitan llama-3.1-8b 128",
-        decoder=decoders.LLAMA_3_8B,
-        topology="gpu:h100:16x8",
-        mesh="data=128",
-        strategy="fsdp",
-        rows=256,
-        rematerialize=_PRODUCTS,
-        planned=_SELECTIVE,
-    ),
-    _titan(
-        "Llama 3.1 70B",
-        "asyncTP_llama3_h100_2025-06_torchtitan.md",
+    _titan_8b(1, 6667),
+    _titan_8b(16, 6514),
+    _titan_70b(
         597.3,
-        key="torchtitan llama-3.1-70b 256",
-        decoder=decoders.LLAMA_3_70B,
-        topology="gpu:h100:32x8",
-        mesh="data=32,model=8",
-        strategy="fsdp_sequence_tensor",
-        rows=512,
-        rematerialize=_FULL,
+        "asyncTP_llama3_h100_2025-06_torchtitan.md",
         planned="length 8,192, as in its file for this model",
     ),
+    _titan_8b(1, 8532, "fp8"),
+    _titan_8b(16, 8380, "fp8"),
+    _titan_70b(829, _TITAN_2024, "fp8", planned="length 8,192, as in its file for this model"),
     _megatron_a100("1.7B", (24, 2304, 24), 4, 1, 512, 137),
     _megatron_a100("7.5B", (36, 4096, 32), 16, 4, 512, 142),
     _megatron_a100("18.4B", (40, 6144, 48), 32, 8, 1024, 135),
