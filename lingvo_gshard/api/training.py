@@ -140,6 +140,8 @@ def train(
         ):
             backend.cluster.logdir = directory
             backend.check_workers(params)
+            if options.plan is not None and (note := options.plan.note(backend.devices[0])):
+                _say(console, note)
             console.quiet = console.quiet or not backend.is_main
             # Before the run's directory is written: a wrong name leaves nothing behind.
             start = _starting_point(init_from, directory, params, console)

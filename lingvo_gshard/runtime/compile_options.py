@@ -38,7 +38,7 @@ class CompileOptions(Options):
         (),
         "Option of XLA's compiler for steps of training and evaluation, as name=value; name= "
         f"leaves one out, and {NONE} leaves out all that gshard-inspect --compiler lists. May be "
-        "repeated.",
+        "repeated. Default: sharding.compile_options.",
     )
 
 

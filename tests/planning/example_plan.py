@@ -100,6 +100,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],
         "goodput": None,
         "loads": None,
+        "params": "",
     }
 
 

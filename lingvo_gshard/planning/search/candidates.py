@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import INNER, ROWS
@@ -348,6 +349,19 @@ class Candidate:
             settings.append(f"sharding.overrides = {dict(self.overrides)!r}")
         settings += [f'{path} = "{self.rematerialize}"' for path in rematerialize_params]
         return settings
+
+    def params(self, experiment: Params, rematerialize_params: Iterable[str] = ()) -> Params:
+        """Returns a copy of an experiment's Params with all choices of the candidate.
+
+        Args:
+          experiment: the experiment.
+          rematerialize_params: paths of the Params that take a policy, see `policy_params`.
+        """
+        changed = experiment.copy()
+        changed.sharding.set(mesh=self.mesh, strategy=self.strategy, overrides=dict(self.overrides))
+        for path in rematerialize_params:
+            changed.set_path(path, self.rematerialize)
+        return changed
 
 
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:

@@ -30,7 +30,12 @@ from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.experiments import batch_specs, make_trainer
+from lingvo_gshard.training.experiments import (
+    batch_specs,
+    make_trainer,
+    requested_compile_options,
+    requested_partitioner,
+)
 from lingvo_gshard.training.step.trainer import Trainer
 
 # Hyperparameter of tasks: the number of positions whose logits are computed at once.
@@ -112,11 +117,15 @@ class ExperimentSearch:
     """The result of a search for an experiment.
 
     Attributes:
+      experiment: the experiment, with the settings of its compiler and no choice of the search.
+      topology: the machine.
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       policy_params: paths of the experiment's rematerialization policies.
     """
 
+    experiment: Params
+    topology: Topology
     result: SearchResult
     plan: Plan | None
     policy_params: tuple[str, ...]
@@ -125,12 +134,16 @@ class ExperimentSearch:
         """Returns the settings that select a candidate."""
         return row.candidate.settings(self.policy_params)
 
+    def params(self, row: RatedCandidate) -> Params:
+        """Returns the experiment's Params with all choices of a candidate."""
+        return row.candidate.params(self.experiment, self.policy_params)
+
 
 def search_experiment(
     experiment: Params,
     topology: Topology,
     compilations: int = 4,
-    partitioner: str = "gspmd",
+    partitioner: str | None = None,
     progress: Progress = SILENT,
     compile_options: Sequence[str] = (),
 ) -> ExperimentSearch:
@@ -140,10 +153,18 @@ def search_experiment(
       experiment: Params; their own mesh, strategy and rematerialization policies are ignored.
       topology: the machine.
       compilations: number of candidates to compile before deciding; 0 trusts the cost model.
-      partitioner: "gspmd" or "shardy".
+      partitioner: "gspmd" or "shardy"; None: the experiment's.
       progress: is told each event of the search, and each stage of a compilation.
-      compile_options: changes to the compiler's options, as `plan_step` takes them.
+      compile_options: changes to the compiler's options, as `plan_step` takes them. None: the
+        experiment's.
     """
+    experiment = experiment.copy()
+    sharding = experiment.sharding.set(
+        # A named mesh may be in an order of its own. The search proposes meshes for this one.
+        device_order="contiguous",
+        partitioner=requested_partitioner(experiment, partitioner),
+        compile_options=requested_compile_options(experiment, compile_options),
+    )
     paths = tuple(policy_params(experiment.leaves()))
     batch = batch_specs(experiment)
 
@@ -159,7 +180,13 @@ def search_experiment(
     compile_candidate = None
     if compilations:
         compile_candidate = candidate_compiler(
-            trainer_of, batch, topology, partitioner, plans, progress, compile_options
+            trainer_of,
+            batch,
+            topology,
+            sharding.partitioner,
+            plans,
+            progress,
+            sharding.compile_options,
         )
     # The cost model reads the letters of products. Chunks of logits lack the rows' letter.
     whole = {_LOGITS: _ALL_POSITIONS} if _LOGITS in experiment.task else {}
@@ -173,10 +200,13 @@ def search_experiment(
         torus=_torus(topology),
         progress=progress,
     )
+    found = ExperimentSearch(experiment, topology, result, None, paths)
     plan = plans.get(result.best.candidate) if result.best else None
-    if plan is not None:
-        plan = msgspec.structs.replace(plan, name=experiment.name)
-    return ExperimentSearch(result, plan, paths)
+    if result.best is None or plan is None:
+        return found
+    text = found.params(result.best).to_text()
+    plan = msgspec.structs.replace(plan, name=experiment.name, params=text)
+    return dataclasses.replace(found, plan=plan)
 
 
 def _torus(topology: Topology) -> tuple[int, ...]:

@@ -1,0 +1,77 @@
+"""SearchRecord: the result of a search, as data for reports and trainings."""
+
+from __future__ import annotations
+
+from lingvo_gshard.planning.plan.plan import Plan, Record
+from lingvo_gshard.planning.search.search import CompiledCost
+
+FORMAT = 1
+
+
+class CostRecord(Record, frozen=True, kw_only=True):
+    """The cost model's estimate for a candidate.
+
+    Attributes:
+      seconds: time of one step.
+      peak: peak bytes of one device.
+    """
+
+    seconds: float
+    peak: int
+
+
+class CandidateRecord(Record, frozen=True, kw_only=True):
+    """A candidate with its costs.
+
+    Attributes:
+      mesh: axes and sizes.
+      strategy: table of letters and axes, or a strategy's name.
+      overrides: (pattern of layer paths, table) for layers that are sharded differently.
+      rematerialize: rematerialization policy.
+      micro_batches: number of micro-batches of a step.
+      name: name of the strategy; empty for candidates that the search made.
+      flags: command-line flags that select the candidate.
+      model: the cost model's estimate.
+      compiled: the compiler's figures; None if it was not compiled.
+      problem: why it could not be compiled; empty if it could.
+    """
+
+    mesh: str
+    strategy: str
+    overrides: list[tuple[str, str]]
+    rematerialize: str
+    micro_batches: int
+    name: str
+    flags: list[str]
+    model: CostRecord
+    compiled: CompiledCost | None
+    problem: str
+
+
+class SearchRecord(Record, frozen=True, kw_only=True):
+    """The result of a search.
+
+    Attributes:
+      search_format: version of the file format.
+      name: the experiment.
+      topology: the machine.
+      best: the fastest candidate that fits; None if none fits.
+      front: candidates that no other one beats in both time and memory, fastest first.
+      candidates: all candidates that the search made.
+      baselines: named strategies, for comparison.
+      capacity: bytes of a device that a program may use.
+      plan: plan of the best candidate; None if it was not compiled.
+      params: the experiment's Params with all choices of the best candidate, as in a run's
+        params.txt; empty if none fits.
+    """
+
+    search_format: int = FORMAT
+    name: str
+    topology: str
+    best: CandidateRecord | None
+    front: list[CandidateRecord]
+    candidates: list[CandidateRecord]
+    baselines: list[CandidateRecord]
+    capacity: int
+    plan: Plan | None
+    params: str
