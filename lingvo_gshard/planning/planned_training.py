@@ -68,7 +68,7 @@ class PlannedTraining:
         here = jax.devices()
         what = f"{len(here)} ({here[0].device_kind})" if here[0].platform != "cpu" else "none"
         raise UserError(
-            f"`plan={self.path}` is for {planned.devices:,} devices of `topology={planned.name}`, "
+            f"`plan={self.path}` is for {planned.devices:,} devices of {planned.name}, "
             f"but there are {what}. Plan again for the machine that you have, or set "
             f"{_PLATFORMS}=cpu in the environment to try the plan on virtual devices"
         )

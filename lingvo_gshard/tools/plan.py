@@ -86,7 +86,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.planned import plan_file
-from lingvo_gshard.planning.search.experiment_search import search_experiment
+from lingvo_gshard.planning.search.experiment_search import SearchOptions, search_experiment
 from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
@@ -304,9 +304,9 @@ def _search(
         found = search_experiment(
             params,
             topology,
-            values.search_compilations,
-            values.partitioner,
+            read_options(values, SearchOptions),
             shown,
+            values.partitioner,
             values.compile_options,
         )
     search_report.print_search(found, console)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.planning.plan.plan import Plan, Record
-from lingvo_gshard.planning.search.search import CompiledCost
+from lingvo_gshard.planning.search.results import CompiledCost
 
 FORMAT = 1
 

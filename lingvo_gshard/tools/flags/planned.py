@@ -79,7 +79,7 @@ def requested_params(
     for path, before, now in planned.params.diff(params):
         if path.startswith("sharding."):
             raise UserError(
-                f"`{path} = {now}` contradicts --plan={values.plan}, which has {before}; leave out "
+                f"{path} = {now} contradicts --plan={values.plan}, which has {before}; leave out "
                 "one of them"
             )
         if not path.startswith(_BESIDE_THE_STEP):

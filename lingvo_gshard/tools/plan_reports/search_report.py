@@ -12,11 +12,12 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.search import experiment_search as search_result
-from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
+from lingvo_gshard.planning.search.experiment_search import ExperimentSearch, SearchOptions
 from lingvo_gshard.planning.search.record import CandidateRecord, CostRecord, SearchRecord
+from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console.spelling import flag_of
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
+from lingvo_gshard.tools.flags.options import define_option_flags
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40
@@ -27,18 +28,11 @@ def define_search_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean(
         "search",
         False,
-        "Searches for the fastest mesh, strategy and rematerialization policy that fit, instead of "
-        "planning those of the experiment.",
+        "Searches for the fastest mesh, strategy, rematerialization, micro-batches, dispatch and "
+        "options of the compiler that fit, instead of planning those of the experiment.",
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "search_compilations",
-        4,
-        "Number of candidates that --search compiles before it decides, the best by the cost model "
-        "first. 0 decides by the cost model alone.",
-        0,
-        flag_values=values,
-    )
+    define_option_flags(values, SearchOptions())
 
 
 def check_flags(values: flags.FlagValues) -> None:
@@ -70,9 +64,7 @@ def print_search(search: ExperimentSearch, console: rich.console.Console) -> Non
         )
 
 
-def _print_rows(
-    console: rich.console.Console, title: str, rows: Iterable[search_result.RatedCandidate]
-) -> None:
+def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in (title, "rematerialize", "model", "", "compiled", ""):
         table.add_column(column, justify="left" if column in (title, "rematerialize") else "right")
@@ -106,7 +98,7 @@ def to_record(search: ExperimentSearch) -> SearchRecord:
     )
 
 
-def _candidate(search: ExperimentSearch, row: search_result.RatedCandidate) -> CandidateRecord:
+def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
     candidate = row.candidate
     return CandidateRecord(
         mesh=candidate.mesh,

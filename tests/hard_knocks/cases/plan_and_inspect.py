@@ -237,7 +237,7 @@ CASES = (
     ),
     Case(
         "a plan and a setting of its sharding",
-        "gshard-inspect --plan=found.json --gin_param=sharding.strategy='fsdp'",
+        "gshard-inspect --plan=found.json --gin_param=\"sharding.strategy = 'fsdp'\"",
         given=(searched("found.json", "data=8", "cpu:8"),),
         error="sharding.strategy = 'fsdp' contradicts --plan=found.json, which has 'data'; leave "
         "out one of them",

@@ -10,7 +10,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.candidates import TracedStep
 from lingvo_gshard.planning.search.experiment_search import rates_of
-from lingvo_gshard.planning.search.search import CompiledCost, SearchResult, search
+from lingvo_gshard.planning.search.results import CompiledCost, SearchResult
+from lingvo_gshard.planning.search.search import search
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
