@@ -309,7 +309,8 @@ def _search(
             values.partitioner,
             values.compile_options,
         )
-    search_report.print_search(found, console)
+    is_file = values.json not in (None, output.STANDARD_OUTPUT)
+    search_report.print_search(found, console, values.json if is_file else None)
     if found.plan:
         plan_report.print_plan(found.plan, console)
     output.write_json(values.json, search_report.to_record(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.planning.plan.plan import Plan, Record
+from lingvo_gshard.planning.search.explanation import Alternative
 from lingvo_gshard.planning.search.results import CompiledCost
 
 FORMAT = 1
@@ -28,7 +29,10 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
       strategy: table of letters and axes, or a strategy's name.
       overrides: (pattern of layer paths, table) for layers that are sharded differently.
       rematerialize: rematerialization policy.
-      micro_batches: number of micro-batches of a step.
+      micro_batches: number of micro-batches of a step; 0 is the experiment's.
+      precision: types of weights and activations; empty is the experiment's.
+      dispatch: class of the dispatch; empty is the experiment's.
+      compile_options: changes to the compiler's options, beside the experiment's.
       name: name of the strategy; empty for candidates that the search made.
       flags: command-line flags that select the candidate.
       model: the cost model's estimate.
@@ -41,6 +45,9 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
     overrides: list[tuple[str, str]]
     rematerialize: str
     micro_batches: int
+    precision: str
+    dispatch: str
+    compile_options: list[str]
     name: str
     flags: list[str]
     model: CostRecord
@@ -58,6 +65,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
       best: the fastest candidate that fits; None if none fits.
       front: candidates that no other one beats in both time and memory, fastest first.
       candidates: all candidates that the search made.
+      explanation: what the step would cost with other values of each choice.
       baselines: named strategies, for comparison.
       capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.
@@ -70,6 +78,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     topology: str
     best: CandidateRecord | None
     front: list[CandidateRecord]
+    explanation: list[Alternative]
     candidates: list[CandidateRecord]
     baselines: list[CandidateRecord]
     capacity: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import rich.box
 import rich.console
@@ -13,6 +13,7 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch, SearchOptions
+from lingvo_gshard.planning.search.explanation import Alternative, explain
 from lingvo_gshard.planning.search.record import CandidateRecord, CostRecord, SearchRecord
 from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console.spelling import flag_of
@@ -21,6 +22,8 @@ from lingvo_gshard.tools.flags.options import define_option_flags
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40
+# Longer shardings are cut. The flags have them in full.
+_LONGEST = 60
 
 
 def define_search_flags(values: flags.FlagValues) -> None:
@@ -47,8 +50,16 @@ def check_flags(values: flags.FlagValues) -> None:
         )
 
 
-def print_search(search: ExperimentSearch, console: rich.console.Console) -> None:
-    """Prints the Pareto front of time and memory, named strategies, and the best flags."""
+def print_search(
+    search: ExperimentSearch, console: rich.console.Console, path: str | None = None
+) -> None:
+    """Prints the Pareto front of time and memory, named strategies, the choice and its reasons.
+
+    Args:
+      search: the search.
+      console: where to print.
+      path: the file that gets the result; None if none does.
+    """
     result = search.result
     compiled = [row for row in result.rows if row.compiled or row.problem]
     shown = [*result.front, *(row for row in compiled if row not in result.front)]
@@ -57,11 +68,36 @@ def print_search(search: ExperimentSearch, console: rich.console.Console) -> Non
     if result.best is None:
         console.print("No candidate fits: use more devices or a smaller batch.")
         return
-    console.print("Use:", markup=False, highlight=False)
+    _print_explanation(console, explain(result))
+    if path:
+        _say(console, f"Train with it:\n  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
+    _say(console, "As flags:" if path else "Use:")
     for setting in search.settings(result.best):
-        console.print(
-            f"  {shlex.quote(flag_of(setting))}", markup=False, highlight=False, soft_wrap=True
-        )
+        _say(console, f"  {shlex.quote(flag_of(setting))}")
+
+
+def _say(console: rich.console.Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative]) -> None:
+    """Prints what the step would cost with the next best value of each choice."""
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("choice", "chosen", "instead", "time", "peak", "by"):
+        table.add_column(column, justify="right" if column in ("time", "peak") else "left")
+    for row in rows:
+        figures = ["", "", row.problem.splitlines()[0][:_LONGEST_PROBLEM] if row.problem else ""]
+        if not row.problem:
+            sign = "-" if row.more_bytes < 0 else "+"
+            fits = "" if row.fits else ", does not fit"
+            figures = [
+                f"{row.ratio - 1:+.1%}",
+                f"{sign}{in_bytes(abs(row.more_bytes))}{fits}",
+                "compiler" if row.is_compiled else "cost model",
+            ]
+        choice = row.choice.replace("_", " ")
+        table.add_row(choice, row.chosen[:_LONGEST], row.value[:_LONGEST], *figures)
+    tables.print_table(console, table)
 
 
 def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
@@ -90,6 +126,7 @@ def to_record(search: ExperimentSearch) -> SearchRecord:
         topology=search.topology.name,
         best=_candidate(search, result.best) if result.best else None,
         front=[_candidate(search, row) for row in result.front],
+        explanation=explain(result),
         candidates=[_candidate(search, row) for row in result.rows],
         baselines=[_candidate(search, row) for row in result.baselines],
         capacity=result.capacity,
@@ -106,6 +143,9 @@ def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord
         overrides=list(candidate.overrides),
         rematerialize=candidate.rematerialize,
         micro_batches=candidate.micro_batches,
+        precision=candidate.precision,
+        dispatch=candidate.dispatch,
+        compile_options=list(candidate.compile_options),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
         model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
