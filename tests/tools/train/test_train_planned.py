@@ -115,7 +115,9 @@ def check_found(capsys, directory, name, settings, *flags):
 
 @pytest.mark.slow
 @hypothesis.settings(
-    max_examples=4, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=3,
+    phases=[hypothesis.Phase.generate],
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
     moe_every=st.sampled_from([0, 1, 2]),
@@ -129,6 +131,8 @@ def test_what_is_found_is_trained(
 ):
     settings = (
         *SETTINGS,
+        "input.languages = ('gl', 'pt')",
+        "input.vocabulary.size = 700",
         f"task.model_dim = {model_dim}",
         f"task.encoder.num_layers = {layers}",
         f"task.encoder.moe_every = {moe_every}",
@@ -143,7 +147,7 @@ def test_what_is_found_is_trained(
 def test_a_language_model_with_experts_is_found_and_trained(tmp_path, capsys):
     settings = (
         *("task.model_dim = 16", "task.decoder.num_layers = 2", "task.decoder.hidden_dim = 32"),
-        *("task.decoder.moe.group_size = 32", "input.vocabulary.size = 300"),
+        *("task.decoder.moe.group_size = 32", "input.vocabulary.size = 700"),
         *("input.batch_rows = 16", "input.length = 32"),
     )
     record = check_found(
