@@ -155,11 +155,13 @@ class TermCost:
     """The cost of a term.
 
     Attributes:
-      cost: the cost without `summed`.
+      cost: the cost without `hoisted` and `summed`.
+      hoisted: the cost of what XLA moves out of the loop over micro-batches.
       summed: bytes of gradients, which collectives move together with other terms' gradients.
     """
 
     cost: Cost = dataclasses.field(default_factory=Cost)
+    hoisted: Cost = dataclasses.field(default_factory=Cost)
     summed: Summed = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -239,6 +241,7 @@ def term_cost(
     else:
         total.cost = flow_cost(term.what, term.count, sharding, sharding, policy)
     total.cost = total.cost.repeated(micro_batches)
+    total.cost.add(total.hoisted)
     return total
 
 
@@ -305,7 +308,7 @@ class _EinsumCost:
         self, einsum: Einsum, count: int, sharding: StrategySharding, policy: str, total: TermCost
     ):
         self._einsum, self._count, self._sharding = einsum, count, sharding
-        self._cost, self._summed = total.cost, total.summed
+        self._cost, self._hoisted, self._summed = total.cost, total.hoisted, total.summed
         self._times = einsum.times * count
         self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
         left, right = (operand.layout for operand in einsum.operands)
@@ -345,7 +348,8 @@ class _EinsumCost:
             return self._at(left), self._at(right)
         table = self._sharding.where(right, "activations")
         gathers = resharding(right, self._sharding.where(right), table, self._sharding.mesh)
-        self._sharding.add_calls(self._cost, gathers, FORWARD, self._times)
+        cost = self._cost if self._einsum.times > 1 else self._hoisted
+        self._sharding.add_calls(cost, gathers, FORWARD, self._times)
         return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
 
     def _at(self, tensor: Tensor) -> ShardedTensor:
@@ -354,13 +358,15 @@ class _EinsumCost:
     def _add_gathers(self, calls: list[Collective]) -> None:
         """Adds all-gathers of weights.
 
-        In loops and with recomputation they run in both passes; elsewhere their result is saved.
+        In loops and with recomputation they run in both passes. Elsewhere their result is saved for
+        all micro-batches.
         """
-        self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
         if self._is_recomputed or self._einsum.times > 1:
+            self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
             self._sharding.add_calls(self._cost, calls, BACKWARD, self._times)
         else:
-            self._cost.saved += self._times * sum(call.bytes for call in calls)
+            self._sharding.add_calls(self._hoisted, calls, FORWARD, self._times)
+            self._hoisted.saved += self._times * sum(call.bytes for call in calls)
 
     def _add_execution(self, einsum: ShardedEinsum, phase: str) -> None:
         """Adds a forward einsum without the all-gathers of its weights."""
