@@ -31,6 +31,8 @@ def example_search(params: Params, topology: str) -> SearchRecord:
         explanation=[],
         candidates=[best],
         baselines=[],
+        billion_tokens=None,
+        machines=[],
         capacity=2000,
         plan=None,
         params=params.to_text(),

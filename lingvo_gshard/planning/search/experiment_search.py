@@ -18,6 +18,7 @@ from lingvo_gshard.planning import planner, roofline
 from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.search.candidates import TracedStep
 from lingvo_gshard.planning.search.choices import DISPATCHES, Candidate, ChoicePaths, Variant
 from lingvo_gshard.planning.search.costs import Rates
@@ -41,6 +42,9 @@ from lingvo_gshard.training.experiments import (
 )
 from lingvo_gshard.training.step import precision
 
+# What a search looks for.
+TIME, COST = "time", "cost"
+_BILLION = 1e9
 # Numbers of micro-batches that a search tries.
 _MICRO_BATCHES = (1, 2, 4, 8)
 # Hyperparameter of tasks: the number of positions whose logits are computed at once.
@@ -58,6 +62,12 @@ class SearchOptions(Options):
         "first; the best of them is then compiled with variants. 0 decides by the cost model "
         "alone.",
         minimum=0,
+    )
+    search_for: str = option(
+        TIME,
+        "Of several machines, the one that takes the least time for a step, or that costs the "
+        "least by its list price.",
+        choices=(TIME, COST),
     )
     search_precision: tuple[str, ...] = option(
         (),
@@ -143,6 +153,7 @@ class ExperimentSearch:
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       paths: where the experiment takes the choices of a candidate.
+      tokens: target positions of a batch.
     """
 
     experiment: Params
@@ -150,6 +161,14 @@ class ExperimentSearch:
     result: SearchResult
     plan: Plan | None
     paths: ChoicePaths
+    tokens: int
+
+    @property
+    def billion_tokens(self) -> Budget | None:
+        """What training on a billion tokens takes; None if no candidate fits."""
+        if self.result.best is None:
+            return None
+        return roofline.budget(_BILLION, self.result.best.seconds / self.tokens, self.topology)
 
     def settings(self, row: RatedCandidate) -> list[str]:
         """Returns the settings that select a candidate."""
@@ -208,7 +227,8 @@ def search_experiment(
         variants=variants,
     )
     plan = plans.get(result.best.candidate) if result.best else None
-    return ExperimentSearch(experiment, topology, result, plan, paths)
+    tokens = make_trainer(experiment).task.target_tokens(batch)
+    return ExperimentSearch(experiment, topology, result, plan, paths, tokens)
 
 
 def _traced_steps(

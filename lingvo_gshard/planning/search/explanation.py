@@ -65,13 +65,13 @@ def explain(result: SearchResult) -> list[Alternative]:
         return []
     found = []
     for choice, value_of in _CHOICES.items():
-        others = sorted(_others(result, value_of), key=lambda row: _rank(row, result))
+        others = sorted(_others(result, value_of), key=result.preference)
         count = 1 if choice == "sharding" else len(others)
         found += [_alternative(choice, row, result) for row in others[:count]]
-    fitting = [row for row in result.baselines if row.cost.peak <= result.capacity]
-    if fitting:
-        best_named = min(fitting, key=lambda row: row.cost.seconds)
-        found.insert(1, _alternative("sharding", best_named, result))
+        named = [row for row in result.baselines if row.cost.peak <= result.capacity]
+        if choice == "sharding" and named:
+            row = min(named, key=lambda row: row.cost.seconds)
+            found.append(_alternative(choice, row, result))
     return found
 
 
@@ -84,13 +84,7 @@ def _others(result: SearchResult, value_of: Callable[[Candidate], str]) -> Itera
         by_value.setdefault(value_of(row.candidate), []).append(row)
     for value, rows in by_value.items():
         if value != chosen:
-            yield min(rows, key=lambda row: _rank(row, result))
-
-
-def _rank(row: RatedCandidate, result: SearchResult) -> tuple:
-    """Returns a key that sorts compiled candidates first, then those that fit, then fast ones."""
-    fits = row.compiled.fits if row.compiled else row.cost.peak <= result.capacity
-    return bool(row.problem), row.compiled is None, not fits, row.seconds
+            yield min(rows, key=result.preference)
 
 
 def _alternative(choice: str, row: RatedCandidate, result: SearchResult) -> Alternative:
@@ -110,7 +104,7 @@ def _alternative(choice: str, row: RatedCandidate, result: SearchResult) -> Alte
         ratio=seconds / before if before else 1.0,
         peak=peak,
         more_bytes=peak - beside,
-        fits=row.compiled.fits if row.compiled else row.cost.peak <= result.capacity,
+        fits=result.fits(row),
         is_compiled=is_compiled,
         problem=row.problem,
     )

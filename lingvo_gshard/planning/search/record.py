@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.planning.plan.plan import Plan, Record
+from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.search.explanation import Alternative
 from lingvo_gshard.planning.search.results import CompiledCost
 
@@ -55,6 +56,24 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
     problem: str
 
 
+class MachineRecord(Record, frozen=True, kw_only=True):
+    """The best candidate of a machine.
+
+    Attributes:
+      topology: the machine.
+      mesh: axes and sizes; empty if no candidate fits.
+      strategy: table of letters and axes.
+      seconds: time of one step; None if no candidate fits.
+      billion_tokens: what training on a billion tokens takes; None if no candidate fits.
+    """
+
+    topology: str
+    mesh: str
+    strategy: str
+    seconds: float | None
+    billion_tokens: Budget | None
+
+
 class SearchRecord(Record, frozen=True, kw_only=True):
     """The result of a search.
 
@@ -67,6 +86,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
       candidates: all candidates that the search made.
       explanation: what the step would cost with other values of each choice.
       baselines: named strategies, for comparison.
+      billion_tokens: what training on a billion tokens takes; None if none fits.
+      machines: the machines that were searched, the best first.
       capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.
       params: the experiment's Params with all choices of the best candidate, as in a run's
@@ -81,6 +102,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     explanation: list[Alternative]
     candidates: list[CandidateRecord]
     baselines: list[CandidateRecord]
+    billion_tokens: Budget | None
+    machines: list[MachineRecord]
     capacity: int
     plan: Plan | None
     params: str

@@ -76,6 +76,14 @@ class SearchResult:
     baselines: tuple[RatedCandidate, ...]
     capacity: int
 
+    def fits(self, row: RatedCandidate) -> bool:
+        """Returns whether a candidate fits, by the compiler or else by the cost model."""
+        return row.compiled.fits if row.compiled else row.cost.peak <= self.capacity
+
+    def preference(self, row: RatedCandidate) -> tuple:
+        """Returns a key that sorts compiled candidates first, then those that fit, then by time."""
+        return bool(row.problem), row.compiled is None, not self.fits(row), row.seconds
+
 
 def front(rows: Iterable[RatedCandidate]) -> tuple[RatedCandidate, ...]:
     """Returns the Pareto front of time and memory, fastest first."""

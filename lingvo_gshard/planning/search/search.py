@@ -145,12 +145,11 @@ def search(
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
-        ordered += _compile_variants(ordered, compile_candidate, variants, progress)
+        best, tried = _with_variants(ordered, compile_candidate, variants, progress)
+        ordered += tried
+    else:
+        best = next((row for row in ordered if _fits(row, capacity)), None)
     considered = [row for row in ordered if row.compiled] if compile_candidate else ordered
-    fitting = [row for row in considered if _fits(row, capacity)]
-    if compile_candidate is not None:
-        fitting.sort(key=lambda row: row.seconds)
-    best = fitting[0] if fitting else None
     baselines = tuple(_baselines(steps, groups, devices, rates, policies))
     return SearchResult(best, front(considered), tuple(ordered), baselines, capacity)
 
@@ -335,19 +334,22 @@ def _compiled(row: RatedCandidate, compile_candidate: CompileCandidate) -> Rated
         return dataclasses.replace(row, problem=str(error))
 
 
-def _compile_variants(
+def _with_variants(
     rows: Sequence[RatedCandidate],
     compile_candidate: CompileCandidate,
     variants: Sequence[Variant],
     progress: Progress,
-) -> list[RatedCandidate]:
-    """Returns the best compiled candidate with each variant. Later ones keep what made it faster.
+) -> tuple[RatedCandidate | None, list[RatedCandidate]]:
+    """Compiles the best compiled candidate with each variant. Keeps those that make it faster.
 
-    The cost model's estimate is that of the candidate without variants.
+    The cost model's estimate of a variant is that of the candidate without it.
+
+    Returns:
+      The best candidate, None if no compiled one fits, and all variants.
     """
     fitting = [row for row in rows if row.compiled and row.compiled.fits]
     if not fitting:
-        return []
+        return None, []
     best, found = min(fitting, key=lambda row: row.seconds), []
     for variant in variants:
         progress.say(f"compiling the best candidate with {variant}")
@@ -358,7 +360,7 @@ def _compile_variants(
         found.append(row)
         if row.compiled and row.compiled.fits and row.seconds * _SAME < best.seconds:
             best = row
-    return found
+    return best, found
 
 
 def _is_alike(one: RatedCandidate, other: RatedCandidate) -> bool:
@@ -383,7 +385,11 @@ def _baselines(
             continue
         axis = "model" if name == "tensor" else "data"
         mesh = Mesh(((axis, devices),))
-        strategy = strategies.get(name, mesh)
+        try:
+            strategy = strategies.get(name, mesh)
+        except UserError:
+            # It needs several axes.
+            continue
         rows = []
         for step, layer_groups in zip(steps, groups, strict=True):
             model = CostModel(mesh, rates, micro_batches=step.micro_batches)

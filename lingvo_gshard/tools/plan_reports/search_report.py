@@ -12,12 +12,18 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch, SearchOptions
 from lingvo_gshard.planning.search.explanation import Alternative, explain
-from lingvo_gshard.planning.search.record import CandidateRecord, CostRecord, SearchRecord
+from lingvo_gshard.planning.search.record import (
+    CandidateRecord,
+    CostRecord,
+    MachineRecord,
+    SearchRecord,
+)
 from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console.spelling import flag_of
-from lingvo_gshard.tools.console.units import in_bytes, in_seconds
+from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
 from lingvo_gshard.tools.flags.options import define_option_flags
 
 _MAX_CANDIDATES = 8
@@ -80,6 +86,25 @@ def _say(console: rich.console.Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_machines(console: rich.console.Console, searches: Sequence[ExperimentSearch]) -> None:
+    """Prints the best candidate of each machine."""
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    columns = "machine", "step", "hours of a billion tokens", "price", "mesh"
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("machine", "mesh") else "right")
+    for row in map(_machine, searches):
+        spent = row.billion_tokens
+        if row.seconds is None or spent is None:
+            table.add_row(row.topology, "nothing fits", "", "", "")
+            continue
+        hours = spent.chip_hours / topologies.get(row.topology).chips
+        price = "not published"
+        if spent.price is not None:
+            price = f"{in_large(spent.price)} {spent.currency}"
+        table.add_row(row.topology, in_seconds(row.seconds), f"{hours:,.3g}", price, row.mesh)
+    tables.print_table(console, table)
+
+
 def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative]) -> None:
     """Prints what the step would cost with the next best value of each choice."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -118,8 +143,9 @@ def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedC
     tables.print_table(console, table)
 
 
-def to_record(search: ExperimentSearch) -> SearchRecord:
-    """Returns a search's result as data."""
+def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
+    """Returns the result of the first search as data, with a row for the machine of each."""
+    search = searches[0]
     result = search.result
     return SearchRecord(
         name=search.experiment.name,
@@ -129,9 +155,22 @@ def to_record(search: ExperimentSearch) -> SearchRecord:
         explanation=explain(result),
         candidates=[_candidate(search, row) for row in result.rows],
         baselines=[_candidate(search, row) for row in result.baselines],
+        billion_tokens=search.billion_tokens,
+        machines=[_machine(each) for each in searches],
         capacity=result.capacity,
         plan=search.plan,
         params=search.params(result.best).to_text() if result.best else "",
+    )
+
+
+def _machine(search: ExperimentSearch) -> MachineRecord:
+    best = search.result.best
+    return MachineRecord(
+        topology=search.topology.name,
+        mesh=best.candidate.mesh if best else "",
+        strategy=best.candidate.strategy if best else "",
+        seconds=best.seconds if best else None,
+        billion_tokens=search.billion_tokens,
     )
 
 
