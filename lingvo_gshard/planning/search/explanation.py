@@ -68,10 +68,9 @@ def explain(result: SearchResult) -> list[Alternative]:
         others = sorted(_others(result, value_of), key=result.preference)
         count = 1 if choice == "sharding" else len(others)
         found += [_alternative(choice, row, result) for row in others[:count]]
-        named = [row for row in result.baselines if row.cost.peak <= result.capacity]
+        named = [row for row in result.baselines if result.fits(row) and row != result.best]
         if choice == "sharding" and named:
-            row = min(named, key=lambda row: row.cost.seconds)
-            found.append(_alternative(choice, row, result))
+            found.append(_alternative(choice, min(named, key=result.preference), result))
     return found
 
 

@@ -124,8 +124,8 @@ def search(
       rates: speed of the devices.
       compile_candidate: compiles the best candidates to decide among them. None decides by the cost
         model alone.
-      compile_best: number of candidates to compile. If one needs more memory than the model
-        estimated, the next ones are chosen smaller.
+      compile_best: number of candidates to compile, beside the best named strategy. If one needs
+        more memory than the model estimated, the next ones are chosen smaller.
       policies: rematerialization policies to try.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
@@ -142,16 +142,18 @@ def search(
         for mesh in meshes
     ]
     ordered = _simplest_first(_rate(searches, policies, progress))
+    named = list(_baselines(steps, groups, devices, rates, policies))
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
-        best, tried = _with_variants(ordered, compile_candidate, variants, progress)
+        named = _compile_best_named(named, compile_candidate, capacity, progress)
+        best, tried = _with_variants([*ordered, *named], compile_candidate, variants, progress)
         ordered += tried
     else:
         best = next((row for row in ordered if _fits(row, capacity)), None)
-    considered = [row for row in ordered if row.compiled] if compile_candidate else ordered
-    baselines = tuple(_baselines(steps, groups, devices, rates, policies))
-    return SearchResult(best, front(considered), tuple(ordered), baselines, capacity)
+    compiled = [row for row in (*ordered, *named) if row.compiled]
+    considered = compiled if compile_candidate else ordered
+    return SearchResult(best, front(considered), tuple(ordered), tuple(named), capacity)
 
 
 def _rate(
@@ -332,6 +334,22 @@ def _compiled(row: RatedCandidate, compile_candidate: CompileCandidate) -> Rated
         return dataclasses.replace(row, compiled=compile_candidate(row.candidate))
     except UserError as error:
         return dataclasses.replace(row, problem=str(error))
+
+
+def _compile_best_named(
+    named: Sequence[RatedCandidate],
+    compile_candidate: CompileCandidate,
+    capacity: int,
+    progress: Progress,
+) -> list[RatedCandidate]:
+    """Returns the named strategies, the one that the cost model rates best with compiled costs."""
+    fitting = [row for row in named if _fits(row, capacity)]
+    if not fitting:
+        return list(named)
+    best = min(fitting, key=lambda row: row.seconds)
+    progress.say(f"compiling the best named strategy, {best.name}")
+    compiled = _compiled(best, compile_candidate)
+    return [compiled if row is best else row for row in named]
 
 
 def _with_variants(
