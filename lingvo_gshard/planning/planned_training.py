@@ -102,9 +102,9 @@ def load(path: str | os.PathLike) -> PlannedTraining:
     """Returns the training that a file describes, which gshard-plan --json has written.
 
     Raises:
-      UserError: names `plan` and the reason. The file cannot be read, is damaged, is of another
-        kind or version, has no training step or none that fits, or its mesh does not have as many
-        devices as its machine.
+      UserError: names `plan` and the reason: a file that is missing, damaged, or of another kind or
+        version; no training step, or no candidate that fits; another number of devices in the mesh
+        than in the machine.
     """
     shown = os.fspath(path)
     try:

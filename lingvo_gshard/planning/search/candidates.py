@@ -111,7 +111,7 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-    """A training step for the cost model. Einsums and flows are those of one micro-batch.
+    """A training step for the cost model. Einsums and flows belong to one micro-batch.
 
     Attributes:
       einsums: einsums and lookups, in the order of computation.

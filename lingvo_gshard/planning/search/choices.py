@@ -1,4 +1,4 @@
-"""What a search chooses: a mesh, sharding tables, and hyperparameters of the training step."""
+"""Candidates of a search: a mesh, sharding tables, and hyperparameters of the training step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MICRO_BATCHES, _PRECISION = "step.micro_batches", "step.precision"
 
 @dataclasses.dataclass(frozen=True)
 class ChoicePaths:
-    """Where an experiment takes the choices of a candidate.
+    """The hyperparameters of an experiment that a candidate's choices set.
 
     Attributes:
       rematerialize: paths of the hyperparameters that are rematerialization policies.

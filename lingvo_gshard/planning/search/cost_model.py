@@ -143,7 +143,7 @@ def _tensor(spec: VariableSpec) -> Tensor:
     return Tensor(spec.layout, spec.shape, spec.dtype, spec.unsplit)
 
 
-# Bytes of an element of a sum over micro-batches.
+# Gradients are summed over micro-batches in float32, of so many bytes.
 _FLOAT32 = 4
 
 # (kind, axes, times, phase) -> bytes of weight gradients and updates that are moved together.

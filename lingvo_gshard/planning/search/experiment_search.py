@@ -42,7 +42,7 @@ from lingvo_gshard.training.experiments import (
 )
 from lingvo_gshard.training.step import precision
 
-# What a search looks for.
+# Goals of a search.
 TIME, COST = "time", "cost"
 _BILLION = 1e9
 # Numbers of micro-batches that a search tries.
@@ -89,7 +89,7 @@ def candidate_compiler(
 
     Args:
       experiment: the experiment.
-      paths: where it takes the choices of a candidate.
+      paths: the hyperparameters that a candidate's choices set.
       batch: shape and dtype of each array of a batch.
       topology: the machine.
       plans: collects the plan of each compiled candidate.
@@ -152,7 +152,7 @@ class ExperimentSearch:
       topology: the machine.
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
-      paths: where the experiment takes the choices of a candidate.
+      paths: the hyperparameters that a candidate's choices set.
       tokens: target positions of a batch.
     """
 
@@ -165,7 +165,7 @@ class ExperimentSearch:
 
     @property
     def billion_tokens(self) -> Budget | None:
-        """What training on a billion tokens takes; None if no candidate fits."""
+        """The time and price of training on a billion tokens; None if no candidate fits."""
         if self.result.best is None:
             return None
         return roofline.budget(_BILLION, self.result.best.seconds / self.tokens, self.topology)

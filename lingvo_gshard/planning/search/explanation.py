@@ -19,12 +19,12 @@ class Alternative(Record, frozen=True, kw_only=True):
       chosen: the best candidate's value.
       value: the other value.
       seconds: time of one step.
-      ratio: `seconds` over those of the best candidate, both by the same source.
+      ratio: `seconds` over the best candidate's seconds, both by the same source.
       peak: peak bytes of one device.
-      more_bytes: by how much the peak exceeds that of the best candidate; negative if it is less.
+      more_bytes: `peak` minus the best candidate's peak.
       fits: whether the step fits.
       is_compiled: whether the figures are compiled ones. Else both sides are the cost model's.
-      problem: why it could not be compiled; empty if it could, or if it was not tried.
+      problem: the compiler's reason to refuse the candidate; empty if there is none.
     """
 
     choice: str

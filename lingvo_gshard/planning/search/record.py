@@ -64,7 +64,7 @@ class MachineRecord(Record, frozen=True, kw_only=True):
       mesh: axes and sizes; empty if no candidate fits.
       strategy: table of letters and axes.
       seconds: time of one step; None if no candidate fits.
-      billion_tokens: what training on a billion tokens takes; None if no candidate fits.
+      billion_tokens: time and price of training on a billion tokens; None if no candidate fits.
     """
 
     topology: str
@@ -86,7 +86,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
       candidates: all candidates that the search made.
       explanation: what the step would cost with other values of each choice.
       baselines: named strategies, for comparison.
-      billion_tokens: what training on a billion tokens takes; None if none fits.
+      billion_tokens: time and price of training on a billion tokens; None if none fits.
       machines: the machines that were searched, the best first.
       capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.

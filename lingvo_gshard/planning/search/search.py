@@ -360,7 +360,7 @@ def _with_variants(
 ) -> tuple[RatedCandidate | None, list[RatedCandidate]]:
     """Compiles the best compiled candidate with each variant. Keeps those that make it faster.
 
-    The cost model's estimate of a variant is that of the candidate without it.
+    The cost model rates a variant like the candidate without it.
 
     Returns:
       The best candidate, None if no compiled one fits, and all variants.
