@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -28,8 +29,8 @@ from lingvo_gshard.tools.flags.options import define_option_flags
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40
-# Longer shardings are cut. The flags have them in full.
-_LONGEST = 60
+# Longer values are cut, and keep so much before their difference. JSON has them in full.
+_LONGEST, _CONTEXT = 60, 20
 
 
 def define_search_flags(values: flags.FlagValues) -> None:
@@ -121,8 +122,17 @@ def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative
                 "compiler" if row.is_compiled else "cost model",
             ]
         choice = row.choice.replace("_", " ")
-        table.add_row(choice, row.chosen[:_LONGEST], row.value[:_LONGEST], *figures)
+        table.add_row(choice, *_differing(row.chosen, row.value), *figures)
     tables.print_table(console, table)
+
+
+def _differing(*texts: str) -> list[str]:
+    """Returns texts cut to `_LONGEST`, without a long beginning that they have in common."""
+    if max(map(len, texts)) <= _LONGEST:
+        return list(texts)
+    common = len(os.path.commonprefix(texts))
+    start = texts[0].rfind(" ", 0, max(common - _CONTEXT, 0)) + 1
+    return [f"{'...' if start else ''}{text[start:]}"[:_LONGEST] for text in texts]
 
 
 def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
