@@ -89,10 +89,7 @@ TINY = {
     "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
     "gshard-bench decode": ["--sentences=4", "--repeats=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
-    "gshard-plan --experiment=translation.quickstart": [
-        *_SMALL_MODEL,
-        "--gin_param=input.vocabulary.size = 64",
-    ],
+    "gshard-plan --experiment=translation.quickstart": [*_SMALL_MODEL, *_LITTLE_TEXT],
     r"gshard-\w+ --experiment=(?:time_major|gathering|gated|partial)\.experiment": [
         *_LITTLE_TEXT,
         *_SMALL_DENSE_MODEL,

@@ -20,12 +20,14 @@ import pytest
 import zstandard
 
 from lingvo_gshard.core.config import params_text
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources.gettext import GettextReader
 from lingvo_gshard.data.sources.moses import MosesReader
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.vocabularies import files as vocabularies
+from lingvo_gshard.planning import planned_training
 from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
@@ -35,6 +37,7 @@ from tests.data.prepared import corpora
 from tests.data.sources.test_mo import catalog
 from tests.open_models import published
 from tests.planning.example_plan import example_plan
+from tests.planning.example_search import example_search
 
 # Changed files of each reader in `make test`, and in `make test-all`.
 FEW, MANY = 40, 1_500
@@ -114,6 +117,12 @@ def published_tokenizer(directory: pathlib.Path) -> str:
     return "tokenizer.json"
 
 
+def tiny_over_eight() -> Params:
+    params = tiny.experiment_params()
+    params.sharding.set(mesh="data=8", strategy="data")
+    return params
+
+
 PARAMS = tiny.experiment_params().to_text().encode()
 LINES = "ein Haus\nder Hund\nein Garten\n" * 20
 TSV = "".join(f"de\tHaus {k}\thouse {k}\n" for k in range(40)).encode()
@@ -137,6 +146,10 @@ READERS = {
     "parquet": Reader(parquet, prepared_rows),
     "manifest": Reader(prepared, lambda path: manifest.read(path.parent)),
     "plan": Reader(written("plan.json", msgspec.json.encode(example_plan())), plan_file.load),
+    "search": Reader(
+        written("found.json", example_search(tiny_over_eight(), "cpu:8").to_json().encode()),
+        planned_training.load,
+    ),
     "params": Reader(
         written("params.txt", tiny.experiment_params().to_text().encode()), params_text.read
     ),

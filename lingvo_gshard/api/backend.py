@@ -14,7 +14,6 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.run.runtime_protocol import Runtime
@@ -30,6 +29,7 @@ _READ_BY = {
     "device_order": ("spmd",),
     "partitioner": ("spmd",),
     "compile_options": ("spmd",),
+    "plan": ("spmd",),
     "coordinator": ("spmd",),
     "num_processes": ("spmd",),
     "process_id": ("spmd",),
@@ -74,6 +74,10 @@ class Backend:
         self.cluster = Cluster()
         self.partitioning: Partitioning | None = None
         self._options = options
+        self._partitioner = experiments.requested_partitioner(params, options.partitioner)
+        self._compile_options = experiments.requested_compile_options(
+            params, options.compile_options
+        )
         if self.kind == "spmd":
             devices.let_jax_choose_devices()
             self._start_spmd(params, logdir)
@@ -102,7 +106,7 @@ class Backend:
     @property
     def partitioner(self) -> str:
         """XLA's partitioner for programs of a mesh."""
-        return self._options.partitioner
+        return self._partitioner
 
     @functools.cached_property
     def devices(self) -> list[Any]:
@@ -127,7 +131,7 @@ class Backend:
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
         make = LocalUpdatesRuntime if has_workers else SpmdRuntime
-        options = SpmdOptions(self._options.partitioner, limit, self._options.compile_options)
+        options = SpmdOptions(self._partitioner, limit, self._compile_options)
         return make(trainer, self.partitioning, self._devices, options)
 
     def check_workers(self, params: Params) -> None:
@@ -151,8 +155,14 @@ class Backend:
             shared = {name: getattr(options, name) for name in _SHARED} | {"logdir": logdir}
             facts = {name: value or "its default" for name, value in shared.items()}
             self.cluster = Cluster.join(options.cluster, {**facts, "Params": params.to_text()})
-        self._devices = devices.devices_for(mesh.size if mesh else None, self.cluster.size)
-        mesh = mesh or Mesh((("data", len(self._devices)),), options.device_order)
+        self._devices = devices.devices_for(
+            mesh.size if mesh else None,
+            self.cluster.size,
+            "`mesh`" if options.plan is None else f"`plan={options.plan}`",
+        )
+        if options.plan is not None:
+            options.plan.check_devices(self._devices)
+        mesh = mesh or experiments.one_axis(params, len(self._devices), options.device_order)
         self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
 
     def _start_tpu_strategy(self, params: Params) -> None:
@@ -162,7 +172,7 @@ class Backend:
         assert options.tpu is not None  # _runtime_kind refuses tpu_strategy without it.
         mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
         self._tpu_strategy, cores = tpu_strategy.connect(options.tpu)
-        mesh = mesh or Mesh((("data", cores),))
+        mesh = mesh or experiments.one_axis(params, cores)
         mesh.check_devices(cores)
         self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
 
@@ -175,6 +185,9 @@ def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str
     if decodes:
         # Decoding programs are cached under every runtime.
         given.pop("compilation_cache", None)
+    if options.plan is not None and options.plan.devices == 1:
+        # Every runtime can run the plan of one device.
+        del given["plan"]
     for name, value in given.items():
         if kind not in _READ_BY.get(name, RUNTIMES):
             needed = " or ".join(f"`runtime={runtime}`" for runtime in _READ_BY[name])

@@ -17,19 +17,26 @@ def experiment(
     name: str = "",
     settings: Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
+    plan: str | os.PathLike | None = None,
 ) -> Params:
     """Returns the Params of an experiment, with settings applied.
 
     Args:
       name: a name of `experiments()`, such as "translation.quickstart"; may be empty if one of
-        `gin_files` is the params.txt of a run.
+        `gin_files` is the params.txt of a run, and with a plan.
       settings: gin statements, such as "run.steps = 100"; applied after the files.
       gin_files: paths of gin files. The params.txt of a run sets every hyperparameter, so it is
         applied before all gin files.
+      plan: file that gshard-plan --json wrote, with or without --search: the Params are those that
+        were planned, with mesh, strategy and options of the compiler in `sharding`. Settings and
+        gin files change them.
 
     Raises:
-      UserError: a name, path or value is wrong. The message has the nearest valid name.
+      UserError: a name, path or value is wrong, or the plan is of something else. The message has
+        the nearest valid name.
     """
+    if plan is not None:
+        return apply_settings(_planned(name, plan), settings, gin_files)
     saved = [path for path in gin_files if params_text.is_params_text(path)]
     if not name and not saved:
         raise UserError("`experiment` is missing; gshard-train --list shows the experiments")
@@ -40,6 +47,23 @@ def experiment(
             "leave out `experiment`"
         )
     return apply_settings(params, settings, [path for path in gin_files if path not in saved])
+
+
+def _planned(name: str, plan: str | os.PathLike) -> Params:
+    """Returns the Params of a plan, which must be of the experiment `name` if that is given."""
+    # Experiments without a plan do not wait for the planner.
+    from lingvo_gshard.planning.planned_training import load
+
+    if name:
+        # A file may name classes of the user's module only if the user has named the module.
+        registry.get(name)
+    found = load(plan)
+    if name and found.name != name:
+        raise UserError(
+            f"`plan={os.fspath(plan)}` is of the experiment {found.name}, not {name}; leave out "
+            "`experiment`"
+        )
+    return found.params
 
 
 def describe(params: Params, pattern: str = "") -> str:

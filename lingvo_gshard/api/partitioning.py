@@ -22,8 +22,8 @@ def verify(
     *,
     mesh: str | None = None,
     strategy: str | None = None,
-    device_order: str = "contiguous",
-    partitioner: str = "gspmd",
+    device_order: str | None = None,
+    partitioner: str | None = None,
     tolerance: float = 1e-9,
     seed: int = 1,
     shrink: bool = True,
@@ -65,8 +65,8 @@ def verify(subject: Params | Callable[..., Any], /, *args: Any, **options: Any) 
       mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh.
       strategy: name or table of a strategy. By default the experiment's, else "expert"; for a
         function "replicated".
-      device_order: for an experiment, "contiguous" or "topology".
-      partitioner: "gspmd" or "shardy".
+      device_order: for an experiment, "contiguous" or "topology". None: the experiment's.
+      partitioner: "gspmd" or "shardy". None: the experiment's.
       tolerance: the largest difference that counts as equal, relative to the tensor's scale.
       seed: for an experiment, the seed of weights and random numbers.
       shrink: for an experiment, whether to make large sizes small.

@@ -34,8 +34,8 @@ def plan(
     *,
     mesh: str | None = None,
     strategy: str | None = None,
-    device_order: str = "contiguous",
-    partitioner: str = "gspmd",
+    device_order: str | None = None,
+    partitioner: str | None = None,
     tokens: float | None = None,
     calibration: str | None = None,
     loads: str | os.PathLike | None = None,
@@ -90,7 +90,7 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
         all N devices. Of a jax program it must be the exported one.
       strategy: name or table of a strategy. By default the experiment's, else "expert"; for a
         function "replicated".
-      device_order: for an experiment, "contiguous" or "topology".
+      device_order: for an experiment, "contiguous" or "topology". None: the experiment's.
       tokens: the tokens to train on; the plan then says what they cost.
       weights: for a jax program, a regular expression that finds weights by the names of arguments.
       moments: for a jax program, the same for optimizer state.
@@ -103,7 +103,8 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
       layouts: for a TensorFlow function, as in `partition`.
       donate: for a TensorFlow function, as in `partition`.
       overrides: for a TensorFlow function, as in `partition`.
-      partitioner: "gspmd" or "shardy". A program in a file and one of jax keep theirs.
+      partitioner: "gspmd" or "shardy". None: the experiment's. A program in a file and one of jax
+        keep theirs.
 
     Returns:
       Memory, communication, arithmetic and time of the program on one device.

@@ -139,7 +139,7 @@ def train(
             _backend(options, params, str(logdir), progress) as backend,
         ):
             backend.cluster.logdir = directory
-            backend.check_workers(params)
+            _check_backend(backend, params, options, console)
             console.quiet = console.quiet or not backend.is_main
             # Before the run's directory is written: a wrong name leaves nothing behind.
             start = _starting_point(init_from, directory, params, console)
@@ -279,6 +279,16 @@ def _warn_of_new_schedule(
             f"Warning: the learning rate now decays until step {now:,}, not {before:,}. To keep "
             f"the earlier schedule, set step.schedule.total_steps = {before}",
         )
+
+
+def _check_backend(
+    backend: Backend, params: Params, options: RuntimeOptions, console: rich.console.Console
+) -> None:
+    """Checks the workers, and warns if the devices are of another kind than planned."""
+    backend.check_workers(params)
+    note = options.plan.note(backend.devices[0]) if options.plan else ""
+    if note:
+        _say(console, note)
 
 
 def _say(console: rich.console.Console, text: str) -> None:

@@ -20,7 +20,6 @@ from lingvo_gshard.planning.loads.rating import GivenLoads, LoadsOptions
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.runtime.compile_options import CompileOptions
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY, PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
@@ -93,13 +92,27 @@ def plan_experiment(
         partitioning,
         topology,
         experiment.name,
-        options.partitioner,
+        experiments.requested_partitioner(experiment, options.partitioner),
         options.tokens,
         progress,
         measured,
-        options.compile_options,
+        experiments.requested_compile_options(experiment, options.compile_options),
     )
+    plan = msgspec.structs.replace(plan, params=planned_params(experiment, plan, options).to_text())
     return msgspec.structs.replace(plan, loads=given.rate(plan)) if given else plan
+
+
+def planned_params(experiment: Params, plan: Plan, options: PlanOptions) -> Params:
+    """Returns an experiment's Params with mesh, strategy and compiler options of its plan."""
+    changed = experiment.copy()
+    changed.sharding.set(
+        mesh=plan.mesh,
+        strategy=options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY,
+        device_order=options.device_order or experiment.sharding.device_order,
+        partitioner=plan.partitioner,
+        compile_options=experiments.requested_compile_options(experiment, options.compile_options),
+    )
+    return changed
 
 
 def planned_partitioning(
@@ -111,7 +124,7 @@ def planned_partitioning(
       UserError: if the mesh does not have as many devices as the topology.
     """
     mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
-    mesh = mesh or Mesh((("data", topology.devices),), options.device_order)
+    mesh = mesh or experiments.one_axis(experiment, topology.devices, options.device_order)
     compilation.check_mesh(mesh, topology)
     return experiments.requested_partitioning(experiment, mesh, options.strategy)
 

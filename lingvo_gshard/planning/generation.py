@@ -44,7 +44,11 @@ from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.training.experiments import check_overrides, make_trainer
+from lingvo_gshard.training.experiments import (
+    check_overrides,
+    make_trainer,
+    requested_partitioner,
+)
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 # Numbers that say which operations a row is about, or what one array is.
@@ -278,11 +282,12 @@ def plan_generation(
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
     depths = None if generation.every_layer else Depths.of(experiment.task.decoder)
+    partitioner = requested_partitioner(experiment, options.partitioner)
 
     def plan_depth(layers: int) -> GenerationPlan:
         shallow = experiment.copy()
         shallow.task.decoder.num_layers = layers
-        programs = _Programs(shallow, partitioning, options.partitioner, generation, topology)
+        programs = _Programs(shallow, partitioning, partitioner, generation, topology)
         return programs.plan(topology, progress)
 
     if depths is None:

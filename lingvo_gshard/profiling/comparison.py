@@ -10,7 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.operation_rows import KINDS
-from lingvo_gshard.planning.plan.plan import Plan, load
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Record
 from lingvo_gshard.profiling.timeline import StepRange
 
@@ -51,28 +51,26 @@ class Comparison(Record, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
-def load_plan(path: str, name: str) -> Plan:
-    """Returns the plan of an experiment.
+def check_comparable(plan: Plan | None, path: str) -> None:
+    """Checks that a plan has the times that a profile is compared with.
 
     Args:
-      path: a file that gshard-plan --json wrote.
-      name: the experiment that is trained.
+      plan: the plan of a file; None if the file is of a search that compiled nothing.
+      path: the file.
 
     Raises:
-      UserError: names --plan if the file cannot be read, or has a plan of something else.
+      UserError: names --plan if the plan lacks times by kind of work.
     """
-    try:
-        plan = load(path)
-    except UserError as error:
-        raise UserError(f"`plan={path}`: {str(error).removeprefix(f'{path}: ')}") from error
-    if plan.name != name:
-        raise UserError(f"`plan={path}`: a plan of {plan.name}, but this run trains {name}")
+    if plan is None:
+        raise UserError(
+            f"`plan={path}` has no times to compare a profile with, since the search compiled "
+            "nothing. Search with `search_compilations=1` or more"
+        )
     if not plan.kinds:
         raise UserError(
             f"`plan={path}`: the plan does not tell kinds of work apart. Plan again with this "
             "version"
         )
-    return plan
 
 
 def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> None:

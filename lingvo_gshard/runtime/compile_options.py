@@ -20,6 +20,9 @@ from lingvo_gshard.runtime.devices import platform_of
 
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
+# Groups of options that are on in some programs and off in others.
+COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"
+PIPELINED = "pipelined collectives"
 # Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
@@ -38,7 +41,7 @@ class CompileOptions(Options):
         (),
         "Option of XLA's compiler for steps of training and evaluation, as name=value; name= "
         f"leaves one out, and {NONE} leaves out all that gshard-inspect --compiler lists. May be "
-        "repeated.",
+        "repeated. Default: sharding.compile_options.",
     )
 
 
@@ -54,6 +57,7 @@ class CompilerOption:
       source: where the option is documented or used.
       devices: pattern of jax's names of devices, in lower case, that are compiled for with it
         unless `compile_options` says otherwise. "" is every device, and None is none.
+      variant: name of a group of options that a search tries together where they are off.
     """
 
     platform: str
@@ -62,6 +66,7 @@ class CompilerOption:
     reason: str
     source: str
     devices: str | None = ""
+    variant: str = ""
 
     def is_on(self, platform: str, device_kind: str) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
@@ -141,9 +146,10 @@ OPTIONS = (
             "POST_SPMD_CONSERVATIVE",
             f"fewer products with {words} become rings of partial products and permutes; off, "
             "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% "
-            "slower; fsdp alone gains 14% on eight v5p",
+            "slower; fsdp alone gains 14% on eight v5p, so a search tries them",
             _VLLM,
             devices=None,
+            variant=COLLECTIVE_PRODUCTS,
         )
         for collective, words in (
             ("all_gather", "an all-gather"),
@@ -158,6 +164,7 @@ OPTIONS = (
         "every program with an all-to-all",
         _MOE,
         devices=None,
+        variant=ALL_TO_ALLS,
     ),
     CompilerOption(
         "cuda",
@@ -175,6 +182,7 @@ OPTIONS = (
             "plans become slower",
             _NVIDIA,
             devices=_HOPPER_AND_LATER,
+            variant=PIPELINED,
         )
         for collective, words in _GPU_COLLECTIVES
     ),
@@ -235,6 +243,25 @@ def chosen(
             )
         found[match["name"]] = _SPELLINGS.get(match["value"], match["value"])
     return {name: value for name, value in found.items() if value}
+
+
+def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Returns groups of options that steps for a device are compiled without, by name.
+
+    Args:
+      device: one of the devices, which need not be in this machine.
+      given: `CompileOptions.compile_options`.
+    """
+    known = {text.partition("=")[0] for text in given}
+    found: dict[str, tuple[str, ...]] = {}
+    for each in OPTIONS:
+        is_off = not each.is_on(platform_of(device), device.device_kind)
+        if each.platform != platform_of(device) or each.name in known or not is_off:
+            continue
+        if each.variant:
+            options = found.get(each.variant, ())
+            found[each.variant] = (*options, f"{each.name}={each.value}")
+    return found
 
 
 def chosen_for(device: Device, given: Sequence[str] = ()) -> dict[str, str]:

@@ -62,7 +62,7 @@ def platform_of(device: Device) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
-def devices_for(count: int | None, processes: int = 1) -> list[Device]:
+def devices_for(count: int | None, processes: int = 1, asked_by: str = "`mesh`") -> list[Device]:
     """Returns the devices for a mesh.
 
     A process without enough accelerators creates virtual CPU devices, which share its cores.
@@ -70,19 +70,20 @@ def devices_for(count: int | None, processes: int = 1) -> list[Device]:
     Args:
       count: number of devices of all processes together; None for all that exist.
       processes: number of processes.
+      asked_by: the option that needs so many devices, which errors name.
 
     Raises:
-      UserError: names --mesh if jax has started with fewer devices, or if the processes of a
+      UserError: names the option if jax has started with fewer devices, or if the processes of a
         cluster have another number of devices.
     """
     if count is not None and count % processes:
         raise UserError(
-            f"`mesh` needs {count} devices, which {processes} processes cannot share evenly; "
+            f"{asked_by} needs {count} devices, which {processes} processes cannot share evenly; "
             f"expected a multiple of {processes}"
         )
     _leave_accelerators_to_jax()
     if count is not None:
-        _make_virtual(max(count // processes, 1), count)
+        _make_virtual(max(count // processes, 1), count, asked_by)
     with standard_error.hide():
         # libtpu and CUDA complain at length where there is no TPU or GPU.
         devices = jax.devices()
@@ -92,8 +93,8 @@ def devices_for(count: int | None, processes: int = 1) -> list[Device]:
         devices = jax.devices("cpu")
     if len(devices) < count or (processes > 1 and len(devices) != count):
         raise UserError(
-            f"`mesh` needs {count} devices, but there are {len(devices)} ({devices[0].device_kind})"
-            + (f" in {processes} processes" if processes > 1 else "")
+            f"{asked_by} needs {count} devices, but there are {len(devices)} "
+            f"({devices[0].device_kind})" + (f" in {processes} processes" if processes > 1 else "")
         )
     return devices[:count]
 
@@ -119,16 +120,17 @@ def _leave_accelerators_to_jax() -> None:
             return
 
 
-def _make_virtual(count: int, total: int) -> None:
+def _make_virtual(count: int, total: int, asked_by: str) -> None:
     """Sets the number of this process's CPU devices, unless jax has started.
 
     Args:
       count: number of CPU devices of this process.
       total: number of CPU devices of all processes, for messages.
+      asked_by: the option that needs so many devices, for messages.
     """
     if count > _MOST_VIRTUAL:
         raise UserError(
-            f"`mesh` needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
+            f"{asked_by} needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
             "ones. gshard-plan knows what a step takes on machines that are not here"
         )
     try:

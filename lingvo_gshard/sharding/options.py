@@ -28,10 +28,14 @@ class PartitioningOptions(Options):
         f"{', '.join(strategies.base_names())}; several joined by '_'; or a table such as "
         f"'B,G->data; H->model'. Default: sharding.strategy, else {DEFAULT_STRATEGY}.",
     )
-    device_order: str = option(
-        "contiguous",
+    device_order: str | None = option(
+        None,
         "Order of the devices in the mesh: contiguous, or topology for rings of a TPU's "
-        "interconnect.",
+        "interconnect. Default: sharding.device_order, contiguous unless set.",
         choices=DEVICE_ORDERS,
     )
-    partitioner: str = option("gspmd", "XLA's partitioner: gspmd or shardy.", choices=PARTITIONERS)
+    partitioner: str | None = option(
+        None,
+        "XLA's partitioner: gspmd or shardy. Default: sharding.partitioner, gspmd unless set.",
+        choices=PARTITIONERS,
+    )

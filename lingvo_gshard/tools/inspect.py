@@ -5,6 +5,8 @@ This command lists each weight with its layout, shape, split, and its bytes in t
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor
 
+--plan shows what a file of gshard-plan --json has: its experiment, mesh and strategy.
+
 --slots lists the optimizer's moments as well; their totals are always shown. Two warnings may
 follow the list: one names weights that every device holds in full although the strategy splits one
 of their dimensions, the other names mesh axes that split nothing. No device is needed, so the mesh
@@ -70,6 +72,7 @@ sends the tables to standard error.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -90,7 +93,8 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.planned import define_plan_flag, planned_training, requested_params
+from lingvo_gshard.tools.flags.run import define_experiment_flags
 from lingvo_gshard.tools.inspection import activations, compiler, inspection, tables, weights
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
@@ -102,6 +106,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
+    define_plan_flag(values)
     weights.define_trained_flags(values)
     define_option_flags(values, PartitioningOptions())
     define_option_flags(values, RuntimeOptions(), ("compilation_cache", "max_replicated_mb"))
@@ -167,7 +172,7 @@ def main(argv: list[str]) -> int:
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise UserError(f"--function={values.function} is unknown. {hint}")
-    inspection.check_kernels(values.kernels, values.partitioner)
+    inspection.check_kernels(values.kernels)
     compiler.check_flags(values)
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
@@ -176,7 +181,9 @@ def main(argv: list[str]) -> int:
     if values.logdir:
         params, trainer, record = weights.inspect(values, console)
     else:
-        params, trainer, record = experiment_params(values), None, {}
+        say = functools.partial(output.say, console)
+        params = requested_params(values, planned_training(values), say)
+        trainer, record = None, {}
     mesh = experiments.requested_mesh(params, asked.mesh, asked.device_order)
     if mesh is None and not values.logdir:
         raise UserError("--mesh is missing, such as --mesh=data=4,model=2")
@@ -203,6 +210,8 @@ def _inspect_sharding(
       console: where to print.
     """
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
+    partitioner = experiments.requested_partitioner(params, values.partitioner)
+    inspection.check_partitioner(values.kernels, partitioner)
     with stages_on_terminal() as stages:
         stages.begin("Building the model")
         trainer = trainer or experiments.make_trainer(params)
@@ -223,7 +232,7 @@ def _inspect_sharding(
         record["placement"] = inspection.placements(trainer, partitioning, values.placement)
         tables.print_placements(console, record["placement"])
     if values.compile or values.program or values.activations is not None:
-        record |= _compile(values, params, trainer, partitioning, console)
+        record |= _compile(values, params, trainer, partitioning, partitioner, console)
     if values.kernels:
         # After compiling: jax, once started, adds no virtual devices.
         record["kernels"] = _list_kernels(values, params, trainer, partitioning, console)
@@ -254,6 +263,7 @@ def _compile(
     params: Params,
     trainer: Trainer,
     partitioning: Partitioning,
+    partitioner: str,
     console: rich.console.Console,
 ) -> dict[str, Any]:
     """Lowers, saves and compiles the function that was asked for."""
@@ -263,9 +273,7 @@ def _compile(
         devices = devices_for(partitioning.mesh.size) if is_compiled else []
         stages.begin("Lowering")
         with recording.record() as recorded:
-            program = inspection.lower(
-                values.function, params, trainer, partitioning, values.partitioner
-            )
+            program = inspection.lower(values.function, params, trainer, partitioning, partitioner)
         if values.program:
             program = inspection.for_all_platforms(program, params, trainer, partitioning)
             _save(program, values.program, console)

@@ -58,8 +58,19 @@ To search for the fastest sharding:
 
     gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search
 
-A cost model rates every mesh, sharding tables for each group of layers, and rematerialization
-policies; the best candidates are compiled, and the flags of the fastest are printed.
+A cost model rates every mesh, sharding tables for each group of layers, rematerialization policies
+and numbers of micro-batches. The best candidates are compiled, and the fastest of them with other
+dispatches of experts and options of the compiler. The report says what the step would cost with
+other values of each choice. --json writes the fastest to a file that trains without further flags:
+
+    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search \\
+        --json=found.json
+    gshard-train --plan=found.json --logdir=runs/found
+
+Of several machines, --search_for=cost finds the one that trains for the least money:
+
+    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v4:8x8x8,v5p:8x8x4 --search \\
+        --search_for=cost
 
 --json writes the complete result. --json alone writes it to standard output, and the report goes to
 standard error. Tokens are the target positions of a batch. The exit code is 0 whether or not the
@@ -86,7 +97,8 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.planned import plan_file
-from lingvo_gshard.planning.search.experiment_search import search_experiment
+from lingvo_gshard.planning.search.experiment_search import SearchOptions
+from lingvo_gshard.planning.search.machines import search_machines
 from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
@@ -114,7 +126,7 @@ def define_flags() -> flags.FlagValues:
         None,
         "The machine: a slice of a TPU pod such as v3:32x32, four slices such as v5p:8x8x8*4, "
         "cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies lists all "
-        "machines. With --budget, several that are separated by commas.",
+        "machines. With --budget and --search, several that are separated by commas.",
         flag_values=values,
     )
     flags.DEFINE_boolean(
@@ -204,10 +216,13 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
     params = None if path else planned_params(values)
     if not values.topology:
         raise UserError("--topology is missing, such as v3:32x32; --list_topologies shows all")
+    if params is not None and values.search:
+        machines = [topologies.get(name) for name in values.topology.split(",")]
+        return _search(values, params, machines, console)
     topology = topologies.get(values.topology)
     if params is None:
         return _plan_file(path or "", values, topology, console)
-    run = _generate if values.generate else _search if values.search else _plan
+    run = _generate if values.generate else _plan
     return run(values, params, topology, console)
 
 
@@ -297,22 +312,28 @@ def _generate(
 
 
 def _search(
-    values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
+    values: flags.FlagValues,
+    params: Params,
+    machines: list[Topology],
+    console: rich.console.Console,
 ) -> int:
     search_report.check_flags(values)
-    with Stages(topology.compiler_choice) as shown:
-        found = search_experiment(
+    with Stages(machines[0].compiler_choice) as shown:
+        searches = search_machines(
             params,
-            topology,
-            values.search_compilations,
-            values.partitioner,
+            machines,
+            read_options(values, SearchOptions),
             shown,
+            values.partitioner,
             values.compile_options,
         )
-    search_report.print_search(found, console)
+    found = searches[0]
+    search_report.print_machines(console, searches)
+    is_file = values.json not in (None, output.STANDARD_OUTPUT)
+    search_report.print_search(found, console, values.json if is_file else None)
     if found.plan:
         plan_report.print_plan(found.plan, console)
-    output.write_json(values.json, search_report.to_record(found))
+    output.write_json(values.json, search_report.to_record(searches))
     if values.html and found.plan:
         output.write_text(values.html, picture.to_html(found.plan), "html")
     return 0 if found.result.best else 1

@@ -33,6 +33,13 @@ The same model can be partitioned over a mesh of devices, here with its experts 
     gshard-train --experiment=translation.quickstart --logdir=runs/sharded \
         --runtime=spmd --mesh=data=8 --strategy=expert
 
+A file that gshard-plan wrote has the experiment, the mesh, the strategy and all else that was
+planned or found. Training with it needs no other flag, and resuming not even the file
+(docs/planning.md):
+
+    gshard-plan --experiment=translation.quickstart --topology=cpu:8 --search --json=found.json
+    gshard-train --plan=found.json --logdir=runs/found
+
 To see where the time of some steps goes (docs/profiling.md):
 
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart --profile_steps=20:23
@@ -55,6 +62,9 @@ replayed step differs. If training ended early and was saved, 130 after Ctrl-C, 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import rich.console
 from absl import flags
@@ -66,11 +76,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.flags.planned import (
+    define_plan_flag,
+    planned_training,
+    requested_params,
+)
 from lingvo_gshard.tools.flags.run import (
     define_experiment_flags,
     define_profile_flags,
     define_runtime_flags,
-    experiment_params,
     profilers,
     runtime_options,
 )
@@ -79,9 +93,12 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
 
+if TYPE_CHECKING:
+    from lingvo_gshard.planning.planned_training import PlannedTraining
+
 # Flags that change a run, and so cannot be given with --replay_step.
 _CHANGES = (
-    *("experiment", "gin_param", "gin_file", "init_from", "steps", "seed"),
+    *("experiment", "plan", "gin_param", "gin_file", "init_from", "steps", "seed"),
     "check_determinism_every",
 )
 
@@ -137,6 +154,11 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
+    define_plan_flag(
+        values,
+        "With --profile_steps, the profile is compared with the plan, and the ratios are written "
+        "for gshard-plan --calibration.",
+    )
     flags.DEFINE_string(
         "logdir",
         None,
@@ -190,7 +212,8 @@ def main(argv: list[str]) -> int:
         return 0
     if values.replay_step is not None:
         return replay_step(values, console)
-    params = _params(values)
+    planned = planned_training(values)
+    params = _params(values, planned, functools.partial(output.say, console))
     if values.params is not None:
         print(describe(params, values.params), end="")
         return 0
@@ -202,9 +225,9 @@ def main(argv: list[str]) -> int:
             params,
             values.logdir,
             init_from=values.init_from,
-            options=runtime_options(values),
+            options=runtime_options(values, planned),
             console=console,
-            observers=profilers(values, params, console),
+            observers=profilers(values, params, planned, console),
         )
     except TrainingFailedError as error:
         if processes.is_main():
@@ -227,8 +250,10 @@ def main(argv: list[str]) -> int:
     return 1
 
 
-def _params(values: flags.FlagValues) -> Params:
-    params = _saved_params(values) or experiment_params(values)
+def _params(
+    values: flags.FlagValues, planned: PlannedTraining | None, say: Callable[[str], object]
+) -> Params:
+    params = _saved_params(values) or requested_params(values, planned, say)
     if values.seed is not None:
         params.step.seed = values.seed
     for name in ("steps", "check_determinism_every"):
@@ -243,9 +268,9 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
     """Returns the Params of the run in --logdir, or else of --init_from, with the settings.
 
     Returns:
-      None if there is no such run, or an experiment is named.
+      None if there is no such run, or an experiment or a plan is named.
     """
-    if values.experiment:
+    if values.experiment or values.plan:
         return None
     if values.logdir and Logdir(values.logdir).has_checkpoints():
         saved = Logdir(values.logdir).read_params()

@@ -46,10 +46,14 @@ and in float64 as all else. Rows then keep at least 128 positions, since shorter
     gshard-verify --experiment=translation.quickstart --mesh=data=2,model=2 \\
         --strategy=data_tensor --kernels=tpu --gin_param='input.source_length = 128'
 
+--plan verifies the step of a file that gshard-plan --json wrote, with its mesh and strategy.
+
 In Python, lingvo_gshard.verify does the same. docs/verification.md explains what is compared.
 """
 
 from __future__ import annotations
+
+import functools
 
 import msgspec
 from absl import flags
@@ -59,7 +63,8 @@ from lingvo_gshard.runtime.verification.experiment import VerifyOptions
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.options import define_option_flags, given_options
-from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.planned import define_plan_flag, planned_training, requested_params
+from lingvo_gshard.tools.flags.run import define_experiment_flags
 
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. An error has exit code 1.
@@ -72,6 +77,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
+    define_plan_flag(values)
     define_option_flags(values, VerifyOptions())
     output.define_json_flag(values)
     return values
@@ -93,8 +99,9 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     output.check_writable(values, "json")
-    params = experiment_params(values)
     console = output.make_console(values.json)
+    say = functools.partial(output.say, console)
+    params = requested_params(values, planned_training(values), say)
     with stages_on_terminal() as stages:
         found = verify(params, progress=stages, **given_options(values, VerifyOptions))
     for line in found.lines():

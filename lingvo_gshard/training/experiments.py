@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from lingvo_gshard.core.config.params import Params
@@ -53,19 +54,25 @@ def first_batch(input_: Input, seed: int) -> Batch:
 
 
 def requested_mesh(
-    experiment: Params, mesh: str | None, device_order: str = "contiguous"
+    experiment: Params, mesh: str | None, device_order: str | None = None
 ) -> Mesh | None:
     """Returns the requested mesh, by default the experiment's; None if neither names one.
 
     Args:
-      experiment: Params whose `sharding.mesh` is the default.
+      experiment: Params whose `sharding` has the defaults.
       mesh: axes and sizes, such as "data=4,model=2".
       device_order: "contiguous" or "topology".
     """
     text = experiment.sharding.mesh if mesh is None else mesh
     if mesh is None and not text:
         return None
-    return Mesh.parse(text, device_order)
+    return Mesh.parse(text, device_order or experiment.sharding.device_order)
+
+
+def one_axis(experiment: Params, devices: int, device_order: str | None = None) -> Mesh:
+    """Returns the mesh data=N over all N devices, in the requested or the experiment's order."""
+    order = device_order or experiment.sharding.device_order
+    return Mesh((("data", devices),), order)
 
 
 def requested_partitioning(experiment: Params, mesh: Mesh, strategy: str | None) -> Partitioning:
@@ -73,6 +80,16 @@ def requested_partitioning(experiment: Params, mesh: Mesh, strategy: str | None)
     default = experiment.sharding.strategy or DEFAULT_STRATEGY
     text: str = default if strategy is None else strategy
     return Partitioning.make(mesh, text, experiment.sharding.overrides)
+
+
+def requested_partitioner(experiment: Params, partitioner: str | None) -> str:
+    """Returns the requested partitioner, by default the experiment's."""
+    return partitioner or experiment.sharding.partitioner
+
+
+def requested_compile_options(experiment: Params, options: Sequence[str]) -> tuple[str, ...]:
+    """Returns the requested changes to the compiler's options, by default the experiment's."""
+    return tuple(options or experiment.sharding.compile_options)
 
 
 def check_overrides(partitioning: Partitioning, trainer: Trainer) -> None:

@@ -7,8 +7,10 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
+from tests import tiny
 from tests.hard_knocks.sandbox import Sandbox
 from tests.open_models import published
+from tests.planning import example_search
 from tests.tools import tiny_language_model, tiny_translation
 
 Step = Callable[[Sandbox], None]
@@ -39,6 +41,13 @@ def write(path: str, content: str | bytes) -> Step:
     """Writes a file."""
     data = content.encode() if isinstance(content, str) else content
     return lambda sandbox: _done((sandbox / path).write_bytes(data))
+
+
+def searched(path: str, mesh: str, topology: str) -> Step:
+    """Writes the result of a search for test.tiny that compiled nothing."""
+    params = tiny.experiment_params()
+    params.sharding.set(mesh=mesh, strategy="data")
+    return write(path, example_search.example_search(params, topology).to_json())
 
 
 def folder(path: str) -> Step:

@@ -27,6 +27,8 @@ PEAK_FLOPS = 61.5e12
 TOKENS = 2**20
 HOSTILE = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
 
+# Fields that plans of earlier versions lack, and their defaults.
+_OF_EARLIER_VERSIONS = {"goodput": None, "loads": None, "params": ""}
 _ATTENTION = {"query": "MND", "key": "MND", "value": "MND", "output": "NDM"}
 _SUBLAYERS = {
     "self_attention": _ATTENTION,
@@ -54,7 +56,7 @@ def example_plan(strategy: str = "expert") -> dict:
     useful = sum(row["flops"] for row in layers if row["phase"] in ("forward", "backward"))
     again = sum(row["flops"] for row in layers if row["phase"] == "rematerialized")
     total = sum(math.prod(row["shape"]) for row in tensors if row["kind"] == "weights")
-    return {
+    return _OF_EARLIER_VERSIONS | {
         "format": 2,
         "name": "gshard_paper.moe_512e_12l",
         "topology": TOPOLOGY,
@@ -98,8 +100,6 @@ def example_plan(strategy: str = "expert") -> dict:
         "compile_seconds": 21.4,
         "versions": {"lingvo_gshard": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.42.1"},
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],
-        "goodput": None,
-        "loads": None,
     }
 
 

@@ -1,12 +1,10 @@
 """Compares a small profile with plans: what fits, what does not, and the ratios."""
 
-import json
-
 import pytest
 
 from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
 from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.profiling.comparison import calibrate, check_plan, compare, load_plan
+from lingvo_gshard.profiling.comparison import calibrate, check_comparable, check_plan, compare
 from lingvo_gshard.profiling.profile import HOST, INPUT_WAIT, PAUSES
 from tests.planning import example_plan
 from tests.profiling.cpu_trace import CpuTrace
@@ -79,23 +77,12 @@ def test_a_calibrated_plan_gives_no_calibration(profile):
     assert calibrate(profile, plan(is_calibrated=True)) is None
 
 
-def test_plans_of_something_else(tmp_path):
-    path = str(tmp_path / "plan.json")
-
-    def load(**changes):
-        (tmp_path / "plan.json").write_text(json.dumps(record(**changes)))
-        return load_plan(path, NAME)
-
-    assert load().name == NAME
-    with pytest.raises(ValueError) as error:
-        load(name="other.experiment")
-    expected = f"`plan={path}`: a plan of other.experiment, but this run trains {NAME}"
-    assert str(error.value) == expected
-    with pytest.raises(ValueError, match="does not tell kinds of work apart"):
-        load(kinds=[])
-    (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"^`plan=.*/plan\.json`: not a plan"):
-        load_plan(path, NAME)
+def test_plans_without_times():
+    check_comparable(plan(), "plan.json")
+    with pytest.raises(ValueError, match="^`plan=plan.json`: .* not tell kinds of work apart"):
+        check_comparable(plan(kinds=[]), "plan.json")
+    with pytest.raises(ValueError, match="^`plan=plan.json` has no times to compare"):
+        check_comparable(None, "plan.json")
 
 
 @pytest.mark.parametrize(

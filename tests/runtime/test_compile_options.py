@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import types
 
 import jax
 import pytest
@@ -10,12 +11,16 @@ import tensorflow as tf
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime.compile_options import (
+    ALL_TO_ALLS,
+    COLLECTIVE_PRODUCTS,
     NONE,
     OPTIONS,
+    PIPELINED,
     CompileOptions,
     check_refusal,
     chosen,
     in_words,
+    option_variants,
 )
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
@@ -69,6 +74,34 @@ def test_the_table_decides_by_platform_and_device():
     assert all(name.startswith("xla_gpu_") for name in h100)
     assert set(h100) - set(a100) == {name for name in h100 if "pipelined" in name} != set()
     assert "xla_gpu_enable_while_loop_double_buffering" not in h100
+
+
+def device(platform, kind):
+    """Returns what a device says about itself."""
+    client = types.SimpleNamespace(platform_version="cuda")
+    platform = "gpu" if platform == "cuda" else platform
+    return types.SimpleNamespace(platform=platform, device_kind=kind, client=client)
+
+
+def test_variants_are_the_options_that_are_off():
+    v5p = option_variants(device("tpu", "TPU v5"))
+    assert set(v5p) == {COLLECTIVE_PRODUCTS, ALL_TO_ALLS}
+    assert [each.partition("=")[0] for each in v5p[COLLECTIVE_PRODUCTS]] == [
+        MATMULS,
+        MATMULS.replace("all_gather", "reduce_scatter"),
+    ]
+    assert option_variants(device("cuda", "NVIDIA H100 80GB HBM3")) == {}
+    a100 = option_variants(device("cuda", "NVIDIA A100-SXM4-80GB"))
+    assert set(a100) == {PIPELINED} and len(a100[PIPELINED]) == 3
+    assert option_variants(device("cpu", "cpu")) == {}
+
+
+def test_options_that_are_given_are_no_variants():
+    found = option_variants(device("tpu", "TPU v5"), [f"{MATMULS}=NONE"])
+    assert len(found[COLLECTIVE_PRODUCTS]) == 1
+    # A variant is one that steps can be compiled with.
+    for options in found.values():
+        assert all(each in in_words(chosen("tpu", "TPU v5", options, {})) for each in options)
 
 
 def test_given_options_change_the_table():

@@ -37,7 +37,7 @@ class Experiment(Configurable):
         p.define("input", None, "Params of the input.")
         p.define("step", None, "Params of the training step: all that determines its results.")
         p.define("run", None, "Params of the run.", changes_results=False)
-        p.define("sharding", _sharding_params(), "The default mesh and strategy.")
+        p.define("sharding", _sharding_params(), "How steps are partitioned and compiled.")
         return p
 
 
@@ -59,6 +59,24 @@ def _sharding_params() -> Params:
         "overrides",
         {},
         "Strategies of single layers: path with wildcards -> table, such as 'H->model'.",
+        changes_results=False,
+    )
+    p.define(
+        "device_order",
+        "contiguous",
+        "Order of the devices in the mesh. An option `device_order` overrides it.",
+        changes_results=False,
+    )
+    p.define(
+        "partitioner",
+        "gspmd",
+        "XLA's partitioner. An option `partitioner` overrides it.",
+        changes_results=False,
+    )
+    p.define(
+        "compile_options",
+        (),
+        "Options of XLA's compiler. Options `compile_options` replace them.",
         changes_results=False,
     )
     return p

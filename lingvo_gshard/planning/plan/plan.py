@@ -257,6 +257,8 @@ class Plan(Record, frozen=True, kw_only=True):
       notes: assumptions and warnings.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
       loads: the step under loads that routers had; None if none were given.
+      params: the experiment's Params with the plan's sharding, as in a run's params.txt. Empty in
+        plans of other programs than training steps, and in plans of earlier versions.
     """
 
     format: int = FORMAT
@@ -294,6 +296,7 @@ class Plan(Record, frozen=True, kw_only=True):
     notes: list[str]
     goodput: Goodput | None = None
     loads: RouterLoads | None = None
+    params: str = ""
 
 
 class _Header(msgspec.Struct):

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_gshard.core import letters
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import INNER, ROWS
+from lingvo_gshard.planning.search.choices import Candidate
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Strategy, Table
 
@@ -111,7 +111,7 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-    """A training step for the cost model.
+    """A training step for the cost model. Einsums and flows belong to one micro-batch.
 
     Attributes:
       einsums: einsums and lookups, in the order of computation.
@@ -120,6 +120,8 @@ class TracedStep:
       moments: optimizer moments of each weight, by the weight's path.
       layer_paths: paths of all layers.
       inputs: bytes of a batch.
+      micro_batches: number of micro-batches of a step.
+      precision: as `Candidate.precision`.
     """
 
     einsums: tuple[Einsum, ...]
@@ -128,6 +130,8 @@ class TracedStep:
     moments: dict[str, tuple[VariableSpec, ...]]
     layer_paths: tuple[str, ...]
     inputs: int = 0
+    micro_batches: int = 1
+    precision: str = ""
 
 
 # The first of these letters that a layer's weights have determines its group.
@@ -319,52 +323,12 @@ _BATCH_NAMES = ("data", "fsdp", "batch")
 _OTHER_NAMES = ("model", "inner", "outer")
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A way to run a training step.
-
-    Attributes:
-      mesh: axes and sizes.
-      strategy: sharding table, or name of a strategy.
-      overrides: (pattern of layer paths, table) for layers that are sharded differently.
-      rematerialize: rematerialization policy.
-      micro_batches: number of micro-batches of a step.
-    """
-
-    mesh: str
-    strategy: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    rematerialize: str = remat_policy.NONE
-    micro_batches: int = 1
-
-    def settings(self, rematerialize_params: Iterable[str] = ()) -> list[str]:
-        """Returns the settings that select the candidate: options, and Params as in a gin file.
-
-        Args:
-          rematerialize_params: paths of the Params that take a policy, see `policy_params`.
-        """
-        settings = [f"mesh={self.mesh}", f"strategy={self.strategy}"]
-        if self.overrides:
-            settings.append(f"sharding.overrides = {dict(self.overrides)!r}")
-        settings += [f'{path} = "{self.rematerialize}"' for path in rematerialize_params]
-        return settings
-
-
-def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
-    """Returns the paths of the hyperparameters that are rematerialization policies.
-
-    Args:
-      leaves: (path, value) of an experiment's hyperparameters, from `params.leaves()`.
-    """
-    return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialize"]
-
-
 def candidate(
     groups: LayerGroups,
     chosen: Sequence[ShardingOption],
     mesh: Mesh,
     policy: str,
-    paths: Iterable[str],
+    step: TracedStep,
 ) -> Candidate:
     """Returns the candidate that shards each group by its chosen option.
 
@@ -373,8 +337,9 @@ def candidate(
       chosen: the option of each group.
       mesh: mesh with placeholder names; the candidate's axes are named for their use.
       policy: rematerialization policy.
-      paths: paths of all layers that have weights.
+      step: the traced step.
     """
+    paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)
     tables = [
         _renamed(_tables(option, mesh, group), names)
@@ -393,7 +358,14 @@ def candidate(
             text = _text(different, _rules)
             overrides += [(pattern, text) for pattern in patterns(group.paths, paths)]
     sizes = ",".join(f"{names[axis]}={size}" for axis, size in mesh.axes)
-    return Candidate(sizes, _text(common, _rules_of_split), tuple(overrides), policy)
+    return Candidate(
+        mesh=sizes,
+        strategy=_text(common, _rules_of_split),
+        overrides=tuple(overrides),
+        rematerialize=policy,
+        micro_batches=step.micro_batches,
+        precision=step.precision,
+    )
 
 
 def patterns(paths: Iterable[str], others: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from lingvo_gshard.planning.search.costs import (
     ShardedTensor,
     Sharding,
     local_bytes,
+    local_elements,
     num_shards,
     resharding,
     shard_einsum,
@@ -142,6 +143,9 @@ def _tensor(spec: VariableSpec) -> Tensor:
     return Tensor(spec.layout, spec.shape, spec.dtype, spec.unsplit)
 
 
+# Gradients are summed over micro-batches in float32, of so many bytes.
+_FLOAT32 = 4
+
 # (kind, axes, times, phase) -> bytes of weight gradients and updates that are moved together.
 Summed = collections.Counter[tuple[str, tuple[str, ...], int, str]]
 
@@ -151,11 +155,13 @@ class TermCost:
     """The cost of a term.
 
     Attributes:
-      cost: the cost without `summed`.
+      cost: the cost without `hoisted` and `summed`.
+      hoisted: the cost of what XLA moves out of the loop over micro-batches.
       summed: bytes of gradients, which collectives move together with other terms' gradients.
     """
 
     cost: Cost = dataclasses.field(default_factory=Cost)
+    hoisted: Cost = dataclasses.field(default_factory=Cost)
     summed: Summed = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -215,15 +221,27 @@ class StrategySharding:
             cost.communication_seconds += times * seconds
 
 
-def term_cost(term: CostTerm, sharding: StrategySharding, policy: str) -> TermCost:
-    """Returns a term's cost under a rematerialization policy."""
+def term_cost(
+    term: CostTerm, sharding: StrategySharding, policy: str, micro_batches: int = 1
+) -> TermCost:
+    """Returns a term's cost in a step.
+
+    Args:
+      term: the term, of one micro-batch.
+      sharding: how the strategy shards it.
+      policy: rematerialization policy.
+      micro_batches: number of micro-batches of the step.
+    """
     total = TermCost()
     if isinstance(term.what, Einsum):
         _EinsumCost(term.what, term.count, sharding, policy, total).add()
     elif isinstance(term.what, Weight):
-        _add_weight(total, term.what, term.count, sharding)
+        _add_weight(total, term.what, term.count, sharding, micro_batches > 1)
+        return total
     else:
         total.cost = flow_cost(term.what, term.count, sharding, sharding, policy)
+    total.cost = total.cost.repeated(micro_batches)
+    total.cost.add(total.hoisted)
     return total
 
 
@@ -241,15 +259,30 @@ def flow_cost(
     return cost
 
 
-def _add_weight(total: TermCost, weight: Weight, count: int, sharding: StrategySharding) -> None:
+def _add_weight(
+    total: TermCost,
+    weight: Weight,
+    count: int,
+    sharding: StrategySharding,
+    is_accumulated: bool,
+) -> None:
     """Adds memory and update of equal weights.
 
     The gradient of a weight that is no operand of an einsum is also reduced over the batch.
+
+    Args:
+      total: the cost so far.
+      weight: the weight.
+      count: number of equal weights.
+      sharding: how the strategy shards them.
+      is_accumulated: whether gradients are summed over micro-batches.
     """
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")
     moments = sum(sharding.stored_bytes(moment, "moments") for moment in weight.moments)
     gradient = local_bytes(tensor, where, mesh)
+    if is_accumulated:
+        cost.accumulated += count * _FLOAT32 * local_elements(tensor, where, mesh)
     cost.weights += count * sharding.stored_bytes(tensor, "weights")
     cost.moments += count * moments
     cost.gradients += count * gradient
@@ -275,7 +308,7 @@ class _EinsumCost:
         self, einsum: Einsum, count: int, sharding: StrategySharding, policy: str, total: TermCost
     ):
         self._einsum, self._count, self._sharding = einsum, count, sharding
-        self._cost, self._summed = total.cost, total.summed
+        self._cost, self._hoisted, self._summed = total.cost, total.hoisted, total.summed
         self._times = einsum.times * count
         self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
         left, right = (operand.layout for operand in einsum.operands)
@@ -315,7 +348,8 @@ class _EinsumCost:
             return self._at(left), self._at(right)
         table = self._sharding.where(right, "activations")
         gathers = resharding(right, self._sharding.where(right), table, self._sharding.mesh)
-        self._sharding.add_calls(self._cost, gathers, FORWARD, self._times)
+        cost = self._cost if self._einsum.times > 1 else self._hoisted
+        self._sharding.add_calls(cost, gathers, FORWARD, self._times)
         return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
 
     def _at(self, tensor: Tensor) -> ShardedTensor:
@@ -324,13 +358,15 @@ class _EinsumCost:
     def _add_gathers(self, calls: list[Collective]) -> None:
         """Adds all-gathers of weights.
 
-        In loops and with recomputation they run in both passes; elsewhere their result is saved.
+        In loops and with recomputation they run in both passes. Elsewhere their result is saved for
+        all micro-batches.
         """
-        self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
         if self._is_recomputed or self._einsum.times > 1:
+            self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
             self._sharding.add_calls(self._cost, calls, BACKWARD, self._times)
         else:
-            self._cost.saved += self._times * sum(call.bytes for call in calls)
+            self._sharding.add_calls(self._hoisted, calls, FORWARD, self._times)
+            self._hoisted.saved += self._times * sum(call.bytes for call in calls)
 
     def _add_execution(self, einsum: ShardedEinsum, phase: str) -> None:
         """Adds a forward einsum without the all-gathers of its weights."""
@@ -366,9 +402,12 @@ class _EinsumCost:
 class CostModel:
     """Costs on one mesh, under one rematerialization policy of core/autodiff/remat_policy.py."""
 
-    def __init__(self, mesh: Mesh, rates: Rates, policy: str = remat_policy.NONE):
+    def __init__(
+        self, mesh: Mesh, rates: Rates, policy: str = remat_policy.NONE, micro_batches: int = 1
+    ):
         remat_policy.check(policy, "rematerialize")
         self.mesh, self.rates, self.policy = mesh, rates, policy
+        self.micro_batches = micro_batches
         self._term_costs: dict[tuple, TermCost] = {}
         self._sharded_einsums: dict[tuple, ShardedEinsum] = {}
 
@@ -409,19 +448,23 @@ class CostModel:
 
     def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> Cost:
         """Returns the cost of a tensor that one group passes to another."""
-        return flow_cost(flow, 1, self._sharding(source), self._sharding(target), self.policy)
+        cost = flow_cost(flow, 1, self._sharding(source), self._sharding(target), self.policy)
+        return cost.repeated(self.micro_batches)
 
     def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
         sharding = self._sharding(strategy)
         for (kind, axes, times, phase), bytes in summed.items():
-            sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times)
+            # Every micro-batch reduces its gradients. The optimizer runs once.
+            repeats = self.micro_batches if phase == BACKWARD else 1
+            sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times * repeats)
 
     def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
         tables = {kind: strategy.table(kind) for kind in KINDS}
         policy = "" if isinstance(term.what, Weight) else self.policy
         key = term, policy, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._term_costs:
-            self._term_costs[key] = term_cost(term, self._sharding(strategy), self.policy)
+            sharding = self._sharding(strategy)
+            self._term_costs[key] = term_cost(term, sharding, self.policy, self.micro_batches)
         return self._term_costs[key]
 
     def _sharding(self, strategy: Strategy) -> StrategySharding:

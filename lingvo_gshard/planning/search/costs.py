@@ -290,6 +290,7 @@ class Cost:
       recomputed: bytes of activations that one rematerialization unit recomputes.
       gradients: bytes of all weight gradients.
       stacked_gradients: bytes of weight gradients of loops, allocated before the backward pass.
+      accumulated: bytes of the sums of gradients over micro-batches.
       workspace: bytes of the tensors and gradients of the largest einsum.
       calls: (collective, phase, number of executions).
     """
@@ -303,6 +304,7 @@ class Cost:
     recomputed: int = 0
     gradients: int = 0
     stacked_gradients: int = 0
+    accumulated: int = 0
     workspace: int = 0
     calls: list[tuple[Collective, str, int]] = dataclasses.field(default_factory=list)
 
@@ -314,7 +316,7 @@ class Cost:
     @property
     def resident(self) -> tuple[int, int]:
         """Returns the bytes, without `workspace`, at the start and the end of the backward pass."""
-        state = self.weights + self.moments + self.recomputed
+        state = self.weights + self.moments + self.accumulated + self.recomputed
         return state + self.saved + self.stacked_gradients, state + self.gradients
 
     @property
@@ -333,8 +335,19 @@ class Cost:
         self.recomputed += other.recomputed
         self.gradients += other.gradients
         self.stacked_gradients += other.stacked_gradients
+        self.accumulated += other.accumulated
         self.workspace = max(self.workspace, other.workspace)
         self.calls += other.calls
+
+    def repeated(self, times: int) -> Cost:
+        """Returns the cost of `times` executions, one after another in the same memory."""
+        return dataclasses.replace(
+            self,
+            compute_seconds=times * self.compute_seconds,
+            communication_seconds=times * self.communication_seconds,
+            flops=times * self.flops,
+            calls=[(call, phase, times * count) for call, phase, count in self.calls],
+        )
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Returns the bytes of all calls in a step, by kind of collective."""

@@ -16,6 +16,7 @@ from lingvo_gshard.planning.search.candidates import Einsum, Flow, Tensor, Trace
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import use_partitioning
 from lingvo_gshard.sharding.recording import Event
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.training.step.trainer import Trainer
 
 # Norms compute a mean over the model dimension. The result of a norm counts as another tensor than
@@ -100,13 +101,19 @@ _UNIT = re.compile(r"(.*?\.body)\[|(.*?\[\d+\])")
 _GRADIENT = "gradient_tape/"
 
 
-def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> TracedStep:
-    """Returns a trainer's loss, traced without a mesh.
+def trace(
+    trainer: Trainer, batch: BatchSpecs, micro_batches: int = 1, precision: str = ""
+) -> TracedStep:
+    """Returns a trainer's loss of one micro-batch, traced without a mesh.
 
     Args:
       trainer: the trainer.
       batch: shape and dtype of each array of a batch.
+      micro_batches: number of micro-batches, which divides the rows of the batch.
+      precision: the trainer's, if it is a choice of the search.
     """
+    inputs = sum(math.prod(known_sizes(s.shape)) * s.dtype.size for s in batch.values())
+    batch = {name: _part(spec, micro_batches) for name, spec in batch.items()}
     specs, names = trainer.theta_specs, sorted(batch)
     weights = specs.flatten()
 
@@ -125,9 +132,22 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> TracedStep:
     moments: dict[str, tuple[VariableSpec, ...]] = collections.defaultdict(tuple)
     for moment in trainer.optimizer.moment_specs(specs).flatten():
         moments[moment.path.rpartition("/")[0]] += (moment,)
-    inputs = sum(math.prod(known_sizes(s.shape)) * s.dtype.size for s in batch.values())
-    layers = tuple(trainer.task.layer_paths())
-    return TracedStep(tuple(einsums), tuple(flows), tuple(weights), dict(moments), layers, inputs)
+    return TracedStep(
+        einsums=tuple(einsums),
+        flows=tuple(flows),
+        weights=tuple(weights),
+        moments=dict(moments),
+        layer_paths=tuple(trainer.task.layer_paths()),
+        inputs=inputs,
+        micro_batches=micro_batches,
+        precision=precision,
+    )
+
+
+def _part(spec: tf.TensorSpec, micro_batches: int) -> tf.TensorSpec:
+    """Returns the spec of a micro-batch of an array."""
+    rows, *rest = known_sizes(spec.shape)
+    return tf.TensorSpec((rows // micro_batches, *rest), spec.dtype)
 
 
 def _forward_events(events: list[Event]) -> list[Event]:

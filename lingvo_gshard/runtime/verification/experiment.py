@@ -220,6 +220,7 @@ class _Case:
       trainer: defines the step.
       partitioning: the mesh that one step runs on.
       options: how to verify it.
+      partitioner: "gspmd" or "shardy".
       workers: the workers of local updates; None without them.
       batch: the batch of one step.
       state: the state before the step.
@@ -235,6 +236,7 @@ class _Case:
             self.trainer.loss_scale = params.step.loss_scale.instantiate()
         experiments.check_overrides(partitioning, self.trainer)
         self.partitioning, self.options = partitioning, options
+        self.partitioner = experiments.requested_partitioner(params, options.partitioner)
         self.batch = _batch(params, self.trainer)
         self.workers: Workers | None = None
         check(params.step, partitioning, len(next(iter(self.batch.values()))))
@@ -247,7 +249,7 @@ class _Case:
     def run_partitioned(self, mesh: Mesh) -> ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
         partitioning = dataclasses.replace(self.partitioning, mesh=mesh)
-        made_of = self.state, self.batch, self.options.partitioner
+        made_of = self.state, self.batch, self.partitioner
         return run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
 
     def run(self, progress: Progress) -> tuple[ObservedStep, ObservedStep]:
@@ -256,7 +258,7 @@ class _Case:
         progress.begin(f"Compiling and running the step over {mesh.size} devices")
         partitioned = self.run_partitioned(mesh)
         progress.begin("Compiling and running the step on one device")
-        made_of = self.state, self.batch, self.options.partitioner
+        made_of = self.state, self.batch, self.partitioner
         one = Mesh(tuple((name, 1) for name in mesh.names))
         alone = dataclasses.replace(self.partitioning, mesh=one)
         gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
@@ -416,7 +418,7 @@ def _compare_outer_step(
 ) -> tuple[list[Compared], Finding | None]:
     """Returns what the outer step of local updates changes, compared, and the first difference."""
     progress.begin(f"Compiling and running the outer step of {workers.count} workers")
-    step = OuterStep(case.trainer, workers, case.options.partitioner, case.state)
+    step = OuterStep(case.trainer, workers, case.partitioner, case.state)
     rows = [
         Compared("outer weight", name, found, found.relative <= case.options.tolerance)
         for name, found in step.differences()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import rich.console
 from absl import flags
 
@@ -14,6 +16,9 @@ from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
+
+if TYPE_CHECKING:
+    from lingvo_gshard.planning.planned_training import PlannedTraining
 
 
 def define_logdir_flag(values: flags.FlagValues) -> None:
@@ -87,38 +92,40 @@ def define_profile_flags(values: flags.FlagValues) -> None:
         "to LOGDIR/profile (docs/profiling.md).",
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "plan",
-        None,
-        "Plan of the step, written by gshard-plan --json, that the profile of --profile_steps is "
-        "compared with. The ratios are written for gshard-plan --calibration.",
-        flag_values=values,
-    )
 
 
 def profilers(
-    values: flags.FlagValues, params: Params, console: rich.console.Console
+    values: flags.FlagValues,
+    params: Params,
+    planned: PlannedTraining | None,
+    console: rich.console.Console,
 ) -> list[ObserverFactory]:
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 
+    Args:
+      values: the command's flags.
+      params: the Params of the run.
+      planned: the planned training that the profile is compared with.
+      console: where to print.
+
     Raises:
-      UserError: names --profile_steps if the run has no such steps, and --plan if it is not a
-        plan of the experiment.
+      UserError: names --profile_steps if the run has no such steps, and --plan if the plan cannot
+        be compared.
     """
     if values.profile_steps is None:
-        if values.plan is not None:
-            raise UserError(f"--plan={values.plan} applies to --profile_steps, which is not given")
         return []
     # Runs without a profile do not wait for these.
     from lingvo_gshard.profiling import timeline
-    from lingvo_gshard.profiling.comparison import load_plan
+    from lingvo_gshard.profiling.comparison import check_comparable
     from lingvo_gshard.profiling.observer import profile_steps
     from lingvo_gshard.tools.profile_reports.profile_report import print_result
 
     asked = timeline.parse(values.profile_steps)
     timeline.check_within(asked, params.run.steps)
 
-    plan = None if values.plan is None else load_plan(values.plan, params.name)
+    plan = planned.plan if planned else None
+    if planned is not None:
+        check_comparable(plan, str(planned))
     return [
         profile_steps(asked, lambda result: print_result(result, console), plan, values.plan or "")
     ]
@@ -136,10 +143,17 @@ def define_runtime_flags(values: flags.FlagValues, in_cluster: bool = True) -> N
         define_option_flags(values, ClusterOptions())
 
 
-def runtime_options(values: flags.FlagValues) -> RuntimeOptions:
-    """Returns the options that the flags of `define_runtime_flags` give."""
+def runtime_options(
+    values: flags.FlagValues, plan: PlannedTraining | None = None
+) -> RuntimeOptions:
+    """Returns the options that the flags of `define_runtime_flags` give.
+
+    Args:
+      values: the command's flags.
+      plan: the plan of the training.
+    """
     cluster = read_options(values, ClusterOptions) if "coordinator" in values else None
-    return read_options(values, RuntimeOptions, cluster=cluster)
+    return read_options(values, RuntimeOptions, cluster=cluster, plan=plan)
 
 
 def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:

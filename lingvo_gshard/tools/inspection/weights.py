@@ -257,7 +257,7 @@ def inspect(
     Raises:
       UserError: a flag does not suit a run, or a checkpoint is missing or damaged.
     """
-    for flag in ("experiment", "gin_file", "gin_param"):
+    for flag in ("experiment", "plan", "gin_file", "gin_param"):
         if values[flag].value:
             raise UserError(f"--{flag} does not go with --logdir: a run has its own settings")
     with stages_on_terminal() as stages:

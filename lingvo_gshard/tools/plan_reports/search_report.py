@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import rich.box
 import rich.console
@@ -12,14 +13,24 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.plan.plan import Plan, Record
-from lingvo_gshard.planning.search import experiment_search as search_result
-from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.search.experiment_search import ExperimentSearch, SearchOptions
+from lingvo_gshard.planning.search.explanation import Alternative, explain
+from lingvo_gshard.planning.search.record import (
+    CandidateRecord,
+    CostRecord,
+    MachineRecord,
+    SearchRecord,
+)
+from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console.spelling import flag_of
-from lingvo_gshard.tools.console.units import in_bytes, in_seconds
+from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
+from lingvo_gshard.tools.flags.options import define_option_flags
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40
+# Longer values are cut, and keep so much before their difference. JSON has them in full.
+_LONGEST, _CONTEXT = 60, 20
 
 
 def define_search_flags(values: flags.FlagValues) -> None:
@@ -27,18 +38,11 @@ def define_search_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean(
         "search",
         False,
-        "Searches for the fastest mesh, strategy and rematerialization policy that fit, instead of "
-        "planning those of the experiment.",
+        "Searches for the fastest mesh, strategy, rematerialization, micro-batches, dispatch and "
+        "options of the compiler that fit, instead of planning those of the experiment.",
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "search_compilations",
-        4,
-        "Number of candidates that --search compiles before it decides, the best by the cost model "
-        "first. 0 decides by the cost model alone.",
-        0,
-        flag_values=values,
-    )
+    define_option_flags(values, SearchOptions())
 
 
 def check_flags(values: flags.FlagValues) -> None:
@@ -53,8 +57,16 @@ def check_flags(values: flags.FlagValues) -> None:
         )
 
 
-def print_search(search: ExperimentSearch, console: rich.console.Console) -> None:
-    """Prints the Pareto front of time and memory, named strategies, and the best flags."""
+def print_search(
+    search: ExperimentSearch, console: rich.console.Console, path: str | None = None
+) -> None:
+    """Prints the Pareto front of time and memory, named strategies, the choice and its reasons.
+
+    Args:
+      search: the search.
+      console: where to print.
+      path: the file that gets the result; None if none does.
+    """
     result = search.result
     compiled = [row for row in result.rows if row.compiled or row.problem]
     shown = [*result.front, *(row for row in compiled if row not in result.front)]
@@ -63,16 +75,67 @@ def print_search(search: ExperimentSearch, console: rich.console.Console) -> Non
     if result.best is None:
         console.print("No candidate fits: use more devices or a smaller batch.")
         return
-    console.print("Use:", markup=False, highlight=False)
+    _print_explanation(console, explain(result))
+    if path:
+        _say(console, f"Train with it:\n  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
+    _say(console, "As flags:" if path else "Use:")
     for setting in search.settings(result.best):
-        console.print(
-            f"  {shlex.quote(flag_of(setting))}", markup=False, highlight=False, soft_wrap=True
-        )
+        _say(console, f"  {shlex.quote(flag_of(setting))}")
 
 
-def _print_rows(
-    console: rich.console.Console, title: str, rows: Iterable[search_result.RatedCandidate]
-) -> None:
+def _say(console: rich.console.Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_machines(console: rich.console.Console, searches: Sequence[ExperimentSearch]) -> None:
+    """Prints the best candidate of each machine."""
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    columns = "machine", "step", "hours of a billion tokens", "price", "mesh"
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("machine", "mesh") else "right")
+    for row in map(_machine, searches):
+        spent = row.billion_tokens
+        if row.seconds is None or spent is None:
+            table.add_row(row.topology, "nothing fits", "", "", "")
+            continue
+        hours = spent.chip_hours / topologies.get(row.topology).chips
+        price = "not published"
+        if spent.price is not None:
+            price = f"{in_large(spent.price)} {spent.currency}"
+        table.add_row(row.topology, in_seconds(row.seconds), f"{hours:,.3g}", price, row.mesh)
+    tables.print_table(console, table)
+
+
+def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative]) -> None:
+    """Prints what the step would cost with the next best value of each choice."""
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("choice", "chosen", "instead", "time", "peak", "by"):
+        table.add_column(column, justify="right" if column in ("time", "peak") else "left")
+    for row in rows:
+        figures = ["", "", row.problem.splitlines()[0][:_LONGEST_PROBLEM] if row.problem else ""]
+        if not row.problem:
+            sign = "-" if row.more_bytes < 0 else "+"
+            fits = "" if row.fits else ", does not fit"
+            figures = [
+                f"{row.ratio - 1:+.1%}",
+                f"{sign}{in_bytes(abs(row.more_bytes))}{fits}",
+                "compiler" if row.is_compiled else "cost model",
+            ]
+        choice = row.choice.replace("_", " ")
+        table.add_row(choice, *_differing(row.chosen, row.value), *figures)
+    tables.print_table(console, table)
+
+
+def _differing(*texts: str) -> list[str]:
+    """Returns texts cut to `_LONGEST`, without a long beginning that they have in common."""
+    if max(map(len, texts)) <= _LONGEST:
+        return list(texts)
+    common = len(os.path.commonprefix(texts))
+    start = texts[0].rfind(" ", 0, max(common - _CONTEXT, 0)) + 1
+    return [f"{'...' if start else ''}{text[start:]}"[:_LONGEST] for text in texts]
+
+
+def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in (title, "rematerialize", "model", "", "compiled", ""):
         table.add_column(column, justify="left" if column in (title, "rematerialize") else "right")
@@ -90,80 +153,38 @@ def _print_rows(
     tables.print_table(console, table)
 
 
-class CostRecord(Record, frozen=True, kw_only=True):
-    """The cost model's estimate for a candidate.
-
-    Attributes:
-      seconds: time of one step.
-      peak: peak bytes of one device.
-    """
-
-    seconds: float
-    peak: int
-
-
-class CandidateRecord(Record, frozen=True, kw_only=True):
-    """A candidate with its costs.
-
-    Attributes:
-      mesh: axes and sizes.
-      strategy: table of letters and axes, or a strategy's name.
-      overrides: (pattern of layer paths, table) for layers that are sharded differently.
-      rematerialize: rematerialization policy.
-      micro_batches: number of micro-batches of a step.
-      name: name of the strategy; empty for candidates that the search made.
-      flags: command-line flags that select the candidate.
-      model: the cost model's estimate.
-      compiled: the compiler's figures; None if it was not compiled.
-      problem: why it could not be compiled; empty if it could.
-    """
-
-    mesh: str
-    strategy: str
-    overrides: list[tuple[str, str]]
-    rematerialize: str
-    micro_batches: int
-    name: str
-    flags: list[str]
-    model: CostRecord
-    compiled: search_result.CompiledCost | None
-    problem: str
-
-
-class SearchRecord(Record, frozen=True, kw_only=True):
-    """The result of a search.
-
-    Attributes:
-      best: the fastest candidate that fits; None if none fits.
-      front: candidates that no other one beats in both time and memory, fastest first.
-      candidates: all candidates that the search made.
-      baselines: named strategies, for comparison.
-      capacity: bytes of a device that a program may use.
-      plan: plan of the best candidate; None if it was not compiled.
-    """
-
-    best: CandidateRecord | None
-    front: list[CandidateRecord]
-    candidates: list[CandidateRecord]
-    baselines: list[CandidateRecord]
-    capacity: int
-    plan: Plan | None
-
-
-def to_record(search: ExperimentSearch) -> SearchRecord:
-    """Returns a search's result as data."""
+def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
+    """Returns the result of the first search as data, with a row for the machine of each."""
+    search = searches[0]
     result = search.result
     return SearchRecord(
+        name=search.experiment.name,
+        topology=search.topology.name,
         best=_candidate(search, result.best) if result.best else None,
         front=[_candidate(search, row) for row in result.front],
+        explanation=explain(result),
         candidates=[_candidate(search, row) for row in result.rows],
         baselines=[_candidate(search, row) for row in result.baselines],
+        billion_tokens=search.billion_tokens,
+        machines=[_machine(each) for each in searches],
         capacity=result.capacity,
         plan=search.plan,
+        params=search.params(result.best).to_text() if result.best else "",
     )
 
 
-def _candidate(search: ExperimentSearch, row: search_result.RatedCandidate) -> CandidateRecord:
+def _machine(search: ExperimentSearch) -> MachineRecord:
+    best = search.result.best
+    return MachineRecord(
+        topology=search.topology.name,
+        mesh=best.candidate.mesh if best else "",
+        strategy=best.candidate.strategy if best else "",
+        seconds=best.seconds if best else None,
+        billion_tokens=search.billion_tokens,
+    )
+
+
+def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
     candidate = row.candidate
     return CandidateRecord(
         mesh=candidate.mesh,
@@ -171,6 +192,9 @@ def _candidate(search: ExperimentSearch, row: search_result.RatedCandidate) -> C
         overrides=list(candidate.overrides),
         rematerialize=candidate.rematerialize,
         micro_batches=candidate.micro_batches,
+        precision=candidate.precision,
+        dispatch=candidate.dispatch,
+        compile_options=list(candidate.compile_options),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
         model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),

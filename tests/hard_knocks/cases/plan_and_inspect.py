@@ -3,7 +3,7 @@
 import json
 
 from tests.hard_knocks.case import Case
-from tests.hard_knocks.prepare import cut, folder, trained, write
+from tests.hard_knocks.prepare import cut, folder, replace, searched, trained, write
 
 _PLAN = "gshard-plan --experiment=test.tiny "
 _TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
@@ -160,14 +160,106 @@ CASES = (
         "longer with --steps",
     ),
     Case(
-        "a plan without steps to profile",
-        _TRAIN + "--plan=plan.json",
-        error="--plan=plan.json applies to --profile_steps, which is not given",
+        "a plan that is missing",
+        "gshard-train --logdir=run --plan=plan.json",
+        error="--plan=plan.json: cannot be read: No such file or directory",
     ),
     Case(
-        "a profile with a plan that is missing",
-        _TRAIN + "--profile_steps=2:3 --plan=plan.json",
-        error="--plan=plan.json: cannot be read: No such file or directory",
+        "a plan that is a calibration",
+        "gshard-train --logdir=run --plan=plan.json",
+        given=(write("plan.json", "{}"),),
+        error="--plan=plan.json: neither a plan nor a search; gshard-plan --json writes both",
+    ),
+    Case(
+        "a plan that is Params",
+        "gshard-train --logdir=run --plan=run.txt",
+        given=(write("run.txt", "name : 'test.tiny'\n"),),
+        error="--plan=run.txt: not JSON (...). Expected a file written by gshard-plan --json",
+    ),
+    Case(
+        "a plan that is cut off",
+        "gshard-train --logdir=run --plan=found.json",
+        given=(searched("found.json", "data=8", "cpu:8"), cut("found.json")),
+        error="--plan=found.json: not JSON (Input data was truncated). Expected a file written by "
+        "gshard-plan --json",
+    ),
+    Case(
+        "a plan with a value that is none",
+        "gshard-train --logdir=run --plan=found.json",
+        given=(
+            searched("found.json", "data=8", "cpu:8"),
+            replace("found.json", "step.clip_norm : 1.0", "step.clip_norm : -1.0"),
+        ),
+        error="--plan=found.json: its Params cannot be read: line ...: step.clip_norm: ...",
+    ),
+    Case(
+        "a plan of a later version",
+        "gshard-train --logdir=run --plan=found.json",
+        given=(write("found.json", '{"search_format": 9}'),),
+        error="--plan=found.json: search format 9, but this version reads format 1. Search again "
+        "with this version",
+    ),
+    Case(
+        "a plan with another mesh than its machine",
+        "gshard-train --logdir=run --plan=found.json",
+        given=(searched("found.json", "data=4", "cpu:8"),),
+        error="--plan=found.json: its mesh data=4 has 4 devices, but cpu:8 has 8. Plan again",
+    ),
+    Case(
+        "a plan for GPUs that are not here",
+        "gshard-train --logdir=run --plan=found.json",
+        given=(searched("found.json", "data=8", "gpu:h100:1x8"),),
+        environment={"JAX_PLATFORMS": ""},
+        error="--plan=found.json is for 8 devices of gpu:h100:1x8, but there are none. Plan again "
+        "for the machine that you have, or set JAX_PLATFORMS=cpu in the environment to try the "
+        "plan on virtual devices",
+    ),
+    Case(
+        "a plan and another experiment",
+        _TRAIN.replace("test.tiny", "translation.quickstart") + "--plan=found.json",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="--experiment=translation.quickstart contradicts --plan=found.json, a plan of "
+        "test.tiny; leave out one of them",
+    ),
+    Case(
+        "a plan and another mesh",
+        "gshard-train --logdir=run --plan=found.json --mesh=data=4,model=2",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="--mesh=data=4,model=2 contradicts --plan=found.json, which has data=8; leave out "
+        "one of them",
+    ),
+    Case(
+        "a plan and another strategy",
+        "gshard-verify --plan=found.json --strategy=fsdp",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="--strategy=fsdp contradicts --plan=found.json, which has data; leave out one of "
+        "them",
+    ),
+    Case(
+        "a plan and a setting of its sharding",
+        "gshard-inspect --plan=found.json --gin_param=\"sharding.strategy = 'fsdp'\"",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="sharding.strategy = 'fsdp' contradicts --plan=found.json, which has 'data'; leave "
+        "out one of them",
+    ),
+    Case(
+        "a plan on one device",
+        "gshard-train --logdir=run --plan=found.json --runtime=local",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="--plan=found.json needs --runtime=spmd; the local runtime has one device",
+    ),
+    Case(
+        "a profile beside a search that compiled nothing",
+        "gshard-train --logdir=run --plan=found.json --profile_steps=2:3",
+        given=(searched("found.json", "data=8", "cpu:8"),),
+        error="--plan=found.json has no times to compare a profile with, since the search compiled "
+        "nothing. Search with `search_compilations=1` or more",
+    ),
+    Case(
+        "a replay of a plan",
+        "gshard-train --logdir=run --plan=found.json --replay_step=3",
+        error="--plan=found.json cannot be combined with --replay_step=3: a run is replayed with "
+        "its own Params",
     ),
     Case(
         "a profile of another benchmark",

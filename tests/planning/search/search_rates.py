@@ -52,9 +52,10 @@ def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) 
     return trainer(task, dtype)
 
 
-def trainer(task, precision: str = "float32") -> Trainer:
+def trainer(task, precision: str = "float32", micro_batches: int = 1) -> Trainer:
     """Returns a trainer with Adafactor."""
     params = Trainer.params().set(optimizer=Adafactor.params(), precision=precision)
+    params.micro_batches = micro_batches
     return params.instantiate(task)
 
 

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.planning.search import candidates, search
-from lingvo_gshard.planning.search.candidates import (
-    Candidate,
-    candidate,
-    group,
-    patterns,
-    policy_params,
-)
+from lingvo_gshard.planning.search.candidates import candidate, group, patterns
+from lingvo_gshard.planning.search.choices import Candidate, ChoicePaths
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -52,7 +47,7 @@ def test_flags_shard_every_layer_as_chosen(sizes, data):
         data.draw(st.sampled_from(candidates.sharding_options(mesh, g.letters)))
         for g in layer_groups().groups
     ]
-    found = candidate(layer_groups(), chosen, mesh, "none", paths())
+    found = candidate(layer_groups(), chosen, mesh, "none", traced())
     partitioning = Partitioning.make(found.mesh, found.strategy, dict(found.overrides))
     partitioning.check_overrides(traced().layer_paths)
     for own, option in zip(layer_groups().groups, chosen, strict=True):
@@ -83,7 +78,7 @@ def test_override_patterns_are_as_general_as_possible():
 
 def test_candidate_settings():
     found = Candidate("data=8", "B->data", (("a.b", "H->none"),), "full")
-    assert found.settings(["task.encoder.execution.rematerialize"]) == [
+    assert found.settings(ChoicePaths(("task.encoder.execution.rematerialize",))) == [
         "mesh=data=8",
         "strategy=B->data",
         "sharding.overrides = {'a.b': 'H->none'}",
@@ -93,12 +88,12 @@ def test_candidate_settings():
 
 def test_remat_policy_is_set_on_every_stack():
     params = registry.get("gshard_paper.moe_128e_12l")
-    names = policy_params(params.leaves())
-    assert sorted(names) == [
+    paths = ChoicePaths.of(params)
+    assert sorted(paths.rematerialize) == [
         "task.decoder.execution.rematerialize",
         "task.encoder.execution.rematerialize",
     ]
-    chosen = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").settings(names)
+    chosen = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").settings(paths)
     settings = [setting for setting in chosen if " = " in setting]
     applied = gin_binding.apply_gin(params, [], settings)
     assert applied.task.encoder.execution.rematerialize == "full"

@@ -28,17 +28,17 @@ MOST_BETWEEN, MOST_MEMORY_BETWEEN = 0.12, 0.3
 
 
 @functools.cache
-def model() -> Trainer:
+def model(micro_batches: int = 1) -> Trainer:
     """Returns a trainer of one encoder layer with experts and one dense decoder layer."""
     task = tiny_translation.trainer().task.p.copy()
     task.encoder.set(num_layers=1, moe_every=1)
     task.decoder.set(num_layers=1, moe_every=0)
-    return trainer(task)
+    return trainer(task, micro_batches=micro_batches)
 
 
 @functools.cache
-def layer_groups() -> LayerGroups:
-    return group(trace(model(), batch(8, 12)))
+def layer_groups(rows: int = 8, micro_batches: int = 1) -> LayerGroups:
+    return group(trace(model(), batch(rows, 12), micro_batches))
 
 
 @pytest.mark.slow
@@ -54,17 +54,30 @@ def layer_groups() -> LayerGroups:
     ],
 )
 def test_collective_bytes_and_peak_memory_match_the_compiler(mesh, strategy):
+    check_cost(mesh, strategy, 8, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["expert", "fsdp"])
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_micro_batches_repeat_communication_in_less_memory(strategy, micro_batches):
+    check_cost("data=8", strategy, 32, micro_batches)
+
+
+def check_cost(mesh: str, strategy: str, rows: int, micro_batches: int) -> None:
+    """Compares the cost model with the compiled step of `rows` rows."""
     partitioning = Partitioning.make(mesh, strategy)
-    program, _ = train_program(model(), partitioning, "gspmd", batch(8, 12))
+    program, _ = train_program(model(micro_batches), partitioning, "gspmd", batch(rows, 12))
     compiled = program.lower(jax.devices()[:8]).compile()
     parsed = Mesh.parse(mesh)
     operations = hlo.read_operations(hlo.read_module(compiled), parsed)
     moved = collections.Counter()
     for collective in hlo.collective_calls(operations.operations):
-        moved[collective.kind] += collective.bytes
+        moved[collective.kind] += collective.bytes * collective.times
 
-    tables = [strategies.get(strategy, parsed)] * len(layer_groups().groups)
-    cost = CostModel(parsed, ring_rates()).cost(layer_groups(), tables)
+    groups = layer_groups(rows, micro_batches)
+    tables = [strategies.get(strategy, parsed)] * len(groups.groups)
+    cost = CostModel(parsed, ring_rates(), micro_batches=micro_batches).cost(groups, tables)
     expected = collections.Counter(cost.bytes_by_kind())
     expected["all-reduce"] += expected.pop("reduce-scatter", 0)
     assert set(moved) == set(+expected)

@@ -9,8 +9,10 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.candidates import TracedStep
+from lingvo_gshard.planning.search.choices import Variant
 from lingvo_gshard.planning.search.experiment_search import rates_of
-from lingvo_gshard.planning.search.search import CompiledCost, SearchResult, search
+from lingvo_gshard.planning.search.results import CompiledCost, SearchResult
+from lingvo_gshard.planning.search.search import search
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
@@ -114,15 +116,17 @@ def test_compiled_times_rank_the_best_candidates():
         return compiled[candidate]
 
     result = run(compile_candidate=compile_candidate, compile_best=3)
-    assert len(compiled) == 3
-    assert result.best.candidate == list(compiled)[-1] and result.best.seconds == 8.0
+    # The best named strategy comes after the candidates.
+    assert len(compiled) == 4 and not any("->" in c.strategy for c in list(compiled)[3:])
+    assert result.best.candidate == list(compiled)[-1] and result.best.seconds == 7.0
+    assert result.best in result.baselines
     assert all(row.compiled for row in result.front)
 
 
 def test_smaller_candidates_are_tried_if_compiled_memory_exceeds_capacity():
     sizes = []
     result = run()
-    of = {row.candidate: row.cost.peak for row in result.rows}
+    of = {row.candidate: row.cost.peak for row in (*result.rows, *result.baselines)}
     excess = CAPACITY / result.best.cost.peak * 1.1
 
     def compile_candidate(candidate):
@@ -142,6 +146,40 @@ def test_compilation_failures_are_reported():
     result = run(compile_candidate=compile_candidate, compile_best=2)
     assert result.best is None and result.front == ()
     assert [row.problem for row in result.rows].count("too large") == 2
+
+
+def test_variants_are_kept_that_make_the_best_candidate_faster():
+    """The first is faster, the second by too little, the third does not fit, the last fails."""
+    seconds = {("", ()): 1.0, ("E", ()): 0.8, ("E", ("a",)): 0.795, ("E", ("b",)): 0.5}
+
+    def compile_candidate(candidate):
+        key = candidate.dispatch, candidate.compile_options
+        if key not in seconds:
+            raise UserError("refused")
+        return CompiledCost("b" not in candidate.compile_options, 1000, seconds[key])
+
+    variants = Variant("E"), *(Variant(compile_options=(name,)) for name in "abc")
+    result = run(compile_candidate=compile_candidate, compile_best=1, variants=variants)
+    best = result.best.candidate
+    assert (best.dispatch, best.compile_options, result.best.seconds) == ("E", (), 0.8)
+    tried = [row for row in result.rows if row.candidate.dispatch]
+    assert [row.problem for row in tried] == ["", "", "", "refused"]
+    assert [row.candidate.compile_options for row in tried] == [(), ("a",), ("b",), ("c",)]
+
+
+def test_micro_batches_make_a_step_fit():
+    """In less memory than any sharding of the whole batch needs, parts of it are computed."""
+    parts = [trace(tiny_translation.trainer(), batch(64, 12), parts) for parts in (1, 4)]
+    assert [step.micro_batches for step in parts] == [1, 4]
+    sizes = range(0, 2**23, 2**17)
+    alone = next(size for size in sizes if size and _searched(parts[0], size).best)
+    capacity = alone - 2**17
+    best = _searched(parts[0], capacity, others=parts[1:]).best
+    assert best.candidate.micro_batches == 4 and best.peak < capacity
+
+
+def _searched(step: TracedStep, capacity: int, **options) -> SearchResult:
+    return search(step, 8, ring_rates(capacity), policies=("none",), most_axes=1, **options)
 
 
 def test_smallest_candidate_is_returned_if_none_fits():

@@ -1,0 +1,105 @@
+"""--plan: the experiment, mesh, strategy and options of a file that gshard-plan --json wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from lingvo_gshard.api.experiments import apply_settings, experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tools.flags.run import experiment_params
+
+if TYPE_CHECKING:
+    from lingvo_gshard.planning.planned_training import PlannedTraining
+
+# Flags that a plan's Params answer, each the name of one in `sharding`.
+_ANSWERED = ("mesh", "strategy", "device_order", "partitioner", "compile_options")
+# Changes of these Params are no changes of the planned step.
+_BESIDE_THE_STEP = "run."
+
+
+def define_plan_flag(values: flags.FlagValues, note: str = "") -> None:
+    """Defines --plan.
+
+    Args:
+      values: the command's flags.
+      note: a sentence on what else the command does with the plan.
+    """
+    help = (
+        "File that gshard-plan --json wrote, with or without --search: takes its experiment with "
+        "all settings, mesh, strategy and options of the compiler."
+    )
+    flags.DEFINE_string("plan", None, f"{help} {note}".rstrip(), flag_values=values)
+
+
+def planned_training(values: flags.FlagValues) -> PlannedTraining | None:
+    """Returns what the file of --plan describes; None without --plan.
+
+    Raises:
+      UserError: the file is not one of a training, or another flag contradicts it.
+    """
+    if values.plan is None:
+        return None
+    if values.experiment:
+        # A file may name classes of the user's module only if the user has named the module.
+        experiment(values.experiment)
+    # Commands without a plan do not wait for the planner.
+    from lingvo_gshard.planning.planned_training import load
+
+    found = load(values.plan)
+    if values.experiment and values.experiment != found.name:
+        raise UserError(
+            f"--experiment={values.experiment} contradicts --plan={values.plan}, a plan of "
+            f"{found.name}; leave out one of them"
+        )
+    _check_answered(values, found)
+    return found
+
+
+def requested_params(
+    values: flags.FlagValues, planned: PlannedTraining | None, say: Callable[[str], object]
+) -> Params:
+    """Returns the Params of --plan, or else of --experiment, with all settings.
+
+    Args:
+      values: the command's flags.
+      planned: what `planned_training` has returned.
+      say: shows a line to the user for each setting that changes the planned step.
+
+    Raises:
+      UserError: a name is wrong, or a setting contradicts the plan.
+    """
+    if planned is None:
+        return experiment_params(values)
+    params = apply_settings(planned.params, values.gin_param, values.gin_file)
+    for path, before, now in planned.params.diff(params):
+        if path.startswith("sharding."):
+            raise UserError(
+                f"{path} = {now} contradicts --plan={values.plan}, which has {before}; leave out "
+                "one of them"
+            )
+        if not path.startswith(_BESIDE_THE_STEP):
+            say(f"Not as planned: {path} is {now}, planned with {before}")
+    return params
+
+
+def _check_answered(values: flags.FlagValues, planned: PlannedTraining) -> None:
+    """Raises UserError if a flag has another value than the plan."""
+    sharding = planned.params.sharding
+    for name in _ANSWERED:
+        if name not in values or not values[name].present:
+            continue
+        given, known = values[name].value, sharding.get(name)
+        if name == "mesh":
+            given = str(Mesh.parse(given))
+        if name == "compile_options":
+            given, known = ", ".join(given), ", ".join(known) or "the default"
+        if given != known:
+            raise UserError(
+                f"--{name}={given} contradicts --plan={values.plan}, which has {known}; leave out "
+                "one of them"
+            )
