@@ -54,6 +54,7 @@ class CompilerOption:
       source: where the option is documented or used.
       devices: pattern of jax's names of devices, in lower case, that are compiled for with it
         unless `compile_options` says otherwise. "" is every device, and None is none.
+      precision: the value of `step.precision` that the option is for; "" is every value.
     """
 
     platform: str
@@ -62,15 +63,19 @@ class CompilerOption:
     reason: str
     source: str
     devices: str | None = ""
+    precision: str = ""
 
-    def is_on(self, platform: str, device_kind: str) -> bool:
+    def is_on(self, platform: str, device_kind: str, precision: str = "") -> bool:
         """Returns whether steps for a device are compiled with the option by default.
 
         Args:
           platform: jax's name of the device's platform.
           device_kind: jax's name of the device, such as "TPU v5 lite".
+          precision: `step.precision` of the run; "" stands for those without a row of their own.
         """
         if self.platform != platform or self.devices is None:
+            return False
+        if self.precision not in ("", precision):
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
@@ -85,6 +90,7 @@ _RECIPES = (
     "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/v5p/SDXL-MaxDiffusion/"
     "cluster_toolkit/run_recipe.sh"
 )
+_NATIVE_FP8 = "https://github.com/NVIDIA/JAX-Toolbox/blob/main/rosetta/docs/NATIVE_FP8.md"
 _MOE = "docs/moe.md"
 
 # Parts of the names of XLA's options for GPUs, and what they mean.
@@ -197,6 +203,15 @@ OPTIONS = (
         )
         for collective, words in _GPU_COLLECTIVES
     ),
+    CompilerOption(
+        "cuda",
+        "xla_gpu_enable_triton_gemm",
+        "False",
+        "cuBLASLt computes products in FP8, which Triton would compute in bfloat16; on with "
+        "`step.precision = 'fp8'` alone",
+        _NATIVE_FP8,
+        precision="fp8",
+    ),
 )
 
 
@@ -205,6 +220,7 @@ def chosen(
     device_kind: str,
     given: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
+    precision: str = "",
 ) -> dict[str, str]:
     """Returns the options that steps are compiled with, by name.
 
@@ -213,6 +229,7 @@ def chosen(
       device_kind: jax's name of the devices, such as "TPU v5 lite".
       given: `CompileOptions.compile_options`.
       environment: the environment variables.
+      precision: `step.precision` of the run.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
@@ -222,7 +239,9 @@ def chosen(
     found = {
         each.name: each.value
         for each in OPTIONS
-        if NONE not in given and each.is_on(platform, device_kind) and each.name not in kept
+        if NONE not in given
+        and each.is_on(platform, device_kind, precision)
+        and each.name not in kept
     }
     for text in given:
         if text == NONE:
@@ -237,17 +256,18 @@ def chosen(
     return {name: value for name, value in found.items() if value}
 
 
-def chosen_for(device: Device, given: Sequence[str] = ()) -> dict[str, str]:
+def chosen_for(device: Device, given: Sequence[str] = (), precision: str = "") -> dict[str, str]:
     """Returns the options that steps for devices of this kind are compiled with, by name.
 
     Args:
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
+      precision: `step.precision` of the run.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
     """
-    return chosen(platform_of(device), device.device_kind, given)
+    return chosen(platform_of(device), device.device_kind, given, precision=precision)
 
 
 def in_words(options: Mapping[str, str]) -> str:

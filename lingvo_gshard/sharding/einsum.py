@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Protocol
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -13,8 +15,43 @@ from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import parts_of
 
+# Letters that a product sums over -> a factor, rounded for this product.
+RoundedFactor = Callable[[str], tf.Tensor]
 
-def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
+
+class Rounding(Protocol):
+    """Rounds the factors of matrix products, of the forward pass and of its gradient."""
+
+    def activation(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+        """Returns the rounded first operand of a product.
+
+        Args:
+          x: The operand.
+          layout: Its letters.
+        """
+        ...
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> RoundedFactor:
+        """Returns the rounded second operand of a product.
+
+        Args:
+          x: The operand.
+          layout: Its letters.
+          summed: Letters that the product of the forward pass sums over.
+        """
+        ...
+
+    def gradient(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+        """Returns the rounded gradient of a product's result.
+
+        Args:
+          x: The gradient.
+          layout: Its letters.
+        """
+        ...
+
+
+def einsum(equation: str, *operands: tf.Tensor, rounding: Rounding | None = None) -> tf.Tensor:
     """Computes tf.einsum(equation, *operands) and annotates the result with its letters.
 
     In a remat unit, the result of a matrix product may be a saved one instead (see
@@ -23,6 +60,8 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     Args:
       equation: Layouts of the operands, "->", and the layout of the result: "BLM,MH->BLH".
       *operands: One tensor for each layout left of the arrow.
+      rounding: Rounds the factors of a matrix product of activations, first, with a weight; also
+        the factors of the two products of its gradient. None computes with the operands as given.
 
     Raises:
       ValueError: A letter is unknown, has two sizes or stands right of the arrow only, or the rank
@@ -36,7 +75,7 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
         saved = context.current().saved_products
         (left, right), (x, y) = layouts, operands
         known = saved.restore(left, right, output) if saved else None
-        result = annotate(_product(left, right, output, x, y, known), output)
+        result = annotate(_product(left, right, output, x, y, known, rounding), output)
         if saved:
             saved.save(left, right, output, result)
     else:
@@ -74,7 +113,13 @@ def _is_product(layouts: list[str], output: str) -> bool:
 
 
 def _product(
-    left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor, known: tf.Tensor | None
+    left: str,
+    right: str,
+    output: str,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    known: tf.Tensor | None,
+    rounding: Rounding | None,
 ) -> tf.Tensor:
     """Returns the einsum of two operands, with gradients that avoid transposing large operands.
 
@@ -85,15 +130,33 @@ def _product(
       x: The first operand.
       y: The second operand.
       known: The result, if it was saved and needs no computation.
+      rounding: See `einsum`.
     """
+    # Letters that the products sum over: of the forward pass, and of the gradients of x and y.
+    summed, of_x, of_y = (
+        "".join(letter for letter in first if letter in second and letter not in result)
+        for first, second, result in (
+            (left, right, output),
+            (output, right, left),
+            (output, left, right),
+        )
+    )
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
-        def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return _contract(output, right, left, dz, y), _contract(output, left, right, dz, x)
+        factor_x = rounding.activation(x, left) if rounding else lambda _: x
+        factor_y = rounding.weight(y, right, summed) if rounding else lambda _: y
 
-        result = tf.einsum(f"{left},{right}->{output}", x, y) if known is None else known
-        return result, gradient
+        def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: dz
+            return (
+                _contract(output, right, left, factor_dz(of_x), factor_y(of_x)),
+                _contract(output, left, right, factor_dz(of_y), factor_x(of_y)),
+            )
+
+        if known is not None:
+            return known, gradient
+        return tf.einsum(f"{left},{right}->{output}", factor_x(summed), factor_y(summed)), gradient
 
     return compute(x, y)
 
