@@ -1,31 +1,40 @@
-"""Rounds the factors of products to 8-bit floating point in training.
+"""Rounds the factors of products to 8 bits in training.
 
 A factor is divided by a scale, rounded to a type of 8 bits, and multiplied by the scale again. Sums
-are in float32. A scale is the smallest power of two with which the largest magnitude still fits
-into the type. Multiplying by a power of two is exact, so that the rounded factor is exact in
-bfloat16, too: a device without products in 8 bits computes the same sums as one with them.
+are in float32. The values of all types are exact in bfloat16: a device without products in 8 bits
+computes the same sums as one with them.
 
-XLA for GPUs recognizes a product of such factors and calls cuBLASLt in FP8 if each factor has one
-scale. Micikevicius et al. 2022, arXiv 2209.05433, define the types:
+  e4m3  floating point with 4 bits of exponent and 3 of mantissa, up to 448
+  e5m2  floating point with 5 bits of exponent and 2 of mantissa, up to 57344
+  int8  whole numbers up to 127
 
-  e4m3  4 bits of exponent and 3 of mantissa, up to 448
-  e5m2  5 bits of exponent and 2 of mantissa, up to 57344
+Micikevicius et al. 2022, arXiv 2209.05433, define the first two. Their scales are the smallest
+powers of two with which the largest magnitude still fits. Multiplying by a power of two is exact.
 
-A tensor of zeros stays zero. A tensor, or block, with an infinity or a NaN becomes all NaN, so that
-no overflow is hidden.
+Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
+them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
+factor by one scale. For all other devices and scales, the result is multiplied by them.
+
+A tensor of zeros stays zero. What an infinity or a NaN shares a scale with becomes NaN or infinite
+in the result, so that no overflow is hidden.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding.einsum import RoundedFactor, Rounding
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
+from lingvo_gshard.sharding.einsum import Factor, FactorFor, Rounding
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
 _BLOCK = 128
+_LARGEST_INT8 = 127.0
 # The smallest scale: float32 has no smaller number of full precision.
 _SMALLEST = 2.0**-126
 # float32 numbers: the bits of the exponent, and the largest mantissa.
@@ -60,24 +69,30 @@ class TensorScales:
 
     forward: Format = E4M3
     backward: Format = E5M2
+    rounds_weight_gradients: ClassVar[bool] = True
 
-    def activation(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded activations; see `einsum.Rounding`."""
-        return self._of_any_product(x, layout, self.forward)
+        del layout
+        return self._of_any_product(x, self.forward)
 
-    def weight(self, x: tf.Tensor, layout: str, summed: str) -> RoundedFactor:
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded weight; see `einsum.Rounding`."""
-        del summed
-        return self._of_any_product(x, layout, self.forward)
+        del layout, summed
+        return self._of_any_product(x, self.forward)
 
-    def gradient(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded gradient; see `einsum.Rounding`."""
-        return self._of_any_product(x, layout, self.backward)
+        del layout
+        return self._of_any_product(x, self.backward)
 
-    def _of_any_product(self, x: tf.Tensor, layout: str, number_format: Format) -> RoundedFactor:
+    def _of_any_product(self, x: tf.Tensor, number_format: Format) -> FactorFor:
         """Returns the rounded tensor for every product: its scale is the same in all of them."""
-        rounded = _rounded(x, number_format, range(len(layout)))
-        return lambda summed: rounded
+        values, scale = _round(tf.cast(x, tf.float32), number_format)
+        factor = Factor(tf.cast(values, x.dtype), scale)
+        if hardware_of(platform_in_use()) == "cuda":
+            factor = Factor(factor.values * tf.cast(scale, x.dtype))
+        return lambda summed: factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +105,52 @@ class BlockScales:
     each index. All factors are e4m3.
     """
 
-    def activation(self, x: tf.Tensor, layout: str) -> RoundedFactor:
-        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: _rounded_blocks(x, E4M3, [_last(layout, summed)])
+    rounds_weight_gradients: ClassVar[bool] = True
 
-    def weight(self, x: tf.Tensor, layout: str, summed: str) -> RoundedFactor:
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: Factor(_rounded_blocks(x, [_last(layout, summed)]))
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded weight; see `einsum.Rounding`."""
         others = "".join(letter for letter in layout if letter not in summed)
-        rounded = _rounded_blocks(x, E4M3, [_last(layout, summed), _last(layout, others)])
-        return lambda summed: rounded
+        factor = Factor(_rounded_blocks(x, [_last(layout, summed), _last(layout, others)]))
+        return lambda summed: factor
 
-    def gradient(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
+        return self.activation(x, layout)
+
+
+class RowScales:
+    """int8 with a scale for each row and each column of the two matrices of a product.
+
+    The products for gradients of weights are not rounded, as in MaxText's recipe of AQT,
+    https://github.com/AI-Hypercomputer/maxtext/blob/main/MaxText/layers/quantizations.py.
+    """
+
+    rounds_weight_gradients = False
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: _rows(x, layout, summed)
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
+        del summed
+        return self.activation(x, layout)
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
         return self.activation(x, layout)
 
 
 # How factors are rounded, by the value of `step.precision`.
-ROUNDINGS: dict[str, Rounding] = {"fp8": TensorScales(), "fp8_blocks": BlockScales()}
+ROUNDINGS: dict[str, Rounding] = {
+    "fp8": TensorScales(),
+    "fp8_blocks": BlockScales(),
+    "int8": RowScales(),
+}
 # Roundings whose products no compiler computes in 8 bits.
 SIMULATED = frozenset({"fp8_blocks"})
 
@@ -116,26 +160,38 @@ def _last(layout: str, letters: str) -> int:
     return max(index for index, letter in enumerate(layout) if letter in letters)
 
 
-def _rounded(x: tf.Tensor, number_format: Format, axes: Sequence[int]) -> tf.Tensor:
-    """Returns x rounded, in its own type.
+def _rows(x: tf.Tensor, layout: str, summed: str) -> Factor:
+    """Returns x rounded to int8, with a scale for all numbers that a product sums."""
+    values = tf.cast(x, tf.float32)
+    axes = [layout.index(letter) for letter in summed]
+    scale = tf.reduce_max(_magnitudes(values), axes, keepdims=True) / _LARGEST_INT8
+    narrow = tf.cast(tf.round(tf.math.divide_no_nan(values, scale)), tf.int8)
+    return Factor(tf.cast(narrow, x.dtype), scale)
+
+
+def _round(
+    values: tf.Tensor, number_format: Format, axes: Sequence[int] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns numbers of 8 bits, and the float32 scales to multiply them by.
 
     Args:
-      x: the tensor.
+      values: a float32 tensor.
       number_format: the type of 8 bits.
-      axes: the dimensions that share a scale.
+      axes: the dimensions that share a scale; None for all, with a scalar as the scale.
     """
-    values = tf.cast(x, tf.float32)
-    largest = tf.reduce_max(tf.abs(values), list(axes), keepdims=len(axes) < x.shape.rank)
-    scale = _scale(largest, number_format)
-    most = number_format.largest
-    narrow = tf.cast(
-        tf.clip_by_value(values / scale, -most, most), tf.as_dtype(number_format.dtype)
-    )
-    return tf.cast(narrow, x.dtype) * tf.cast(scale, x.dtype)
+    largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
+    scale, most = _scale(largest, number_format), number_format.largest
+    fitting = tf.clip_by_value(values / scale, -most, most)
+    return tf.cast(fitting, tf.as_dtype(number_format.dtype)), scale
+
+
+def _magnitudes(values: tf.Tensor) -> tf.Tensor:
+    """Returns magnitudes, with infinity for NaN: the largest of numbers with a NaN is undefined."""
+    return tf.where(tf.math.is_nan(values), np.inf, tf.abs(values))
 
 
 def _scale(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """Returns float32 scales: powers of two, or what is not finite in the largest magnitudes."""
+    """Returns float32 scales: powers of two, or infinity for an infinite magnitude."""
     ratio = tf.maximum(largest / number_format.largest, _SMALLEST)
     # The next power of two has no mantissa.
     bits = tf.bitcast(ratio, tf.int32) + _MANTISSA
@@ -143,12 +199,11 @@ def _scale(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
     return tf.where(tf.math.is_finite(largest), power, largest)
 
 
-def _rounded_blocks(x: tf.Tensor, number_format: Format, axes: Sequence[int]) -> tf.Tensor:
-    """Returns x rounded with a scale for each block, in its own type.
+def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """Returns x rounded to e4m3 with a scale for each block, in its own type.
 
     Args:
       x: the tensor.
-      number_format: the type of 8 bits.
       axes: the dimensions that blocks extend over. All others have a block for each index.
     """
     sizes, shape, block_axes, padding = known_sizes(x.shape), [], [], []
@@ -161,6 +216,6 @@ def _rounded_blocks(x: tf.Tensor, number_format: Format, axes: Sequence[int]) ->
             block_axes.append(len(shape))
             shape.append(block)
     padded = tf.pad(x, padding) if any(after for _, after in padding) else x
-    rounded = _rounded(tf.reshape(padded, shape), number_format, block_axes)
-    rounded = tf.reshape(rounded, padded.shape)
+    values, scale = _round(tf.reshape(tf.cast(padded, tf.float32), shape), E4M3, block_axes)
+    rounded = tf.reshape(tf.cast(values, x.dtype) * tf.cast(scale, x.dtype), padded.shape)
     return tf.slice(rounded, [0] * len(sizes), sizes) if padded is not x else rounded

@@ -75,6 +75,8 @@ def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
     ]
 
 
+# Kinds of chips -> jax's names of their platforms.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 # Stands for the name of a strategy in plans of programs that were partitioned without one.
 _OWN_SHARDINGS = "its own"
@@ -157,8 +159,9 @@ def plan_step(
     # Tracing takes long, so a missing compiler is reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
-    if topology.kind != "cpu":
-        eight_bits.check_name(trainer.precision, topology.chip.device_kinds[0])
+    eight_bits.check_name(
+        trainer.precision, _PLATFORMS[topology.kind], next(iter(topology.chip.device_kinds), "cpu")
+    )
     options = chosen_for(device, compile_options, trainer.p.precision)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)

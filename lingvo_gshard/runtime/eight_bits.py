@@ -12,8 +12,10 @@ from lingvo_gshard.training.step.precision import Precision
 
 # The compute capability of the first NVIDIA GPUs with FP8, Ada.
 _FIRST_CAPABILITY = (8, 9)
-# Parts of jax's names, in lower case, of TPUs and GPUs without FP8.
-_WITHOUT = re.compile(r"\bv[2-6]|a100|a30|a10\b|a10g|v100|t4\b")
+# By precision: patterns of jax's names, in lower case, of TPUs with faster products, and of GPUs
+# without. XLA calls no library for the products of int8 on GPUs.
+_TPUS = {"fp8": re.compile(r"tpu7x"), "int8": re.compile(r"\bv[56]")}
+_OLD_GPUS = {"fp8": re.compile(r"a100|a30|a10\b|a10g|v100|t4\b"), "int8": re.compile("")}
 
 
 def check_device(precision: Precision, device: Device) -> None:
@@ -24,31 +26,43 @@ def check_device(precision: Precision, device: Device) -> None:
       device: a device, which need not be in this machine.
 
     Raises:
-      UserError: the device would compute the products in bfloat16; names step.precision.
+      UserError: products would be no faster than in bfloat16; names step.precision.
     """
-    if platform_of(device) in ("tpu", "cuda"):
-        capability = getattr(device, "compute_capability", "")
-        check_name(precision, device.device_kind, capability)
+    capability = getattr(device, "compute_capability", "")
+    check_name(precision, platform_of(device), device.device_kind, capability)
 
 
-def check_name(precision: Precision, name: str, capability: str = "") -> None:
-    """Checks what `check_device` does, for a TPU or a GPU of a name.
+def check_name(precision: Precision, platform: str, name: str, capability: str = "") -> None:
+    """Checks what `check_device` does, for devices of a name.
 
     Args:
       precision: the precision.
+      platform: jax's name of their platform.
       name: jax's name of such devices.
       capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
+
+    Raises:
+      UserError: products would be no faster than in bfloat16; names step.precision.
     """
     if not precision.rounding or precision.rounding in SIMULATED:
         return
-    is_known = bool(re.fullmatch(r"\d+\.\d+", capability))
-    is_old = is_known and tuple(map(int, capability.split("."))) < _FIRST_CAPABILITY
-    if is_old or (not is_known and _WITHOUT.search(name.lower())):
-        raise UserError(
-            f"step.precision is {precision.name!r}, but {name} has no products in FP8: they would "
-            "be slower than in bfloat16. Set step.precision = 'bfloat16', or use H100, B200, L40S "
-            "or TPU7x"
-        )
+    others = [other for other in _TPUS if other != precision.name]
+    if _has_products(precision.name, platform, name, capability):
+        return
+    found = [other for other in others if _has_products(other, platform, name, capability)]
+    raise UserError(
+        f"step.precision is {precision.name!r}, but products are no faster in it than in bfloat16 "
+        f"on {name}. Set step.precision = {(found or ['bfloat16'])[0]!r}"
+    )
+
+
+def _has_products(precision: str, platform: str, name: str, capability: str) -> bool:
+    """Returns whether products are faster in a precision of 8 bits than in bfloat16."""
+    if platform == "tpu":
+        return bool(_TPUS[precision].search(name.lower()))
+    if platform == "cuda" and precision == "fp8" and re.fullmatch(r"\d+\.\d+", capability):
+        return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY
+    return platform != "cuda" or not _OLD_GPUS[precision].search(name.lower())
 
 
 def notes(precision: Precision, platform: str) -> list[str]:
@@ -61,12 +75,12 @@ def notes(precision: Precision, platform: str) -> list[str]:
     if not precision.rounding:
         return []
     if precision.rounding in SIMULATED:
-        where = "no compiler has products with a scale for each block"
-    elif platform == "cpu":
-        where = "CPUs have no products in FP8"
+        reason = "no compiler has products with a scale for each block"
+    elif platform not in ("tpu", "cuda"):
+        reason = f"no products in 8 bits are known on {platform}"
     else:
         return []
     return [
         f"step.precision = {precision.name!r} is simulated: factors of products are rounded to 8 "
-        f"bits and multiplied in a wider type, which takes longer than 'bfloat16'; {where}"
+        f"bits and multiplied in a wider type, which takes longer than 'bfloat16'; {reason}"
     ]

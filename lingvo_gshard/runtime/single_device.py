@@ -255,7 +255,7 @@ def _check_device(precision: Precision) -> list[str]:
         return eight_bits.notes(precision, "cpu")
     details = tf.config.experimental.get_device_details(gpus[0])
     capability = ".".join(map(str, details.get("compute_capability", ())))
-    eight_bits.check_name(precision, details.get("device_name", ""), capability)
+    eight_bits.check_name(precision, "cuda", details.get("device_name", ""), capability)
     return eight_bits.notes(precision, "cuda")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -15,14 +16,34 @@ from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import parts_of
 
-# Letters that a product sums over -> a factor, rounded for this product.
-RoundedFactor = Callable[[str], tf.Tensor]
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """A factor of a matrix product: values times a scale.
+
+    Attributes:
+      values: The values, in the type of the activations.
+      scale: Float32 scales that the result is multiplied by, with the rank of the values and size 1
+        in the dimensions that the product sums over, or a scalar. None stands for 1.
+    """
+
+    values: tf.Tensor
+    scale: tf.Tensor | None = None
+
+
+# Letters that a product sums over -> a factor for this product.
+FactorFor = Callable[[str], Factor]
 
 
 class Rounding(Protocol):
     """Rounds the factors of matrix products, of the forward pass and of its gradient."""
 
-    def activation(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+    @property
+    def rounds_weight_gradients(self) -> bool:
+        """Whether factors of the gradients of weights are rounded, too."""
+        ...
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded first operand of a product.
 
         Args:
@@ -31,7 +52,7 @@ class Rounding(Protocol):
         """
         ...
 
-    def weight(self, x: tf.Tensor, layout: str, summed: str) -> RoundedFactor:
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded second operand of a product.
 
         Args:
@@ -41,7 +62,7 @@ class Rounding(Protocol):
         """
         ...
 
-    def gradient(self, x: tf.Tensor, layout: str) -> RoundedFactor:
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded gradient of a product's result.
 
         Args:
@@ -132,33 +153,71 @@ def _product(
       known: The result, if it was saved and needs no computation.
       rounding: See `einsum`.
     """
-    # Letters that the products sum over: of the forward pass, and of the gradients of x and y.
-    summed, of_x, of_y = (
-        "".join(letter for letter in first if letter in second and letter not in result)
-        for first, second, result in (
-            (left, right, output),
-            (output, right, left),
-            (output, left, right),
-        )
-    )
+    summed = _summed(left, right, output)
+    of_x, of_y = _summed(output, right, left), _summed(output, left, right)
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
-        factor_x = rounding.activation(x, left) if rounding else lambda _: x
-        factor_y = rounding.weight(y, right, summed) if rounding else lambda _: y
+        factor_x = rounding.activation(x, left) if rounding else lambda _: Factor(x)
+        factor_y = rounding.weight(y, right, summed) if rounding else lambda _: Factor(y)
 
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: dz
-            return (
-                _contract(output, right, left, factor_dz(of_x), factor_y(of_x)),
-                _contract(output, left, right, factor_dz(of_y), factor_x(of_y)),
-            )
+            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: Factor(dz)
+            dx = _contract_factors(output, right, left, factor_dz(of_x), factor_y(of_x))
+            if rounding and rounding.rounds_weight_gradients:
+                return dx, _contract_factors(output, left, right, factor_dz(of_y), factor_x(of_y))
+            return dx, _contract(output, left, right, dz, x)
 
         if known is not None:
             return known, gradient
-        return tf.einsum(f"{left},{right}->{output}", factor_x(summed), factor_y(summed)), gradient
+        first, second = factor_x(summed), factor_y(summed)
+        result = tf.einsum(f"{left},{right}->{output}", first.values, second.values)
+        return _scaled(left, right, output, result, first, second), gradient
 
     return compute(x, y)
+
+
+def _summed(left: str, right: str, output: str) -> str:
+    """Returns the letters that both operands have, in order of the first, and the result lacks.
+
+    Args:
+      left: Layout of the first operand.
+      right: Layout of the second operand.
+      output: Layout of the result.
+    """
+    return "".join(letter for letter in left if letter in right and letter not in output)
+
+
+def _contract_factors(
+    left: str, right: str, output: str, first: Factor, second: Factor
+) -> tf.Tensor:
+    """Returns `_contract` of two factors, with their scales."""
+    result = _contract(left, right, output, first.values, second.values)
+    return _scaled(left, right, output, result, first, second)
+
+
+def _scaled(
+    left: str, right: str, output: str, result: tf.Tensor, first: Factor, second: Factor
+) -> tf.Tensor:
+    """Returns the product of the values of two factors, times their scales."""
+    scaled = tf.cast(result, tf.float32)
+    for layout, factor in ((left, first), (right, second)):
+        if factor.scale is not None:
+            scaled *= _broadcast(factor.scale, layout, output)
+    has_scale = first.scale is not None or second.scale is not None
+    return tf.cast(scaled, result.dtype) if has_scale else result
+
+
+def _broadcast(scale: tf.Tensor, layout: str, output: str) -> tf.Tensor:
+    """Returns a factor's scales, shaped to be multiplied with the result of the product."""
+    if scale.shape.rank == 0:
+        return scale
+    kept = [letter for letter in output if letter in layout]
+    order = [layout.index(letter) for letter in kept]
+    summed = [index for index in range(len(layout)) if index not in order]
+    sizes = dict(zip(layout, known_sizes(scale.shape), strict=True))
+    scale = tf.transpose(scale, [*order, *summed])
+    return tf.reshape(scale, [sizes[letter] if letter in kept else 1 for letter in output])
 
 
 def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -169,7 +228,7 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     function merges them into one dimension.
     """
     batch = "".join(letter for letter in left if letter in right and letter in output)
-    contracted = "".join(letter for letter in left if letter in right and letter not in output)
+    contracted = _summed(left, right, output)
     start = batch + contracted
     is_leading = left.startswith(start) and right.startswith(start)
     if len(contracted) < 2 or not is_leading or _are_split(left, contracted[1:]):
