@@ -8,8 +8,8 @@ computes the same sums as one with them.
   e5m2  floating point with 5 bits of exponent and 2 of mantissa, up to 57344
   int8  whole numbers up to 127
 
-Micikevicius et al. 2022, arXiv 2209.05433, define the first two. Their scales are the smallest
-powers of two with which the largest magnitude still fits. Multiplying by a power of two is exact.
+Micikevicius et al. 2022, arXiv 2209.05433, define the first two. Their scales are powers of two,
+as small as the largest magnitude allows. Multiplying by a power of two is exact.
 
 Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
 them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
@@ -87,7 +87,7 @@ class TensorScales:
         return self._of_any_product(x, self.backward)
 
     def _of_any_product(self, x: tf.Tensor, number_format: Format) -> FactorFor:
-        """Returns the rounded tensor for every product: its scale is the same in all of them."""
+        """Returns the rounded tensor, which is the same for all products."""
         values, scale = _round(tf.cast(x, tf.float32), number_format)
         factor = Factor(tf.cast(values, x.dtype), scale)
         if hardware_of(platform_in_use()) == "cuda":
@@ -145,7 +145,7 @@ class RowScales:
         return self.activation(x, layout)
 
 
-# How factors are rounded, by the value of `step.precision`.
+# Values of `step.precision` -> the rounding of factors.
 ROUNDINGS: dict[str, Rounding] = {
     "fp8": TensorScales(),
     "fp8_blocks": BlockScales(),

@@ -1,4 +1,4 @@
-"""Which devices compute products in 8 bits, for `step.precision`."""
+"""Checks that devices compute products in the 8 bits of `step.precision`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingvo_gshard.layers.rounding import SIMULATED
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.training.step.precision import Precision
 
-# The compute capability of the first NVIDIA GPUs with FP8, Ada.
+# Ada has this compute capability. Earlier NVIDIA GPUs have no FP8.
 _FIRST_CAPABILITY = (8, 9)
 # By precision: patterns of jax's names, in lower case, of TPUs with faster products, and of GPUs
 # without. XLA calls no library for the products of int8 on GPUs.

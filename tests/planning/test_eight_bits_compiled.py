@@ -33,10 +33,14 @@ E4M3, E5M2 = "f8e4m3fn", "f8e5m2"
 FORWARD, BACKWARD = (E4M3, E4M3), (E4M3, E5M2)
 
 
-def trainer_of(precision="fp8", execution=None, experts=0):
+def trainer_of(precision="fp8", execution=None, experts=0, model_dim=1024):
     """Returns a trainer of a small model like Llama, or one whose layers have experts."""
-    task = LanguageModelTask.params().set(vocabulary_size=4096, model_dim=1024, add_positions=False)
-    decoder = task.decoder.set(num_layers=LAYERS, num_heads=8, hidden_dim=2816, moe_every=0)
+    task = LanguageModelTask.params().set(
+        vocabulary_size=4096, model_dim=model_dim, add_positions=False
+    )
+    decoder = task.decoder.set(
+        num_layers=LAYERS, num_heads=8, hidden_dim=11 * model_dim // 4, moe_every=0
+    )
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     decoder.layer.self_attention.rotary_fraction = 1.0
     if experts:
@@ -141,10 +145,16 @@ def test_tpus_multiply_in_their_own_type(topology, precision, expected):
 
 
 def plan(precision, topology=H100):
+    """Returns the plan of a model with products so large that rounding pays."""
     partitioning = Partitioning.make("data=8", "data")
     machine = topologies.get(topology)
     return planner.plan_step(
-        trainer_of(precision), batch_specs(), partitioning, machine, "small", "gspmd"
+        trainer_of(precision, model_dim=4096),
+        batch_specs(),
+        partitioning,
+        machine,
+        "small",
+        "gspmd",
     )
 
 

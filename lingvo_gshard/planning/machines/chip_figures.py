@@ -49,6 +49,7 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
 _L4 = "NVIDIA L4 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "NVIDIA L40S GPU datasheet, https://www.nvidia.com/en-us/data-center/l40s/"
+_HALF = "{0}: {1}, half of the rate of both directions"
 _DENSE = ", without sparsity; float32 as TF32"
 _TOTAL = (
     "the memory that the driver reports, as in XLA's description of the GPU,"
@@ -337,8 +338,7 @@ def _gpu(
       target: how XLA's compiler sees the GPU.
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
-      fp8_products: share of the peak in FP8 that large products reach, or None for that in
-        bfloat16, with its source.
+      fp8_products: the same share in FP8, with its source; None for that in bfloat16.
     """
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
@@ -352,10 +352,7 @@ def _gpu(
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
         "memory_bandwidth": (memory[1], datasheet),
         "links": (1, switch),
-        "link_bandwidth": (
-            link[0] / 2,
-            f"{datasheet}: {link[1]}, half of the rate of both directions",
-        ),
+        "link_bandwidth": (link[0] / 2, _HALF.format(datasheet, link[1])),
         "torus_dimensions": (0, switch),
         "host_chips": (8, datasheet),
         "pod_shape": ((), switch),
