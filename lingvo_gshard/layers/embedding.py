@@ -16,7 +16,14 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
 from lingvo_gshard.layers.lora import concatenated, product
 from lingvo_gshard.layers.losses import CrossEntropy
-from lingvo_gshard.layers.products import is_stored, look_up, lookup, multiply, store
+from lingvo_gshard.layers.products import (
+    is_stored,
+    look_up,
+    lookup,
+    multiply,
+    store,
+    unrounded,
+)
 from lingvo_gshard.sharding import annotate
 
 
@@ -59,7 +66,8 @@ class TokenEmbedding(Layer):
             return multiply("BLM,MV->BLV", x_BLM, theta.softmax)
         # Annotated as in fprop, so that a table that is split by M is gathered for both at once.
         table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
-        return multiply("BLM,VM->BLV", x_BLM, table_VM)
+        with unrounded():
+            return multiply("BLM,VM->BLV", x_BLM, table_VM)
 
     @layer_method
     def cross_entropy(
@@ -108,7 +116,8 @@ class Softmax(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
-        return product(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        with unrounded():
+            return product(self, theta, "w", "BLM,MV->BLV", x_BLM)
 
     @layer_method
     def cross_entropy(

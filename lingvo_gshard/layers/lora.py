@@ -31,7 +31,7 @@ from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.layers.products import multiply, unrounded
 from lingvo_gshard.sharding.partitioning import matches_path
 
 
@@ -189,7 +189,7 @@ class Adapters(Layer):
         batch = "".join(letter for letter in right if letter in left and letter in output)
         rest = "".join(letter for letter in right if letter not in left)
         x_low, low = self.reduce(theta, name, equation, x)
-        with context.override(saved_products=None):
+        with context.override(saved_products=None), unrounded():
             return multiply(f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"])
 
     @layer_method
@@ -210,7 +210,7 @@ class Adapters(Layer):
         summed = "".join(letter for letter in right if letter in left and letter not in output)
         low = "".join(letter for letter in left if letter not in summed) + RANK
         # These products are cheap to repeat, so that remat policies need not know them.
-        with context.override(saved_products=None):
+        with context.override(saved_products=None), unrounded():
             x = self.dropout.fprop(theta.dropout, x)
             x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
             return x_low * tf.constant(self.p.scale, x_low.dtype), low

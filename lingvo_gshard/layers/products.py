@@ -1,5 +1,9 @@
-"""Products of activations with weights, which decoding may store as int8.
+"""Products of activations with weights.
 
+Training may round the factors of these products to 8 bits; see rounding.py. `unrounded` keeps the
+products of sensitive layers, such as logits, in the type of their activations.
+
+Decoding may store weights as int8.
 A weight stored as int8 is a NestedMap of its values and their `scale`, one for each output channel.
 The weight is about values x scale. The name of the values says how they are multiplied:
 
@@ -13,6 +17,7 @@ Scales are largest magnitudes / 127, and there is no zero point.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -23,6 +28,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import parts_of
 
 INT8, INT8_WEIGHTS = "int8", "int8_weights"
@@ -40,9 +46,17 @@ class ProductContext:
 
     Attributes:
       precision: How `decoding_weights` stores them, or empty to leave them as they are.
+      rounding: Rounds the factors of products in training; None computes in the type of the
+        activations.
     """
 
     precision: str = ""
+    rounding: Rounding | None = None
+
+
+def unrounded() -> contextlib.AbstractContextManager[context.Context]:
+    """Computes products inside a `with` block in the type of their activations."""
+    return context.override_extension(ProductContext, rounding=None)
 
 
 def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:
@@ -83,7 +97,8 @@ def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.T
       weight: a weight, or what `store` returned for it.
     """
     if not isinstance(weight, NestedMap):
-        return einsum(equation, x, tf.cast(weight, x.dtype))
+        rounding = context.extension(ProductContext).rounding
+        return einsum(equation, x, tf.cast(weight, x.dtype), rounding=rounding)
     inputs, _, output = equation.partition("->")
     left, right = inputs.split(",")
     sizes = dict(zip(right, known_sizes(_values(weight).shape), strict=True))

@@ -22,6 +22,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
+from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.runtime.compile_options import chosen_for, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
@@ -74,6 +75,8 @@ def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
     ]
 
 
+# Kinds of chips -> jax's names of their platforms.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 # Stands for the name of a strategy in plans of programs that were partitioned without one.
 _OWN_SHARDINGS = "its own"
@@ -148,16 +151,22 @@ def plan_step(
       compile_options: changes to the options of `runtime/compile_options.py`.
 
     Raises:
-      UserError: if the mesh does not fit the topology or the compiler rejects the program or an
-        option.
+      UserError: if the mesh does not fit the topology, its chip lacks the products of
+        `step.precision`, or the compiler rejects the program or an option.
     """
     compilation.check_mesh(partitioning.mesh, topology)
     progress.begin("tracing and lowering")
     # Tracing takes long, so a missing compiler is reported first.
     device = topology.compile_devices()[0]
-    options = chosen_for(device, compile_options)
-    partitioning = partitioning.on(platform_of(device))
+    platform = platform_of(device)
+    eight_bits.check_name(
+        trainer.precision, _PLATFORMS[topology.kind], next(iter(topology.chip.device_kinds), "cpu")
+    )
+    options = chosen_for(device, compile_options, trainer.p.precision)
+    partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
+    simulated = tuple(eight_bits.notes(trainer.precision, platform))
+    program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 
 

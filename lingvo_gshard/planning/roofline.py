@@ -157,7 +157,7 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     elif operation.is_grouped:
         efficiency = efficiencies.grouped_efficiency(chip, flops)
     else:
-        efficiency = efficiencies.matmul_efficiency(chip, flops)
+        efficiency = efficiencies.matmul_efficiency(chip, flops, operation.dtype)
     estimates = [
         matmul / efficiency.value,
         vector,

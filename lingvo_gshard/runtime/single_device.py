@@ -15,6 +15,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.training.run.monitoring.compilations import (
     Compilation,
     Inputs,
@@ -29,6 +30,7 @@ from lingvo_gshard.training.run.monitoring.expert_use import (
 from lingvo_gshard.training.run.routers.counts import ReadSums, routing_sums, watched_batch
 from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
 from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -44,8 +46,13 @@ class SingleDeviceRuntime:
     """
 
     def __init__(self, trainer: Trainer):
-        """Makes a runtime without a state."""
+        """Makes a runtime without a state.
+
+        Raises:
+          UserError: the GPU lacks the products of `step.precision`.
+        """
         self._trainer = trainer
+        self._messages = _check_device(trainer.precision)
         self._variables: NestedMap | None = None
         self.compilations: list[Compilation] = []
         self._watches: dict[tuple, Callable[[TensorBatch], dict[str, tf.Tensor]]] = {}
@@ -75,8 +82,9 @@ class SingleDeviceRuntime:
         return tf.config.experimental.get_memory_info("GPU:0")["peak"]
 
     def pop_messages(self) -> list[str]:
-        """Returns no messages: there is nothing to report on one device."""
-        return []
+        """Returns the messages for the user that arose since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
 
     def init_state(self) -> None:
         """Draws the initial weights."""
@@ -234,6 +242,21 @@ class _Compiled:
         self._names[_key(inputs_of(batch))], values = metric_vector(self._function(batch).items())
         self._tracing += time.monotonic() - started
         return values
+
+
+def _check_device(precision: Precision) -> list[str]:
+    """Returns notes on a precision on TensorFlow's first GPU, or on the CPU.
+
+    Raises:
+      UserError: the GPU lacks the products of the precision.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus or not precision.rounding:
+        return eight_bits.notes(precision, "cpu")
+    details = tf.config.experimental.get_device_details(gpus[0])
+    capability = ".".join(map(str, details.get("compute_capability", ())))
+    eight_bits.check_name(precision, "cuda", details.get("device_name", ""), capability)
+    return eight_bits.notes(precision, "cuda")
 
 
 def _key(inputs: Inputs) -> tuple:

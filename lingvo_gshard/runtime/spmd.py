@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.runtime import partitioning_log
+from lingvo_gshard.runtime import eight_bits, partitioning_log
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
@@ -94,13 +94,15 @@ class SpmdRuntime:
           options: the defaults of SpmdOptions if None.
 
         Raises:
-          UserError: the devices do not fill the mesh, or too much is replicated.
+          UserError: the devices do not fill the mesh or lack the products of `step.precision`, or
+        too much is replicated.
         """
         options = options or SpmdOptions()
         self._trainer = trainer
         self._devices = list(devices)
         self._partitioner = options.partitioner
         partitioning.mesh.check_devices(len(self._devices))
+        eight_bits.check_device(trainer.precision, self._devices[0])
         partitioning = partitioning.on(platform_of(self._devices[0]))
         self._partitioning = partitioning
         self._mesh = jax.sharding.Mesh(
@@ -109,11 +111,12 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
-        self._compiler = StepCompiler(options.compile_options)
+        self._compiler = StepCompiler(options.compile_options, trainer.p.precision)
         unsplit = _unsplit(self._specs, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
+            *eight_bits.notes(trainer.precision, partitioning.platform),
             *partitioning_log.unused_axis_warnings(partitioning),
             *partitioning_log.describe_unsplit(unsplit),
         ]

@@ -78,13 +78,15 @@ class StepCompiler:
       compilations: the programs compiled so far, in order.
     """
 
-    def __init__(self, compile_options: Sequence[str] = ()):
+    def __init__(self, compile_options: Sequence[str] = (), precision: str = ""):
         """Makes an empty cache.
 
         Args:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
+          precision: `step.precision` of the run, which chooses some of these options.
         """
+        self._precision = precision
         self._compile_options = tuple(compile_options)
         self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
@@ -122,7 +124,7 @@ class StepCompiler:
         if (kind, key) not in self._steps:
             with compiling():
                 program, metric_names = make()
-                options = chosen_for(devices[0], self._compile_options)
+                options = chosen_for(devices[0], self._compile_options, self._precision)
                 executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)

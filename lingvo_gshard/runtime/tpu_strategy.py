@@ -26,6 +26,7 @@ from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.run.routers.counts import routing_sums
 from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
 WAIT_SECONDS = 300.0
@@ -55,12 +56,18 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
           max_replicated_megabytes: as in SpmdOptions.
 
         Raises:
-          UserError: the strategy has several replicas, or too much is replicated.
+          UserError: the strategy has several replicas, `step.precision` rounds to 8 bits, or too
+            much is replicated.
         """
         if strategy.num_replicas_in_sync != 1:
             raise UserError(
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
+            )
+        if trainer.precision.rounding:
+            raise UserError(
+                f"step.precision is {trainer.p.precision!r}, which `runtime=tpu_strategy` does not "
+                "compute in 8 bits. Choose `runtime=spmd`, or step.precision = 'bfloat16'"
             )
         annotating: Any = _AnnotatedTrainer(trainer)
         super().__init__(annotating)
@@ -147,6 +154,10 @@ class _AnnotatedTrainer:
     @property
     def evaluated_part(self) -> str:
         return self._trainer.evaluated_part
+
+    @property
+    def precision(self) -> Precision:
+        return self._trainer.precision
 
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         return self._trainer.evaluated_theta(part)

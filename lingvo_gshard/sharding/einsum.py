@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
+from typing import Protocol
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -14,7 +17,62 @@ from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import parts_of
 
 
-def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """A factor of a matrix product: values times a scale.
+
+    Attributes:
+      values: The values, in the type of the activations.
+      scale: Float32 scales that the result is multiplied by, with the rank of the values and size 1
+        in the dimensions that the product sums over, or a scalar. None stands for 1.
+    """
+
+    values: tf.Tensor
+    scale: tf.Tensor | None = None
+
+
+# Letters that a product sums over -> a factor for this product.
+FactorFor = Callable[[str], Factor]
+
+
+class Rounding(Protocol):
+    """Rounds the factors of matrix products, of the forward pass and of its gradient."""
+
+    @property
+    def rounds_weight_gradients(self) -> bool:
+        """Whether factors of the gradients of weights are rounded, too."""
+        ...
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the rounded first operand of a product.
+
+        Args:
+          x: The operand.
+          layout: Its letters.
+        """
+        ...
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the rounded second operand of a product.
+
+        Args:
+          x: The operand.
+          layout: Its letters.
+          summed: Letters that the product of the forward pass sums over.
+        """
+        ...
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the rounded gradient of a product's result.
+
+        Args:
+          x: The gradient.
+          layout: Its letters.
+        """
+        ...
+
+
+def einsum(equation: str, *operands: tf.Tensor, rounding: Rounding | None = None) -> tf.Tensor:
     """Computes tf.einsum(equation, *operands) and annotates the result with its letters.
 
     In a remat unit, the result of a matrix product may be a saved one instead (see
@@ -23,6 +81,8 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     Args:
       equation: Layouts of the operands, "->", and the layout of the result: "BLM,MH->BLH".
       *operands: One tensor for each layout left of the arrow.
+      rounding: Rounds the factors of a matrix product of activations, first, with a weight; also
+        the factors of the two products of its gradient. None computes with the operands as given.
 
     Raises:
       ValueError: A letter is unknown, has two sizes or stands right of the arrow only, or the rank
@@ -36,7 +96,7 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
         saved = context.current().saved_products
         (left, right), (x, y) = layouts, operands
         known = saved.restore(left, right, output) if saved else None
-        result = annotate(_product(left, right, output, x, y, known), output)
+        result = annotate(_product(left, right, output, x, y, known, rounding), output)
         if saved:
             saved.save(left, right, output, result)
     else:
@@ -74,7 +134,13 @@ def _is_product(layouts: list[str], output: str) -> bool:
 
 
 def _product(
-    left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor, known: tf.Tensor | None
+    left: str,
+    right: str,
+    output: str,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    known: tf.Tensor | None,
+    rounding: Rounding | None,
 ) -> tf.Tensor:
     """Returns the einsum of two operands, with gradients that avoid transposing large operands.
 
@@ -85,17 +151,73 @@ def _product(
       x: The first operand.
       y: The second operand.
       known: The result, if it was saved and needs no computation.
+      rounding: See `einsum`.
     """
+    summed = _summed(left, right, output)
+    of_x, of_y = _summed(output, right, left), _summed(output, left, right)
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
-        def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return _contract(output, right, left, dz, y), _contract(output, left, right, dz, x)
+        factor_x = rounding.activation(x, left) if rounding else lambda _: Factor(x)
+        factor_y = rounding.weight(y, right, summed) if rounding else lambda _: Factor(y)
 
-        result = tf.einsum(f"{left},{right}->{output}", x, y) if known is None else known
-        return result, gradient
+        def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: Factor(dz)
+            dx = _contract_factors(output, right, left, factor_dz(of_x), factor_y(of_x))
+            if rounding and rounding.rounds_weight_gradients:
+                return dx, _contract_factors(output, left, right, factor_dz(of_y), factor_x(of_y))
+            return dx, _contract(output, left, right, dz, x)
+
+        if known is not None:
+            return known, gradient
+        first, second = factor_x(summed), factor_y(summed)
+        result = tf.einsum(f"{left},{right}->{output}", first.values, second.values)
+        return _scaled(left, right, output, result, first, second), gradient
 
     return compute(x, y)
+
+
+def _summed(left: str, right: str, output: str) -> str:
+    """Returns the letters that both operands have, in order of the first, and the result lacks.
+
+    Args:
+      left: Layout of the first operand.
+      right: Layout of the second operand.
+      output: Layout of the result.
+    """
+    return "".join(letter for letter in left if letter in right and letter not in output)
+
+
+def _contract_factors(
+    left: str, right: str, output: str, first: Factor, second: Factor
+) -> tf.Tensor:
+    """Returns `_contract` of two factors, with their scales."""
+    result = _contract(left, right, output, first.values, second.values)
+    return _scaled(left, right, output, result, first, second)
+
+
+def _scaled(
+    left: str, right: str, output: str, result: tf.Tensor, first: Factor, second: Factor
+) -> tf.Tensor:
+    """Returns the product of the values of two factors, times their scales."""
+    scaled = tf.cast(result, tf.float32)
+    for layout, factor in ((left, first), (right, second)):
+        if factor.scale is not None:
+            scaled *= _broadcast(factor.scale, layout, output)
+    has_scale = first.scale is not None or second.scale is not None
+    return tf.cast(scaled, result.dtype) if has_scale else result
+
+
+def _broadcast(scale: tf.Tensor, layout: str, output: str) -> tf.Tensor:
+    """Returns a factor's scales, shaped to be multiplied with the result of the product."""
+    if scale.shape.rank == 0:
+        return scale
+    kept = [letter for letter in output if letter in layout]
+    order = [layout.index(letter) for letter in kept]
+    summed = [index for index in range(len(layout)) if index not in order]
+    sizes = dict(zip(layout, known_sizes(scale.shape), strict=True))
+    scale = tf.transpose(scale, [*order, *summed])
+    return tf.reshape(scale, [sizes[letter] if letter in kept else 1 for letter in output])
 
 
 def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -106,7 +228,7 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     function merges them into one dimension.
     """
     batch = "".join(letter for letter in left if letter in right and letter in output)
-    contracted = "".join(letter for letter in left if letter in right and letter not in output)
+    contracted = _summed(left, right, output)
     start = batch + contracted
     is_leading = left.startswith(start) and right.startswith(start)
     if len(contracted) < 2 or not is_leading or _are_split(left, contracted[1:]):

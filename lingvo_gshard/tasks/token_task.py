@@ -20,6 +20,7 @@ from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEm
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.layers.losses import LOSS_SCOPE, CrossEntropy, cross_entropy
 from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.products import unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
 from lingvo_gshard.tasks.model_facts import ModelFacts
@@ -136,8 +137,9 @@ class FutureToken(Layer):
         """
         state_BLM = self.state_norm.fprop(theta.state_norm, state_BLM)
         token_BLM = self.token_norm.fprop(theta.token_norm, token_BLM)
-        x_BLM = product(self, theta, "w_state", "BLm,mM->BLM", state_BLM)
-        x_BLM += product(self, theta, "w_token", "BLm,mM->BLM", token_BLM)
+        with unrounded():
+            x_BLM = product(self, theta, "w_state", "BLm,mM->BLM", state_BLM)
+            x_BLM += product(self, theta, "w_token", "BLm,mM->BLM", token_BLM)
         mask = self.layer.self_attention.mask(segments_BL)
         x_BLM = self.layer.fprop(theta.layer, x_BLM, [mask])
         return x_BLM, self.output_norm.fprop(theta.output_norm, x_BLM)

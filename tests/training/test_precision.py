@@ -26,6 +26,9 @@ TYPES = {
     "bfloat16": ("float32", "bfloat16"),
     "bfloat16_weights": ("bfloat16", "bfloat16"),
     "float16": ("float32", "float16"),
+    "fp8": ("float32", "bfloat16"),
+    "fp8_blocks": ("float32", "bfloat16"),
+    "int8": ("float32", "bfloat16"),
 }
 NARROW = (tf.bfloat16, tf.float16)
 
@@ -114,6 +117,7 @@ def translation(precision: str, **stack) -> Trainer:
     ("precision", "stack"),
     [
         ("bfloat16_weights", {}),
+        ("fp8", {}),
         pytest.param("float16", {"execution": loop("full")}, marks=pytest.mark.slow),
     ],
 )

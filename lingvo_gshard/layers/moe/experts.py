@@ -15,7 +15,7 @@ from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.products import multiply, store, unrounded
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -99,11 +99,15 @@ class Experts(Layer):
     def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns one expert's outputs [C,M] for its rows.
 
+        The products are not rounded in training: which rows are computed together depends on the
+        mesh, and so would the scales of their rounding.
+
         Args:
           theta: the weights of that expert, without the dimension E; maybe `decoding_weights`.
           x_CM: the rows.
         """
-        return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
+        with unrounded():
+            return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
     @layer_method
     def compute_sorted(

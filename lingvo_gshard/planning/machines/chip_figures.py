@@ -49,6 +49,7 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
 _L4 = "NVIDIA L4 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "NVIDIA L40S GPU datasheet, https://www.nvidia.com/en-us/data-center/l40s/"
+_HALF = "{0}: {1}, half of the rate of both directions"
 _DENSE = ", without sparsity; float32 as TF32"
 _TOTAL = (
     "the memory that the driver reports, as in XLA's description of the GPU,"
@@ -68,6 +69,7 @@ _NO_SOURCE = "not published"
 _OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
 _NO_GPU = "it is no GPU"
+_AS_BFLOAT16 = "not published: as in bfloat16"
 _LIBTPU_NAMES = "libtpu's names of configurations"
 _TARGETS = "the sources of planning/machines/gpu_targets.py"
 _SIMILAR_LINKS = "the measured links that resemble the chip's most"
@@ -126,6 +128,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
         "example": ("v2:16x16", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v3", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -151,6 +154,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
         "example": ("v3:32x32", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v3", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -180,6 +184,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
         "example": ("v4:8x8x8", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -205,6 +210,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5e:16x16", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -233,6 +239,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5p:8x8x8", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -261,6 +268,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
         "example": ("v6e:16x16", "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -289,6 +297,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "price": (None, _NO_SOURCE),
         "example": ("tpu7x:8x8x8", "a slice that exists"),
         "product_efficiency": _TPU7X_PRODUCTS,
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
         "failures": ("tpu_v4", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),
@@ -310,6 +319,7 @@ def _gpu(
     target: GpuTarget,
     products: tuple[float, str],
     memory_source: str = _TOTAL,
+    fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -328,6 +338,7 @@ def _gpu(
       target: how XLA's compiler sees the GPU.
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
+      fp8_products: the same share in FP8, with its source; None for that in bfloat16.
     """
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
@@ -341,10 +352,7 @@ def _gpu(
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
         "memory_bandwidth": (memory[1], datasheet),
         "links": (1, switch),
-        "link_bandwidth": (
-            link[0] / 2,
-            f"{datasheet}: {link[1]}, half of the rate of both directions",
-        ),
+        "link_bandwidth": (link[0] / 2, _HALF.format(datasheet, link[1])),
         "torus_dimensions": (0, switch),
         "host_chips": (8, datasheet),
         "pod_shape": ((), switch),
@@ -352,6 +360,7 @@ def _gpu(
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
         "product_efficiency": ({4096: products[0]}, products[1]),
+        "fp8_efficiency": fp8_products,
         "measured_links": ("h100", _SIMILAR_LINKS),
         "failures": ("rsc1" if target.architecture is AMPERE else "llama3", _SIMILAR_CHIPS),
         "target": (target, _TARGETS),
@@ -413,6 +422,7 @@ _GPUS = {
         (_price(98.32 / 8, "us-east-1", "2024-01"), _EC2.format("p5.48xlarge")),
         GpuTarget(HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * MIB),
         (0.803, _MAMF),
+        fp8_products=(0.709, _MAMF),
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
@@ -426,6 +436,7 @@ _GPUS = {
         (None, _NO_SOURCE),
         GpuTarget(HOPPER, "NVIDIA H200", 132, 1.98, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100"),
+        fp8_products=(0.734, _MAMF),
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
@@ -439,6 +450,7 @@ _GPUS = {
         (None, _NO_SOURCE),
         GpuTarget(BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
         (0.776, _MAMF),
+        fp8_products=(0.763, _MAMF),
     ),
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
@@ -453,6 +465,7 @@ _GPUS = {
         (None, _NO_SOURCE),
         GpuTarget(HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100 SXM"),
+        fp8_products=(0.709, _MAMF + ", measured on an H100 SXM"),
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
@@ -520,6 +533,7 @@ FIGURES |= {
             "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores"
             " of EPYC 9004",
         ),
+        "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("", "cores share memory"),
         "failures": ("llama3", _SIMILAR_CHIPS),
         "target": (None, _NO_GPU),

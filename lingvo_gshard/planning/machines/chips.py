@@ -12,6 +12,7 @@ from lingvo_gshard.planning.machines import chip_figures
 from lingvo_gshard.planning.machines.gpu_targets import GpuTarget
 
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
+FP8 = "fp8"
 _RATES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64"),
@@ -69,6 +70,7 @@ class Chip:
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
+      fp8_efficiency: the same in FP8, for products of all sizes; None for that in bfloat16.
       measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
         "v5p" or "h100" (planning/machines/efficiencies.py). Empty if the estimate is the bound.
       failures: name of the failure rate of similar chips (planning/training/goodput.py).
@@ -98,6 +100,7 @@ class Chip:
     price: Price | None
     example: str
     product_efficiency: Mapping[int, float]
+    fp8_efficiency: float | None
     measured_links: str
     failures: str
     target: GpuTarget | None
@@ -122,7 +125,7 @@ class Chip:
           passes: passes of a TPU's matrix unit for one float32 product: 1, 3 or 6. A GPU computes
             products of more than one pass in its float32 units, a CPU computes all in float32.
         """
-        rate = _rate(dtype)
+        rate = rate_of(dtype)
         if self.kind == "gpu" and rate == "f32" and passes > 1 and self.vector_flops:
             return self.vector_flops
         # Types without a rate of their own are computed in bfloat16.
@@ -130,10 +133,14 @@ class Chip:
         return peak / (passes if self.kind == "tpu" else 1)
 
 
-def _rate(dtype: str) -> str:
-    """Returns the type whose peak rate holds for products of another type."""
+def rate_of(dtype: str) -> str:
+    """Returns the type whose peak rate holds for products of a type: "bf16", "fp8", ...
+
+    Args:
+      dtype: type of the operands, by its name in HLO or NumPy.
+    """
     if dtype.startswith(("f8", "float8")):
-        return "fp8"
+        return FP8
     return next((rate for rate, types in _RATES.items() if dtype in types), "f32")
 
 

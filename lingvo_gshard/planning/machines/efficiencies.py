@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.hlo.operations import Collective, FusedAttention
 from lingvo_gshard.planning.machines import interconnect, topologies
-from lingvo_gshard.planning.machines.chips import Chip
+from lingvo_gshard.planning.machines.chips import FP8, Chip, rate_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 _GSHARD = "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, "
@@ -187,8 +187,16 @@ _MEMORY = {
 }
 
 
-def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
-    """Returns the share of the peak rate that a matrix product with this many FLOPs reaches."""
+def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficiency:
+    """Returns the share of the peak rate that a matrix product reaches.
+
+    Args:
+      chip: the chip.
+      flops: FLOPs of the product.
+      dtype: type of the operands, by its name in HLO or NumPy.
+    """
+    if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
+        return Efficiency(chip.fp8_efficiency, chip.sources["fp8_efficiency"])
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
     return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
 
@@ -282,6 +290,8 @@ def _hosts_points() -> list[tuple[float, float]]:
 def sources(chip: Chip) -> tuple[str, ...]:
     """Returns the sources of a chip's efficiencies."""
     found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
+    if chip.fp8_efficiency is not None:
+        found.insert(1, chip.sources["fp8_efficiency"])
     for kind in ("all-reduce", "all-gather", "all-to-all"):
         found += [point.source for point in _points(kind, chip)]
     if chip.kind == "gpu":

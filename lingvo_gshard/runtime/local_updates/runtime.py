@@ -143,7 +143,7 @@ class LocalUpdatesRuntime:
         self._states: dict[int, list[jax.Array]] = {}
         self._outer_moments: list[jax.Array] = []
         self._steps_taken = 0
-        self._compiler = StepCompiler(options.compile_options)
+        self._compiler = StepCompiler(options.compile_options, trainer.p.precision)
         self._messages = _unused_steps_warning(trainer)
 
     @property

@@ -4,16 +4,20 @@ Some things are float32 with every precision: routing, softmax, losses, the stat
 sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
 `moment_dtype` says otherwise.
 
-The backward pass computes the gradient of the loss times a scale; the gradient is then divided by
-the scale in float32. The scale is as large as the type allows: it grows after many finite steps in
-a row. If a gradient is not finite, the step is skipped and the scale becomes smaller. Micikevicius
-et al. 2018, arXiv 1710.03740, section 3.2.
+fp8, fp8_blocks and int8 are bfloat16 with rounded factors of products: projections of attention,
+feed-forward layers and experts (layers/rounding.py).
+
+With float16, the backward pass computes the gradient of the loss times a scale; the gradient is
+then divided by the scale in float32. The scale is as large as the type allows: it grows after many
+finite steps in a row. If a gradient is not finite, the step is skipped and the scale becomes
+smaller. Micikevicius et al. 2018, arXiv 1710.03740, section 3.2.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
@@ -22,6 +26,8 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.products import ProductContext
+from lingvo_gshard.layers.rounding import ROUNDINGS
 from lingvo_gshard.tasks.task import Task
 
 # The part of a trainer's state that holds the scale.
@@ -120,12 +126,20 @@ class Precision:
       activations: dtype of the activations.
       weights: dtype of the weights between steps. bfloat16 weights are rounded stochastically.
       scales_loss: whether to scale the loss, since gradients may be too small for the type.
+      rounding: how factors of products are rounded, a key of `layers.rounding.ROUNDINGS`; empty if
+        they are not.
     """
 
     name: str
     activations: str
     weights: str = "float32"
     scales_loss: bool = False
+    rounding: str = ""
+
+    @property
+    def extensions(self) -> Mapping[type, Any]:
+        """The extensions of the context of a pass in this precision."""
+        return {ProductContext: ProductContext(rounding=ROUNDINGS.get(self.rounding))}
 
     def typed(self, task: Params) -> Params:
         """Returns a task's Params with these types.
@@ -172,6 +186,7 @@ PRECISIONS = {
         Precision("bfloat16", "bfloat16"),
         Precision("bfloat16_weights", "bfloat16", weights="bfloat16"),
         Precision("float16", "float16", scales_loss=True),
+        *(Precision(name, "bfloat16", rounding=name) for name in ROUNDINGS),
     )
 }
 

@@ -116,6 +116,7 @@ class Trainer(Configurable):
         dtypes = precision.get(params.precision)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
+        self.precision = dtypes
         self.steps = steps
         self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
         self.spikes = spikes.from_params(params.spikes)
@@ -332,7 +333,7 @@ class Trainer(Configurable):
         """
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
-            passing = context.Context(True, key, on_output, on_result, frozen=self._frozen)
+            passing = self.training_context(key, on_output, on_result)
             return self._gradients_of_part(theta, part, passing, scale)
 
         if self.p.micro_batches == 1:
@@ -346,6 +347,28 @@ class Trainer(Configurable):
         pairs = zip(specs, theta.flatten(), strict=True)
         complete = [tf.zeros_like(w) if s.path in self._frozen else next(found) for s, w in pairs]
         return loss, metrics, theta.pack(complete)
+
+    def training_context(
+        self,
+        key: tf.Tensor,
+        on_output: context.OutputObserver | None = None,
+        on_result: context.ResultObserver | None = None,
+    ) -> context.Context:
+        """Returns the context of one forward pass of a training step.
+
+        Args:
+          key: int32 [2], seeds the random numbers.
+          on_output: called with each layer's output, as in `context.scope`.
+          on_result: called with the results of each layer, as in `context.Context`.
+        """
+        return context.Context(
+            True,
+            key,
+            on_output,
+            on_result,
+            extensions=self.precision.extensions,
+            frozen=self._frozen,
+        )
 
     def _trained(self, tree: NestedMap) -> NestedMap:
         """Returns the leaves of a tree like theta that are not frozen, in their order."""
@@ -377,7 +400,10 @@ class Trainer(Configurable):
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
-        with context.scope(training=False) as scope:
+        with (
+            context.scope(training=False) as scope,
+            context.override(extensions=self.precision.extensions),
+        ):
             loss, metrics = self.task.loss(theta, batch)
         metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
         return NestedMap(

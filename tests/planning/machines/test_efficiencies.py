@@ -135,3 +135,18 @@ def test_an_operation_of_groups_takes_the_time_of_its_products():
         (timed,) = roofline.time_operations([call], topology, Mesh.parse("data=1"))
         times.append(timed.seconds)
     assert times[0] / times[1] == pytest.approx(0.986)
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3fn", "float8_e5m2"])
+def test_products_in_fp8_have_their_own_rate_and_efficiency(dtype):
+    chip = chips.get("h100")
+    assert chip.peak(dtype) == 2 * chip.peak("bf16")
+    assert efficiencies.matmul_efficiency(chip, 1e12, dtype).value == 0.709
+    assert efficiencies.matmul_efficiency(chip, 1e12, "bf16").value == 0.803
+    assert chip.sources["fp8_efficiency"] in efficiencies.sources(chip)
+
+
+def test_without_a_measurement_in_fp8_that_in_bfloat16_holds():
+    chip = chips.get("tpu7x")
+    found = (efficiencies.matmul_efficiency(chip, 1e12, dtype) for dtype in ("f8e4m3fn", "bf16"))
+    assert len(set(found)) == 1

@@ -78,6 +78,7 @@ EXCHANGES: dict[str, Mapping[str, object]] = {
     "chunks": {"chunks": 2},
     "hierarchical": {"hierarchical": True},
 }
+NARROW = ["bfloat16", "bfloat16_weights", "float16", "fp8", "fp8_blocks", "int8"]
 OPTIMIZERS: dict[str, Made] = {
     "adafactor": (Adafactor, {"min_factored_size": 8}),
     "adam": (Adam, {"weight_decay": 0.1}),
@@ -213,7 +214,7 @@ class Combination:
             lora=often(0, [2], 0.8),
             micro_batches=often(1, [2, 4], 0.6),
             optimizer=rng.choice(list(OPTIMIZERS)),
-            precision=often("float32", ["bfloat16", "bfloat16_weights", "float16"], 0.8),
+            precision=often("float32", NARROW, 0.8),
             clip_norm=rng.choice([0.0, 1.0]),
             average_decay=often(0.0, [0.9], 0.8),
             rows=often(8, [4, 16, 12], 0.7),

@@ -1,0 +1,221 @@
+"""Rounds the factors of products to 8 bits in training.
+
+A factor is divided by a scale, rounded to a type of 8 bits, and multiplied by the scale again. Sums
+are in float32. The values of all types are exact in bfloat16: a device without products in 8 bits
+computes the same sums as one with them.
+
+  e4m3  floating point with 4 bits of exponent and 3 of mantissa, up to 448
+  e5m2  floating point with 5 bits of exponent and 2 of mantissa, up to 57344
+  int8  whole numbers up to 127
+
+Micikevicius et al. 2022, arXiv 2209.05433, define the first two. Their scales are powers of two,
+as small as the largest magnitude allows. Multiplying by a power of two is exact.
+
+Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
+them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
+factor by one scale. For all other devices and scales, the result is multiplied by them.
+
+A tensor of zeros stays zero. What an infinity or a NaN shares a scale with becomes NaN or infinite
+in the result, so that no overflow is hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
+from lingvo_gshard.sharding.einsum import Factor, FactorFor, Rounding
+
+# Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
+_BLOCK = 128
+_LARGEST_INT8 = 127.0
+# The smallest scale: float32 has no smaller number of full precision.
+_SMALLEST = 2.0**-126
+# float32 numbers: the bits of the exponent, and the largest mantissa.
+_EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A type of 8 bits.
+
+    Attributes:
+      dtype: TensorFlow's name of it.
+      largest: its largest finite number.
+    """
+
+    dtype: str
+    largest: float
+
+
+E4M3 = Format("float8_e4m3fn", 448.0)
+E5M2 = Format("float8_e5m2", 57344.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorScales:
+    """One scale for each tensor, from its largest magnitude in the same step.
+
+    Attributes:
+      forward: type of activations and weights.
+      backward: type of gradients.
+    """
+
+    forward: Format = E4M3
+    backward: Format = E5M2
+    rounds_weight_gradients: ClassVar[bool] = True
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the rounded activations; see `einsum.Rounding`."""
+        del layout
+        return self._of_any_product(x, self.forward)
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the rounded weight; see `einsum.Rounding`."""
+        del layout, summed
+        return self._of_any_product(x, self.forward)
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the rounded gradient; see `einsum.Rounding`."""
+        del layout
+        return self._of_any_product(x, self.backward)
+
+    def _of_any_product(self, x: tf.Tensor, number_format: Format) -> FactorFor:
+        """Returns the rounded tensor, which is the same for all products."""
+        values, scale = _round(tf.cast(x, tf.float32), number_format)
+        factor = Factor(tf.cast(values, x.dtype), scale)
+        if hardware_of(platform_in_use()) == "cuda":
+            factor = Factor(factor.values * tf.cast(scale, x.dtype))
+        return lambda summed: factor
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockScales:
+    """A scale for each block of numbers, as in DeepSeek-V3, arXiv 2412.19437, section 3.3.
+
+    Blocks of activations and gradients are up to 128 numbers along the last dimension that a
+    product sums over. Blocks of weights are up to 128 x 128 numbers, along the last dimension that
+    the forward pass sums over and the last one of the others. All other dimensions have a block for
+    each index. All factors are e4m3.
+    """
+
+    rounds_weight_gradients: ClassVar[bool] = True
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: Factor(_rounded_blocks(x, [_last(layout, summed)]))
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the rounded weight; see `einsum.Rounding`."""
+        others = "".join(letter for letter in layout if letter not in summed)
+        factor = Factor(_rounded_blocks(x, [_last(layout, summed), _last(layout, others)]))
+        return lambda summed: factor
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
+        return self.activation(x, layout)
+
+
+class RowScales:
+    """int8 with a scale for each row and each column of the two matrices of a product.
+
+    The products for gradients of weights are not rounded, as in MaxText's recipe of AQT,
+    https://github.com/AI-Hypercomputer/maxtext/blob/main/MaxText/layers/quantizations.py.
+    """
+
+    rounds_weight_gradients = False
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: _rows(x, layout, summed)
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
+        del summed
+        return self.activation(x, layout)
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
+        return self.activation(x, layout)
+
+
+# Values of `step.precision` -> the rounding of factors.
+ROUNDINGS: dict[str, Rounding] = {
+    "fp8": TensorScales(),
+    "fp8_blocks": BlockScales(),
+    "int8": RowScales(),
+}
+# Roundings whose products no compiler computes in 8 bits.
+SIMULATED = frozenset({"fp8_blocks"})
+
+
+def _last(layout: str, letters: str) -> int:
+    """Returns the index of the last dimension that has one of the letters."""
+    return max(index for index, letter in enumerate(layout) if letter in letters)
+
+
+def _rows(x: tf.Tensor, layout: str, summed: str) -> Factor:
+    """Returns x rounded to int8, with a scale for all numbers that a product sums."""
+    values = tf.cast(x, tf.float32)
+    axes = [layout.index(letter) for letter in summed]
+    scale = tf.reduce_max(_magnitudes(values), axes, keepdims=True) / _LARGEST_INT8
+    narrow = tf.cast(tf.round(tf.math.divide_no_nan(values, scale)), tf.int8)
+    return Factor(tf.cast(narrow, x.dtype), scale)
+
+
+def _round(
+    values: tf.Tensor, number_format: Format, axes: Sequence[int] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns numbers of 8 bits, and the float32 scales to multiply them by.
+
+    Args:
+      values: a float32 tensor.
+      number_format: the type of 8 bits.
+      axes: the dimensions that share a scale; None for all, with a scalar as the scale.
+    """
+    largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
+    scale, most = _scale(largest, number_format), number_format.largest
+    fitting = tf.clip_by_value(values / scale, -most, most)
+    return tf.cast(fitting, tf.as_dtype(number_format.dtype)), scale
+
+
+def _magnitudes(values: tf.Tensor) -> tf.Tensor:
+    """Returns magnitudes, with infinity for NaN: the largest of numbers with a NaN is undefined."""
+    return tf.where(tf.math.is_nan(values), np.inf, tf.abs(values))
+
+
+def _scale(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
+    """Returns float32 scales: powers of two, or infinity for an infinite magnitude."""
+    ratio = tf.maximum(largest / number_format.largest, _SMALLEST)
+    # The next power of two has no mantissa.
+    bits = tf.bitcast(ratio, tf.int32) + _MANTISSA
+    power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
+    return tf.where(tf.math.is_finite(largest), power, largest)
+
+
+def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """Returns x rounded to e4m3 with a scale for each block, in its own type.
+
+    Args:
+      x: the tensor.
+      axes: the dimensions that blocks extend over. All others have a block for each index.
+    """
+    sizes, shape, block_axes, padding = known_sizes(x.shape), [], [], []
+    for axis, size in enumerate(sizes):
+        block = min(size, _BLOCK) if axis in axes else 1
+        blocks = -(-size // block)
+        padding.append([0, blocks * block - size])
+        shape.append(blocks)
+        if axis in axes:
+            block_axes.append(len(shape))
+            shape.append(block)
+    padded = tf.pad(x, padding) if any(after for _, after in padding) else x
+    values, scale = _round(tf.reshape(tf.cast(padded, tf.float32), shape), E4M3, block_axes)
+    rounded = tf.reshape(tf.cast(values, x.dtype) * tf.cast(scale, x.dtype), padded.shape)
+    return tf.slice(rounded, [0] * len(sizes), sizes) if padded is not x else rounded

@@ -1,0 +1,86 @@
+"""Checks that devices compute products in the 8 bits of `step.precision`."""
+
+from __future__ import annotations
+
+import re
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.layers.rounding import SIMULATED
+from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.training.step.precision import Precision
+
+# Ada has this compute capability. Earlier NVIDIA GPUs have no FP8.
+_FIRST_CAPABILITY = (8, 9)
+# By precision: patterns of jax's names, in lower case, of TPUs with faster products, and of GPUs
+# without. XLA calls no library for the products of int8 on GPUs.
+_TPUS = {"fp8": re.compile(r"tpu7x"), "int8": re.compile(r"\bv[56]")}
+_OLD_GPUS = {"fp8": re.compile(r"a100|a30|a10\b|a10g|v100|t4\b"), "int8": re.compile("")}
+
+
+def check_device(precision: Precision, device: Device) -> None:
+    """Checks that a device computes the products of a precision in 8 bits, or simulates them.
+
+    Args:
+      precision: the precision.
+      device: a device, which need not be in this machine.
+
+    Raises:
+      UserError: products would be no faster than in bfloat16; names step.precision.
+    """
+    capability = getattr(device, "compute_capability", "")
+    check_name(precision, platform_of(device), device.device_kind, capability)
+
+
+def check_name(precision: Precision, platform: str, name: str, capability: str = "") -> None:
+    """Checks what `check_device` does, for devices of a name.
+
+    Args:
+      precision: the precision.
+      platform: jax's name of their platform.
+      name: jax's name of such devices.
+      capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
+
+    Raises:
+      UserError: products would be no faster than in bfloat16; names step.precision.
+    """
+    if not precision.rounding or precision.rounding in SIMULATED:
+        return
+    others = [other for other in _TPUS if other != precision.name]
+    if _has_products(precision.name, platform, name, capability):
+        return
+    found = [other for other in others if _has_products(other, platform, name, capability)]
+    raise UserError(
+        f"step.precision is {precision.name!r}, but products are no faster in it than in bfloat16 "
+        f"on {name}. Set step.precision = {(found or ['bfloat16'])[0]!r}"
+    )
+
+
+def _has_products(precision: str, platform: str, name: str, capability: str) -> bool:
+    """Returns whether products are faster in a precision of 8 bits than in bfloat16."""
+    if platform == "tpu":
+        return bool(_TPUS[precision].search(name.lower()))
+    if platform == "cuda" and precision == "fp8" and re.fullmatch(r"\d+\.\d+", capability):
+        return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY
+    return platform != "cuda" or not _OLD_GPUS[precision].search(name.lower())
+
+
+def notes(precision: Precision, platform: str) -> list[str]:
+    """Returns a sentence if products are rounded to 8 bits but computed in a wider type.
+
+    Args:
+      precision: the precision.
+      platform: jax's name of the devices' platform.
+    """
+    if not precision.rounding:
+        return []
+    if precision.rounding in SIMULATED:
+        reason = "no compiler has products with a scale for each block"
+    elif platform not in ("tpu", "cuda"):
+        reason = f"no products in 8 bits are known on {platform}"
+    else:
+        return []
+    return [
+        f"step.precision = {precision.name!r} is simulated: factors of products are rounded to 8 "
+        f"bits and multiplied in a wider type, which takes longer than 'bfloat16'; {reason}"
+    ]

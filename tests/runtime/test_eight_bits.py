@@ -1,0 +1,105 @@
+"""Which devices train in 8 bits, what is said of it, and the state of such a training."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines.chips import CHIPS
+from lingvo_gshard.runtime import eight_bits
+from lingvo_gshard.runtime.compile_options import chosen
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.step import precision
+from tests.runtime import tiny_translation
+
+FP8, BLOCKS, INT8, BFLOAT16 = map(precision.get, ("fp8", "fp8_blocks", "int8", "bfloat16"))
+PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
+DEVICES = [
+    *((chip.key, kind) for chip in CHIPS.values() for kind in chip.device_kinds),
+    ("v5e", "TPU v5 lite"),
+    ("v6e", "TPU v6 lite"),
+    ("tpu7x", "TPU7x"),
+    ("a100", "NVIDIA A100-SXM4-80GB"),
+    ("h100", "NVIDIA H100 80GB HBM3"),
+    ("l4", "NVIDIA L4"),
+]
+
+
+@pytest.mark.parametrize("precision", [FP8, INT8], ids=lambda precision: precision.name)
+@pytest.mark.parametrize(("key", "kind"), DEVICES)
+def test_devices_whose_products_are_no_faster_are_refused(key, kind, precision):
+    chip, name = CHIPS[key], precision.name
+    platform = PLATFORMS[chip.kind]
+    is_faster = chip.peak_flops.get(name, 0) > chip.peak_flops["bf16"]
+    if is_faster and (name, chip.kind) != ("int8", "gpu"):
+        eight_bits.check_name(precision, platform, kind)
+    else:
+        with pytest.raises(UserError, match=rf"step\.precision is '{name}', but products are no"):
+            eight_bits.check_name(precision, platform, kind)
+    # These need no products in 8 bits.
+    for other in (BLOCKS, BFLOAT16):
+        eight_bits.check_name(other, platform, kind)
+
+
+@pytest.mark.parametrize(
+    ("precision", "platform", "kind", "nearest"),
+    [
+        (FP8, "tpu", "TPU v5 lite", "int8"),
+        (INT8, "tpu", "TPU7x", "fp8"),
+        (INT8, "cuda", "NVIDIA H100 80GB HBM3", "fp8"),
+        (FP8, "tpu", "TPU v4", "bfloat16"),
+        (INT8, "cuda", "NVIDIA A100-SXM4-80GB", "bfloat16"),
+    ],
+)
+def test_a_refusal_names_what_is_faster(precision, platform, kind, nearest):
+    with pytest.raises(UserError, match=f"Set step.precision = '{nearest}'"):
+        eight_bits.check_name(precision, platform, kind)
+
+
+def test_the_compute_capability_of_a_gpu_decides():
+    eight_bits.check_name(FP8, "cuda", "a GPU that jax names otherwise", "8.9")
+    with pytest.raises(UserError, match="no faster in it than in bfloat16 on NVIDIA GeForce RTX"):
+        eight_bits.check_name(FP8, "cuda", "NVIDIA GeForce RTX 3090", "8.6")
+
+
+def test_simulated_products_are_named():
+    for each in (FP8, INT8):
+        assert "no products in 8 bits are known on cpu" in eight_bits.notes(each, "cpu")[0]
+    assert "a scale for each block" in eight_bits.notes(BLOCKS, "cuda")[0]
+    assert not eight_bits.notes(FP8, "cuda") and not eight_bits.notes(BFLOAT16, "cpu")
+
+
+def test_runtimes_say_that_they_simulate():
+    trainer = tiny_translation.trainer(precision="fp8")
+    split = SpmdRuntime(trainer, Partitioning.make("data=2", "data"), devices_for(2))
+    for runtime in (SingleDeviceRuntime(trainer), split):
+        assert any("is simulated" in message for message in runtime.pop_messages())
+
+
+def test_products_are_left_to_cublaslt_in_fp8_alone():
+    name = "xla_gpu_enable_triton_gemm"
+    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"):
+        assert chosen("cuda", kind, environment={}, precision="fp8")[name] == "False"
+        for other in ("", "bfloat16", "fp8_blocks", "int8"):
+            assert name not in chosen("cuda", kind, environment={}, precision=other)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "int8"])
+def test_state_is_that_of_bfloat16_and_goes_on_to_the_bit(name):
+    """A run in fp8 needs no state of its own, so that it may also go on in bfloat16."""
+    trainer = tiny_translation.trainer(precision=name)
+    narrow = tiny_translation.trainer(precision="bfloat16")
+    assert trainer.state_specs() == narrow.state_specs()
+    one, other = SingleDeviceRuntime(trainer), SingleDeviceRuntime(trainer)
+    one.init_state()
+    for step in range(2):
+        one.train_step(tiny_translation.batch(step))
+    other.load_state(one.state())
+    for step in range(2, 4):
+        batch = tiny_translation.batch(step)
+        first, second = (runtime.train_step(batch).read()["loss"] for runtime in (one, other))
+        assert np.isfinite(first) and first == second
+    for left, right in zip(one.state().flatten(), other.state().flatten(), strict=True):
+        np.testing.assert_array_equal(left, right)
