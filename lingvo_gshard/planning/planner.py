@@ -159,9 +159,7 @@ def plan_step(
     # Tracing takes long, so a missing compiler is reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
-    eight_bits.check_name(
-        trainer.precision, _PLATFORMS[topology.kind], next(iter(topology.chip.device_kinds), "cpu")
-    )
+    eight_bits.check_name(trainer.precision, _PLATFORMS[topology.kind], topology.chip.name)
     options = chosen_for(device, compile_options, trainer.p.precision)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)

@@ -18,6 +18,7 @@ FP8, BLOCKS, INT8, BFLOAT16 = map(precision.get, ("fp8", "fp8_blocks", "int8", "
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 DEVICES = [
     *((chip.key, kind) for chip in CHIPS.values() for kind in chip.device_kinds),
+    *((chip.key, chip.name) for chip in CHIPS.values() if chip.kind != "cpu"),
     ("v5e", "TPU v5 lite"),
     ("v6e", "TPU v6 lite"),
     ("tpu7x", "TPU7x"),
