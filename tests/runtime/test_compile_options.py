@@ -16,6 +16,7 @@ from lingvo_gshard.runtime.compile_options import (
     NONE,
     OPTIONS,
     PIPELINED,
+    WHOLE_PRODUCTS,
     CompileOptions,
     check_refusal,
     chosen,
@@ -85,7 +86,8 @@ def device(platform, kind):
 
 def test_variants_are_the_options_that_are_off():
     v5p = option_variants(device("tpu", "TPU v5"))
-    assert set(v5p) == {COLLECTIVE_PRODUCTS, ALL_TO_ALLS}
+    assert set(v5p) == {COLLECTIVE_PRODUCTS, ALL_TO_ALLS, WHOLE_PRODUCTS}
+    assert WHOLE_PRODUCTS not in option_variants(device("tpu", "TPU v5 lite"))
     assert [each.partition("=")[0] for each in v5p[COLLECTIVE_PRODUCTS]] == [
         MATMULS,
         MATMULS.replace("all_gather", "reduce_scatter"),

@@ -267,6 +267,8 @@ AXIS_ROLES = (
     AxisRole(ROWS + "E", "E", "EM"),
     AxisRole(ROWS + "E", "EM", "EM"),
     AxisRole("E", "E", "E"),
+    # Folding: groups of tokens are split further than rows, over an axis of attention's heads.
+    AxisRole("GE", "E", "E"),
 )
 
 

@@ -112,3 +112,18 @@ def test_mesh_shapes_multiply_to_the_number_of_devices(devices):
 def test_mesh_axes_follow_torus_dimensions():
     assert (6, 2) in search.mesh_shapes(12) and (6, 2) not in search.mesh_shapes(12, (4, 3))
     assert (4, 3) in search.mesh_shapes(12, (4, 3))
+
+
+def test_experts_may_be_folded_over_an_axis_of_heads():
+    mesh = Mesh.parse("data=4,model=2")
+    named = Partitioning.make(mesh, "folded_tensor")
+    options = [
+        Partitioning(mesh, option.strategy(mesh))
+        for option in candidates.sharding_options(mesh, "BGSECMH")
+    ]
+
+    def splits(partitioning):
+        pairs = [("BLM", "activations"), ("EGCM", "activations"), ("EMH", "weights")]
+        return [partitioning.split(layout, kind) for layout, kind in pairs]
+
+    assert splits(named) in [splits(option) for option in options]

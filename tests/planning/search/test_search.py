@@ -104,7 +104,7 @@ def test_cost_model_decides_without_a_compiler():
     peaks = [row.peak for row in result.front]
     seconds = [row.seconds for row in result.front]
     assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
-    beyond = {"sequence", "context", "pipeline"}
+    beyond = {"folded", "sequence", "context", "pipeline"}
     assert {row.name for row in result.baselines} == set(strategies.base_names()) - beyond
 
 
