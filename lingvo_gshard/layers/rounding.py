@@ -129,7 +129,7 @@ class RowScales:
     https://github.com/AI-Hypercomputer/maxtext/blob/main/MaxText/layers/quantizations.py.
     """
 
-    rounds_weight_gradients = False
+    rounds_weight_gradients: ClassVar[bool] = False
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the activations, rounded for each product; see `einsum.Rounding`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -36,12 +36,13 @@ FactorFor = Callable[[str], Factor]
 
 
 class Rounding(Protocol):
-    """Rounds the factors of matrix products, of the forward pass and of its gradient."""
+    """Rounds the factors of matrix products, of the forward pass and of its gradient.
 
-    @property
-    def rounds_weight_gradients(self) -> bool:
-        """Whether factors of the gradients of weights are rounded, too."""
-        ...
+    Attributes:
+      rounds_weight_gradients: Whether factors of the gradients of weights are rounded, too.
+    """
+
+    rounds_weight_gradients: ClassVar[bool]
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded first operand of a product.

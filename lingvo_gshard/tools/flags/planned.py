@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -93,7 +93,8 @@ def _check_answered(values: flags.FlagValues, planned: PlannedTraining) -> None:
     for name in _ANSWERED:
         if name not in values or not values[name].present:
             continue
-        given, known = values[name].value, sharding.get(name)
+        given: Any = values[name].value
+        known = sharding.get(name)
         if name == "mesh":
             given = str(Mesh.parse(given))
         if name == "compile_options":
