@@ -77,7 +77,7 @@ def test_a_run_on_one_device_and_its_plan(tmp_path):
     command("plan", *FLAGS, "--topology=cpu:1", f"--json={plan}")
     out = command(
         *("train", *FLAGS, f"--logdir={logdir}", "--steps=6"),
-        *("--profile_steps=3:5", f"--plan={plan}"),
+        *("--profile_steps=3:5", f"--plan={plan}", "--runtime=local"),
     )
     for text in ("Profiling steps 3 to 5", "time of a step", "slowest operations", "Largest part"):
         assert text in out

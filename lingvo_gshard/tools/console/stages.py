@@ -12,6 +12,7 @@ import rich.progress
 
 from lingvo_gshard.core.progress import SilentProgress, duration
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 # The spinner and the elapsed time take so many columns of a line.
@@ -60,7 +61,8 @@ class Stages(SilentProgress):
     def say(self, text: str) -> None:
         """Prints a line that stays, above the spinner if there is one."""
         elapsed = duration(time.monotonic() - self._started)
-        self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
+        line = f"[{elapsed}] {with_flags(text)}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
         """Shows that a stage begins.
