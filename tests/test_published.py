@@ -14,7 +14,9 @@ FOUND = rows.load()
 BY_KEY = {training.key: training for training in TRAININGS}
 # Billions of parameters, where the name of a model has them. Mixtral's is that of its publisher.
 NAMED = {
-    training.key: 46.7 if "Mixtral" in training.name else float(training.name.split()[-1][:-1])
+    training.key: 46.7
+    if "Mixtral" in training.name
+    else float(training.name.removesuffix(" FP8").split()[-1][:-1])
     for training in TRAININGS
 }
 

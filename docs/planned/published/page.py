@@ -118,9 +118,13 @@ def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, st
     all_parts = [(each, row, _parts(each, row)) for each, row in planned]
     tpus = [parts for _, row, parts in all_parts if row.compiler == "tpu"]
     h100 = [parts for _, row, parts in all_parts if row.machine == "h100"]
-    titan = [parts for each, _, parts in all_parts if each.publisher == "torchtitan"]
+    ratios = {
+        each.key: row.tokens_per_second_of_chip / each.published for each, row, _ in all_parts
+    }
+    titan = [ratios[each.key] for each, _, _ in all_parts if each.publisher == "torchtitan"]
+    of_tpus = [ratios[each.key] for each, row, _ in all_parts if row.compiler == "tpu"]
     old = [
-        row.tokens_per_second_of_chip / each.published
+        ratios[each.key]
         for each, row, _ in all_parts
         if row.machine == "a100" and "model" in row.mesh
     ]
@@ -128,7 +132,8 @@ def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, st
         "tpu_rest": _range("{:.0%}", [parts.rest for parts in tpus]),
         "h100_rest": _range("{:.0%}", [parts.rest for parts in h100]),
         "tpu_hidden": _range("{:.2f}", [parts.all_hidden for parts in tpus]),
-        "titan_hidden": _range("{:.2f}", [parts.all_hidden for parts in titan]),
+        "tpu_ratio": _range("{:.2f}", of_tpus),
+        "titan_ratio": _range("{:.2f}", titan),
         "a100_tensor": _range("{:.2f}", old),
     }
 
