@@ -163,7 +163,7 @@ def plan_step(
     options = chosen_for(device, compile_options, trainer.p.precision)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    simulated = tuple(eight_bits.notes(trainer.precision, platform))
+    simulated = tuple(eight_bits.notes(trainer, platform))
     program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 

@@ -30,7 +30,6 @@ from lingvo_gshard.training.run.monitoring.expert_use import (
 from lingvo_gshard.training.run.routers.counts import ReadSums, routing_sums, watched_batch
 from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -52,7 +51,7 @@ class SingleDeviceRuntime:
           UserError: the GPU lacks the products of `step.precision`.
         """
         self._trainer = trainer
-        self._messages = _check_device(trainer.precision)
+        self._messages = _check_device(trainer)
         self._variables: NestedMap | None = None
         self.compilations: list[Compilation] = []
         self._watches: dict[tuple, Callable[[TensorBatch], dict[str, tf.Tensor]]] = {}
@@ -244,19 +243,19 @@ class _Compiled:
         return values
 
 
-def _check_device(precision: Precision) -> list[str]:
-    """Returns notes on a precision on TensorFlow's first GPU, or on the CPU.
+def _check_device(trainer: Trainer) -> list[str]:
+    """Returns notes on a trainer's precision on TensorFlow's first GPU, or on the CPU.
 
     Raises:
       UserError: the GPU lacks the products of the precision.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    precision, gpus = trainer.precision, tf.config.list_physical_devices("GPU")
     if not gpus or not precision.rounding:
-        return eight_bits.notes(precision, "cpu")
+        return eight_bits.notes(trainer, "cpu")
     details = tf.config.experimental.get_device_details(gpus[0])
     capability = ".".join(map(str, details.get("compute_capability", ())))
     eight_bits.check_name(precision, "cuda", details.get("device_name", ""), capability)
-    return eight_bits.notes(precision, "cuda")
+    return eight_bits.notes(trainer, "cuda")
 
 
 def _key(inputs: Inputs) -> tuple:

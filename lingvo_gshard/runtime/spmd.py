@@ -116,7 +116,7 @@ class SpmdRuntime:
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
-            *eight_bits.notes(trainer.precision, partitioning.platform),
+            *eight_bits.notes(trainer, partitioning.platform),
             *partitioning_log.unused_axis_warnings(partitioning),
             *partitioning_log.describe_unsplit(unsplit),
         ]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import DroplessDispatch
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.runtime.compile_options import chosen
@@ -66,10 +67,21 @@ def test_the_compute_capability_of_a_gpu_decides():
 
 
 def test_simulated_products_are_named():
-    for each in (FP8, INT8):
+    fp8, blocks, int8, bfloat16 = (
+        tiny_translation.trainer(precision=each)
+        for each in ("fp8", "fp8_blocks", "int8", "bfloat16")
+    )
+    for each in (fp8, int8):
         assert "no products in 8 bits are known on cpu" in eight_bits.notes(each, "cpu")[0]
-    assert "a scale for each block" in eight_bits.notes(BLOCKS, "cuda")[0]
-    assert not eight_bits.notes(FP8, "cuda") and not eight_bits.notes(BFLOAT16, "cpu")
+    assert "a scale for each block" in eight_bits.notes(blocks, "cuda")[0]
+    assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
+
+
+def test_experts_that_are_not_rounded_are_named():
+    dropless = {"moe.dispatch": DroplessDispatch.params()}
+    trainer = tiny_translation.trainer(stack_values=dropless, precision="fp8")
+    (note,) = eight_bits.notes(trainer, "cuda")
+    assert "the experts of 2 layers compute in bfloat16" in note
 
 
 def test_runtimes_say_that_they_simulate():
