@@ -109,6 +109,7 @@ def test_directory_without_a_run_is_rejected(tmp_path):
         gshard.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_translation_run_translates(trained_logdir):
     run = gshard.load(trained_logdir)
     texts = run.translate(["der Hund", ""], beam_size=1)

@@ -61,6 +61,7 @@ def logdir(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_by_what_it_writes(logdir, tmp_path):
     file = tmp_path / "scores.json"
     command = ["gshard-evaluate", f"--logdir={logdir}", "--split=dev", f"--json={file}"]

@@ -52,7 +52,13 @@ def model_of(execution):
     return tiny_engine.language_model(**values, decoder__execution=EXECUTIONS[execution])
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize(
+    "execution",
+    [
+        "repeat",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sequential", "pipeline")),
+    ],
+)
 def test_it_decodes_what_the_whole_model_computes(execution):
     model = model_of(execution)
     prompts = [[BOS, 5, 7], [BOS, 4]]

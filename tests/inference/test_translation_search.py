@@ -100,6 +100,7 @@ def test_a_prefix_is_computed_at_once_and_continued(model, engine):
             check(found, tokens, gains, rank)
 
 
+@pytest.mark.slow
 def test_long_texts_outgrow_the_first_cache(model, engine):
     """60 tokens after a source of 2: more than the positions that the batch begins with."""
     options = DecodingOptions(beam_size=1, most_tokens=60, least_tokens=60)

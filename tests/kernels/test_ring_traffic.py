@@ -71,6 +71,7 @@ class RingTrafficTest(testing.TestCase, parameterized.TestCase):
         executable, arrays = self.compiled(*step, **sizes)
         return list(map(np.asarray, executable(*arrays)))
 
+    @pytest.mark.slow
     def test_a_step_sends_these_bytes_and_no_others(self):
         self.check_traffic(1, True)
 

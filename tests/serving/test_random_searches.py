@@ -201,6 +201,7 @@ def check_generate(
 SETTINGS = {"suppress_health_check": list(hypothesis.HealthCheck)}
 
 
+@pytest.mark.slow
 @hypothesis.given(search=searches(), neighbors=st.integers(0, 9))
 @hypothesis.settings(max_examples=5, **SETTINGS)
 def test_searches_are_those_of_a_plain_model(llama, client, reference, search, neighbors):

@@ -247,6 +247,7 @@ def test_a_prompt_may_have_the_id_before_all_texts(llama, client):
     assert whole(client, body)["usage"]["total_tokens"] == 32
 
 
+@pytest.mark.slow
 def test_a_prompt_may_have_ids_that_end_texts(llama, client):
     """As those of chats do, after each turn."""
     vocabulary = llama.served.vocabulary

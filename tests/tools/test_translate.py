@@ -181,6 +181,7 @@ def test_a_terminal_shows_what_happens_before_the_answer(run_here, monkeypatch, 
     assert "Starting" in screen.getvalue() and "Translating" in screen.getvalue()
 
 
+@pytest.mark.slow
 def test_a_line_of_three_million_characters_is_cut(run_here):
     marks = "e" + 150_000 * "\u0301\u0323"
     code, out, err = run_here(b"x" * 3_000_000 + b"\n" + marks.encode())

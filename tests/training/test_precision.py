@@ -113,6 +113,7 @@ def translation(precision: str, **stack) -> Trainer:
     return params.set(precision=precision).instantiate(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "stack"),
     [

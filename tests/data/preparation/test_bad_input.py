@@ -164,6 +164,7 @@ def test_damaged_work_is_not_read(tmp_path):
         raw.run(tmp_path, [str(path)])
 
 
+@pytest.mark.slow
 def test_a_small_parquet_file_of_one_long_text_takes_little_memory(tmp_path):
     """A page states the text once, and 20,000 rows refer to it: together 80 GB."""
     path, count = tmp_path / "rows.parquet", 20_000

@@ -63,6 +63,7 @@ def test_wide_model_on_few_chips_is_sharded_like_megatron(name, layers, rows):
     assert tables.activations == tables.weights == dict.fromkeys("HNV", ("model",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model_dim", "dtype"), [("v4:8x8x4", 4096, "bfloat16"), ("v3:16x16", 2048, "float32")]
 )

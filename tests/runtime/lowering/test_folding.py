@@ -174,6 +174,7 @@ def check_size(programs: dict[int, Program]) -> None:
     assert max(sizes.values()) < 1.01 * min(sizes.values()), sizes
 
 
+@pytest.mark.slow
 def test_the_size_of_a_program_does_not_depend_on_the_devices():
     trainer = make_trainer("language model", sequential())
     check_size({n: step(trainer, f"data={n}", "expert", ROWS * n) for n in (8, 512)})

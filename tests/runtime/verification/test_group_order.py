@@ -60,6 +60,7 @@ def verify():
     return lingvo_gshard.verify(params, mesh=MESH, strategy=STRATEGY)
 
 
+@pytest.mark.slow
 def test_groups_in_another_order_are_equal():
     found = verify()
     assert found.is_equal and found.largest.difference.relative < 1e-12, found.lines()

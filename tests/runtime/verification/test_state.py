@@ -38,6 +38,7 @@ def test_averages_are_compared(partitioner):
     assert names(found, "counter") == {"step", "stopped"}
 
 
+@pytest.mark.slow
 def test_wrong_averages_are_found(monkeypatch):
     update = averages.update
     monkeypatch.setattr(
@@ -47,6 +48,7 @@ def test_wrong_averages_are_found(monkeypatch):
     assert found.first.kind == "average", found.lines()
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_loss_is_compared(monkeypatch):
     found = verify(precision="float16", loss_scale__growth_interval=1)
     assert found.is_equal and not found.not_verified, found.lines()

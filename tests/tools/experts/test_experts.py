@@ -69,6 +69,7 @@ def arrays_of(logdir):
     return checkpoint
 
 
+@pytest.mark.slow
 def test_upcycled_model_scores_like_the_dense_one(dense_logdir, upcycled_logdir):
     dense, found = map(expectation, (dense_logdir, upcycled_logdir))
     assert found.cross_entropy == pytest.approx(dense.cross_entropy, rel=1e-5)

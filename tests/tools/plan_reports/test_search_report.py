@@ -43,6 +43,7 @@ def test_searched_settings_cannot_be_given_as_flags(capsys, flag):
     assert flag.split("=")[0] in err and "--search" in err
 
 
+@pytest.mark.slow
 def test_cost_model_decides_without_compilations(capsys, tmp_path):
     found = tmp_path / "found.json"
     flags = (*TINY, "--topology=v3:2x2", "--search", "--search_compilations=0", f"--json={found}")

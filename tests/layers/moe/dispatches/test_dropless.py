@@ -356,6 +356,7 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
         found = on_devices(stack, mesh, strategy)(theta, x)
         check_equal(found, both_ways(stack, theta, x, tf.ones(x.shape[:2], tf.int32)))
 
+    @pytest.mark.slow
     def test_rematerialized_stacks_equal_one_device_on_a_mesh(self):
         self.check_rematerialized(loop, "products", "data=2", "expert")
 

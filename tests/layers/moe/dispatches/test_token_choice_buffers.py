@@ -6,6 +6,7 @@ import re
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -130,6 +131,7 @@ class TokenChoiceBuffersTest(testing.TestCase, parameterized.TestCase):
         self.assertTrue(shapes)
         return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
+    @pytest.mark.slow
     def test_gather_has_no_tensor_of_groups_tokens_experts_and_slots(self):
         groups, tokens, experts, slots = 2, 32, 4, 16
         self.assertLess(self.largest_tensor("gather"), groups * tokens * experts * slots)

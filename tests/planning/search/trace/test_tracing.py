@@ -4,6 +4,7 @@ import collections
 import functools
 import math
 
+import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
@@ -52,6 +53,7 @@ def test_einsums_and_annotations_are_recorded_in_order():
     assert len(recorded.events) == 3
 
 
+@pytest.mark.slow
 def test_loop_is_traced_like_separate_layers():
     loop, unrolled = traced(True), traced(False)
     assert equations(loop) == equations(unrolled)
