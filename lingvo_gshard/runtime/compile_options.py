@@ -96,7 +96,10 @@ _RECIPES = (
     "cluster_toolkit/run_recipe.sh"
 )
 _NATIVE_FP8 = "https://github.com/NVIDIA/JAX-Toolbox/blob/main/rosetta/docs/NATIVE_FP8.md"
-_JETSTREAM = "https://github.com/AI-Hypercomputer/maxtext/tree/main/MaxText/inference_mlperf"
+_MLPERF = (
+    "https://github.com/AI-Hypercomputer/maxtext/blob/ac9bf614e59e452077ec782c02a45519f004a78b/"
+    "MaxText/inference_mlperf/trillium/select_xla_flags.py"
+)
 _MOE = "docs/moe.md"
 
 # Parts of the names of XLA's options for GPUs, and what they mean.
@@ -172,7 +175,7 @@ OPTIONS = (
             f"products with {words} do not become loops of partial products and permutes; on for "
             "v5e, whose permutes are not asynchronous there: 128 billion weights on 256 chips are "
             "planned 26% faster; on other chips, where plans gain 8% to 32%, a search tries them",
-            _JETSTREAM,
+            _MLPERF,
             devices=_V5E,
             variant=WHOLE_PRODUCTS,
         )
