@@ -29,6 +29,13 @@ _SET = re.compile(r"--(\w+)")
 _GIVEN = re.compile(r"(?P<name>\w+)=(?P<value>.*)")
 # Errors of compilers about an unknown option or a wrong value.
 _REFUSALS = re.compile(r"No such compile option|While setting option|Failed to parse")
+# libtpu 0.0.42.1 fails a check of its own on some programs with these, such as that of OLMoE with
+# fsdp over four v5p.
+_FAILED_CHECK = "RET_CHECK failure"
+_FRAGILE = (
+    "xla_enable_async_reduce_scatter_fusion",
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+)
 # XLA reads options of GPUs in Python's spelling; libtpu reads both.
 _SPELLINGS = {"true": "True", "false": "False"}
 
@@ -322,6 +329,21 @@ def chosen_for(device: Device, given: Sequence[str] = (), precision: str = "") -
 def in_words(options: Mapping[str, str]) -> str:
     """Returns options as one text, such as "xla_a=True, xla_b=1"."""
     return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def after_failure(message: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the options to compile with next, after a compiler failed a check of its own.
+
+    Args:
+      message: the compiler's error.
+      options: the options that the program was compiled with.
+
+    Returns:
+      None if no other options are known to help.
+    """
+    if _FAILED_CHECK not in message or not any(name in options for name in _FRAGILE):
+        return None
+    return {name: value for name, value in options.items() if name not in _FRAGILE}
 
 
 def check_refusal(message: str, options: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from lingvo_gshard.runtime.compile_options import (
     PIPELINED,
     WHOLE_PRODUCTS,
     CompileOptions,
+    after_failure,
     check_refusal,
     chosen,
     in_words,
@@ -179,3 +180,12 @@ def test_caches_tell_programs_with_other_options_apart(tmp_path, monkeypatch):
         assert Executable(program, devices, fast).compiler_output != "plain"
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_a_failed_check_of_the_compiler_is_tried_without_the_options_that_cause_it():
+    options = chosen("tpu", "TPU v5", environment={})
+    fewer = after_failure("INTERNAL: RET_CHECK failure (hlo_verifier.cc:608)", options)
+    assert fewer is not None
+    assert set(options) - set(fewer) == {name for name in options if "reduce_scatter" in name}
+    assert after_failure("INTERNAL: RET_CHECK failure", fewer) is None
+    assert after_failure("RESOURCE_EXHAUSTED", options) is None

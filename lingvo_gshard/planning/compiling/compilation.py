@@ -27,6 +27,10 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.run.run_records import installed_versions
 
+_FEWER_OPTIONS = (
+    "libtpu failed a check of its own with asynchronous reduce-scatters: this step is compiled "
+    "without them, here and in a training"
+)
 # Raise this number when the content of the cache's files changes its meaning.
 _FORMAT = 1
 _PACKAGES = ("jax", "jaxlib")
@@ -131,6 +135,10 @@ def _compile_anew(
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     compile_options.check_refusal(message, options or {})
+    fewer = compile_options.after_failure(message, options or {})
+    if fewer is not None:
+        compiled = _compile_anew(program, topology, progress, fewer)
+        return dataclasses.replace(compiled, note=_FEWER_OPTIONS)
     without_triton = {**(options or {}), **cuda.WITHOUT_TRITON}
     if topology.compiler == "gpu" and without_triton != (options or {}):
         # Autotuning would have found that a tiling of Triton's cannot be compiled.

@@ -239,7 +239,10 @@ def _compile(
             compiled = lowered.compile(options or None)
     except jax.errors.JaxRuntimeError as error:
         compile_options.check_refusal(str(error), options)
-        raise
+        fewer = compile_options.after_failure(str(error), options)
+        if fewer is None:
+            raise
+        return _compile(lowered, partitioner, fewer)
     finally:
         # If no level was set before, jax would keep the level of its libraries in C++.
         level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))
