@@ -29,8 +29,8 @@ _SET = re.compile(r"--(\w+)")
 _GIVEN = re.compile(r"(?P<name>\w+)=(?P<value>.*)")
 # Errors of compilers about an unknown option or a wrong value.
 _REFUSALS = re.compile(r"No such compile option|While setting option|Failed to parse")
-# libtpu 0.0.42.1 fails a check of its own on some programs with these, such as that of OLMoE with
-# fsdp over four v5p.
+# With these options libtpu 0.0.42.1 fails a check of its own on some programs, such as the training
+# of OLMoE with fsdp over four v5p.
 _FAILED_CHECK = "RET_CHECK failure"
 _FRAGILE = (
     "xla_enable_async_reduce_scatter_fusion",
