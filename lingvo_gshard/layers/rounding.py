@@ -13,10 +13,11 @@ as small as the largest magnitude allows. Multiplying by a power of two is exact
 
 Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
 them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
-factor by one scale. For all other devices and scales, the result is multiplied by them.
+factor by one scale. On all other devices, and where a factor has several scales, the result is
+multiplied by the scales.
 
-A tensor of zeros stays zero. What an infinity or a NaN shares a scale with becomes NaN or infinite
-in the result, so that no overflow is hidden.
+A tensor of zeros stays zero. An infinity or a NaN spreads to all numbers that share its scale, so
+that no overflow is hidden.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Format:
     """A type of 8 bits.
 
     Attributes:
-      dtype: TensorFlow's name of it.
-      largest: its largest finite number.
+      dtype: name in TensorFlow.
+      largest: the largest finite number.
     """
 
     dtype: str

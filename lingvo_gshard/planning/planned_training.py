@@ -108,32 +108,25 @@ def load(path: str | os.PathLike) -> PlannedTraining:
     """
     shown = os.fspath(path)
     try:
-        name, topology, params, plan = _read(pathlib.Path(path))
+        name, topology, params, plan = _read(shown)
         return _checked(PlannedTraining(shown, name, params, topologies.get(topology), plan))
     except UserError as error:
         reason = str(error).removeprefix(f"{shown}: ")
         raise UserError(f"`plan={shown}`: {reason}") from error
 
 
-def _read(path: pathlib.Path) -> tuple[str, str, Params, Plan | None]:
+def _read(path: str) -> tuple[str, str, Params, Plan | None]:
     """Returns name, topology, Params and plan of a file."""
-    try:
-        text = path.read_bytes()
+    with plans.reading(path, "neither a plan nor a search"):
+        text = pathlib.Path(path).read_bytes()
         header = atomic.decode(text, _Header)
         if header.search_format is not None:
             found = _search(text, header.search_format)
             return found.name, found.topology, _params(found.params), found.plan
         if header.format is None:
             raise UserError("neither a plan nor a search; gshard-plan --json writes both")
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}") from error
-    except msgspec.ValidationError as error:
-        raise UserError(f"neither a plan nor a search: {error}") from error
-    except msgspec.DecodeError as error:
-        raise UserError(
-            f"not JSON ({error}). Expected a file written by gshard-plan --json"
-        ) from error
-    plan = plans.load(path)
+    with plans.reading(path, "not a plan"):
+        plan = plans.decode(text, path)
     if not plan.params:
         raise UserError(
             f"has no Params to train: it is a plan of {plan.name} that is no experiment, or one of "

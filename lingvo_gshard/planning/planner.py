@@ -17,6 +17,7 @@ from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.compiling.compilation import OptimizedHlo
 from lingvo_gshard.planning.machines import compilers, cuda
 from lingvo_gshard.planning.machines import topologies as topologies_lib
+from lingvo_gshard.planning.machines.chips import PLATFORMS
 from lingvo_gshard.planning.machines.interconnect import network_rate
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
@@ -75,8 +76,6 @@ def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
     ]
 
 
-# Kinds of chips -> jax's names of their platforms.
-_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 # Stands for the name of a strategy in plans of programs that were partitioned without one.
 _OWN_SHARDINGS = "its own"
@@ -159,7 +158,7 @@ def plan_step(
     # Tracing takes long, so a missing compiler is reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
-    eight_bits.check_name(trainer.precision, _PLATFORMS[topology.kind], topology.chip.name)
+    eight_bits.check_name(trainer.precision, PLATFORMS[topology.kind], topology.chip.name)
     options = chosen_for(device, compile_options, trainer.p.precision)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)

@@ -109,6 +109,8 @@ _MLPERF = (
 )
 _MOE = "docs/moe.md"
 
+# Parts of the names of libtpu's options for products with collectives, and what they mean.
+_TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
 # Parts of the names of XLA's options for GPUs, and what they mean.
 _GPU_COLLECTIVES = (
     ("all_gather", "all-gathers"),
@@ -169,10 +171,7 @@ OPTIONS = (
             devices=None,
             variant=COLLECTIVE_PRODUCTS,
         )
-        for collective, words in (
-            ("all_gather", "an all-gather"),
-            ("reduce_scatter", "a reduce-scatter"),
-        )
+        for collective, words in _TPU_COLLECTIVES
     ),
     *(
         CompilerOption(
@@ -186,10 +185,7 @@ OPTIONS = (
             devices=_V5E,
             variant=WHOLE_PRODUCTS,
         )
-        for collective, words in (
-            ("all_gather", "an all-gather"),
-            ("reduce_scatter", "a reduce-scatter"),
-        )
+        for collective, words in _TPU_COLLECTIVES
     ),
     CompilerOption(
         "tpu",
@@ -300,13 +296,11 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
     """
-    known = {text.partition("=")[0] for text in given}
+    platform, known = platform_of(device), {text.partition("=")[0] for text in given}
     found: dict[str, tuple[str, ...]] = {}
     for each in OPTIONS:
-        is_off = not each.is_on(platform_of(device), device.device_kind)
-        if each.platform != platform_of(device) or each.name in known or not is_off:
-            continue
-        if each.variant:
+        is_open = each.variant and each.platform == platform and each.name not in known
+        if is_open and not each.is_on(platform, device.device_kind):
             options = found.get(each.variant, ())
             found[each.variant] = (*options, f"{each.name}={each.value}")
     return found

@@ -49,13 +49,12 @@ def check_name(precision: Precision, platform: str, name: str, capability: str =
     """
     if not precision.rounding or precision.rounding in SIMULATED:
         return
-    others = [other for other in _TPUS if other != precision.name]
-    if _has_products(precision.name, platform, name, capability):
+    faster = [each for each in _TPUS if _has_products(each, platform, name, capability)]
+    if precision.name in faster:
         return
-    found = [other for other in others if _has_products(other, platform, name, capability)]
     raise UserError(
         f"step.precision is {precision.name!r}, but products are no faster in it than in bfloat16 "
-        f"on {name}. Set step.precision = {(found or ['bfloat16'])[0]!r}"
+        f"on {name}. Set step.precision = {(faster or ['bfloat16'])[0]!r}"
     )
 
 

@@ -95,7 +95,7 @@ class SpmdRuntime:
 
         Raises:
           UserError: the devices do not fill the mesh or lack the products of `step.precision`, or
-        too much is replicated.
+            too much is replicated.
         """
         options = options or SpmdOptions()
         self._trainer = trainer

@@ -45,7 +45,7 @@ class Rounding(Protocol):
     rounds_weight_gradients: ClassVar[bool]
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the rounded first operand of a product.
+        """Returns what rounds the first operand, given the letters that a product sums over.
 
         Args:
           x: The operand.
@@ -54,7 +54,7 @@ class Rounding(Protocol):
         ...
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns the rounded second operand of a product.
+        """Returns what rounds the second operand, given the letters that a product sums over.
 
         Args:
           x: The operand.
@@ -64,7 +64,7 @@ class Rounding(Protocol):
         ...
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the rounded gradient of a product's result.
+        """Returns what rounds the gradient of a result, given the letters that a product sums over.
 
         Args:
           x: The gradient.

@@ -105,54 +105,53 @@ def _mesh(chips: int, tensor: int) -> str:
     return f"data={chips // tensor},model={tensor}" if tensor > 1 else f"data={chips}"
 
 
-def _titan(name: str, file: str, tokens: float, **facts: object) -> Training:
+def _titan(name: str, key: str, file: str, precision: str, **facts: object) -> Training:
+    """Returns a row of torchtitan's tables, which have FP8 beside bfloat16."""
+    suffix = " FP8" if precision == "fp8" else ""
     return Training(
-        name=name,
+        key=f"torchtitan {key}{suffix.lower()}",
+        name=f"{name}{suffix}",
         publisher="torchtitan",
         source=f"{_TITAN}/{file}",
         length=8192,
-        tokens=tokens,
+        precision=precision,
         **facts,  # pyright: ignore[reportArgumentType]
     )
 
 
 def _titan_8b(hosts: int, tokens: float, precision: str = "bfloat16") -> Training:
     """Returns a row of the tables of Llama 3.1 8B: FSDP over all GPUs, compiled."""
-    is_fp8 = precision == "fp8"
     return _titan(
-        "Llama 3.1 8B" + " FP8" * is_fp8,
+        "Llama 3.1 8B",
+        f"llama-3.1-8b {8 * hosts}",
         _TITAN_2024,
-        tokens,
-        key=f"torchtitan llama-3.1-8b {8 * hosts}" + " fp8" * is_fp8,
+        precision,
+        tokens=tokens,
         decoder=decoders.LLAMA_3_8B,
         topology=f"gpu:h100:{hosts}x8",
         mesh=f"data={8 * hosts}",
         strategy="fsdp",
         rows=16 * hosts,
         rematerialize=_PRODUCTS,
-        precision=precision,
-        planned=_SELECTIVE + _LOGITS * is_fp8,
+        planned=_SELECTIVE + (_LOGITS if precision == "fp8" else ""),
     )
 
 
-def _titan_70b(
-    tokens: float, file: str, precision: str = "bfloat16", planned: str = ""
-) -> Training:
+def _titan_70b(tokens: float, file: str, precision: str = "bfloat16") -> Training:
     """Returns a row of the tables of Llama 3.1 70B: FSDP over 32 and tensor parallelism over 8."""
-    is_fp8 = precision == "fp8"
     return _titan(
-        "Llama 3.1 70B" + " FP8" * is_fp8,
+        "Llama 3.1 70B",
+        "llama-3.1-70b 256",
         file,
-        tokens,
-        key="torchtitan llama-3.1-70b 256" + " fp8" * is_fp8,
+        precision,
+        tokens=tokens,
         decoder=decoders.LLAMA_3_70B,
         topology="gpu:h100:32x8",
         mesh="data=32,model=8",
         strategy="fsdp_sequence_tensor",
         rows=512,
         rematerialize=_FULL,
-        precision=precision,
-        planned=planned,
+        planned="length 8,192, as in its file for this model",
     )
 
 
@@ -231,14 +230,10 @@ TRAININGS = (
     ),
     _titan_8b(1, 6667),
     _titan_8b(16, 6514),
-    _titan_70b(
-        597.3,
-        "asyncTP_llama3_h100_2025-06_torchtitan.md",
-        planned="length 8,192, as in its file for this model",
-    ),
+    _titan_70b(597.3, "asyncTP_llama3_h100_2025-06_torchtitan.md"),
     _titan_8b(1, 8532, "fp8"),
     _titan_8b(16, 8380, "fp8"),
-    _titan_70b(829, _TITAN_2024, "fp8", planned="length 8,192, as in its file for this model"),
+    _titan_70b(829, _TITAN_2024, "fp8"),
     _megatron_a100("1.7B", (24, 2304, 24), 4, 1, 512, 137),
     _megatron_a100("7.5B", (36, 4096, 32), 16, 4, 512, 142),
     _megatron_a100("18.4B", (40, 6144, 48), 32, 8, 1024, 135),

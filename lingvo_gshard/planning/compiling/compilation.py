@@ -134,16 +134,6 @@ def _compile_anew(
         return _compile(program, topology, started, progress, options)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
-    compile_options.check_refusal(message, options or {})
-    fewer = compile_options.after_failure(message, options or {})
-    if fewer is not None:
-        compiled = _compile_anew(program, topology, progress, fewer)
-        return dataclasses.replace(compiled, note=_FEWER_OPTIONS)
-    without_triton = {**(options or {}), **cuda.WITHOUT_TRITON}
-    if topology.compiler == "gpu" and without_triton != (options or {}):
-        # Autotuning would have found that a tiling of Triton's cannot be compiled.
-        compiled = _compile_anew(program, topology, progress, without_triton)
-        return dataclasses.replace(compiled, note=cuda.NO_TRITON_NOTE)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise UserError(
             f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"
@@ -158,12 +148,54 @@ def _compile(
     progress: Progress,
     options: Mapping[str, str] | None = None,
 ) -> OptimizedHlo:
-    """Compiles a program. Its compile time counts from the time `started`."""
+    """Compiles a program, with other options where those given are known to fail.
+
+    The compile time counts from the time `started`.
+    """
+    given = dict(options or {})
+    try:
+        return _compile_with(given, program, topology, started, progress)
+    except jax.errors.JaxRuntimeError as error:
+        compile_options.check_refusal(str(error), given)
+        others = _other_options(str(error), given, topology)
+        if others is None:
+            raise
+    options, note = others
+    return _noted(_compile(program, topology, started, progress, options), note)
+
+
+def _other_options(
+    message: str, options: dict[str, str], topology: Topology
+) -> tuple[dict[str, str], str] | None:
+    """Returns options to try after a compiler's error, and what a plan says of them; or None."""
+    fewer = compile_options.after_failure(message, options)
+    if fewer is not None:
+        return fewer, _FEWER_OPTIONS
+    without_triton = {**options, **cuda.WITHOUT_TRITON}
+    if topology.compiler == "gpu" and without_triton != options:
+        # Autotuning would have found that a tiling of Triton's cannot be compiled.
+        return without_triton, cuda.NO_TRITON_NOTE
+    return None
+
+
+def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
+    """Returns a compiled program with one more note."""
+    return dataclasses.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
+
+
+def _compile_with(
+    options: dict[str, str],
+    program: Program,
+    topology: Topology,
+    started: float,
+    progress: Progress,
+) -> OptimizedHlo:
+    """Compiles a program with these options, added to the topology's own."""
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
         return dataclasses.replace(compiled, seconds=time.monotonic() - started)
     with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
-        options = {**topology.compiler_options, **(options or {})}
+        options = {**topology.compiler_options, **options}
         executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
     return OptimizedHlo(
@@ -247,7 +279,7 @@ def _compile_for_larger(
         f"{larger.chip.name}, which has more memory. The compiler for {topology.chip.name} "
         f"reported: {_first_line(message)}"
     )
-    return dataclasses.replace(compiled, memory=memory, refused=True, note=note)
+    return _noted(dataclasses.replace(compiled, memory=memory, refused=True), note)
 
 
 def _too_large(program: Program, topology: Topology, message: str) -> str:

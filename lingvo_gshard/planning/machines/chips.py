@@ -11,6 +11,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import chip_figures
 from lingvo_gshard.planning.machines.gpu_targets import GpuTarget
 
+# Kinds of chips, and of the compilers for them -> jax's names of their platforms.
+PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
 FP8 = "fp8"
 _RATES = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -312,20 +314,43 @@ def load(path: str | pathlib.Path) -> Plan:
       UserError: names the file, the field and the reason if the file is missing, is not JSON, has
         another format, or has a missing, unknown or mistyped field.
     """
+    with reading(path, "not a plan"):
+        return decode(pathlib.Path(path).read_bytes(), path)
+
+
+def decode(text: bytes, path: str | pathlib.Path) -> Plan:
+    """Returns a plan from the content of its file.
+
+    Raises:
+      UserError: the plan has another format; names the file.
+      msgspec.DecodeError: the content is no plan.
+    """
+    found = atomic.decode(text, _Header).format
+    if found != FORMAT:
+        raise UserError(
+            f"{path}: plan format {found}, but this version reads format {FORMAT}. Plan again "
+            "with this version"
+        )
+    return atomic.decode(text, Plan)
+
+
+@contextlib.contextmanager
+def reading(path: str | pathlib.Path, otherwise: str) -> Iterator[None]:
+    """Reports what is wrong with a file of gshard-plan that a `with` block reads and decodes.
+
+    Args:
+      path: the file.
+      otherwise: says that JSON of other types is not what was expected, such as "not a plan".
+
+    Raises:
+      UserError: the file is missing, or is not JSON of the expected types; names the file.
+    """
     try:
-        text = pathlib.Path(path).read_bytes()
+        yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        found = atomic.decode(text, _Header).format
-        if found != FORMAT:
-            raise UserError(
-                f"{path}: plan format {found}, but this version reads format {FORMAT}. Plan again "
-                "with this version"
-            )
-        return atomic.decode(text, Plan)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: not a plan: {error}") from error
+        raise UserError(f"{path}: {otherwise}: {error}") from error
     except msgspec.DecodeError as error:
         raise UserError(
             f"{path}: not JSON ({error}). Expected a file written by gshard-plan --json"

@@ -20,6 +20,7 @@ from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.planning import memory, planner
+from lingvo_gshard.planning.machines.chips import PLATFORMS
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan, TensorRow
 from lingvo_gshard.planning.planned_program import PlannedProgram, memory_class
@@ -158,8 +159,6 @@ _TOKENS_NOTE = "tokens are all positions of a batch, those of a source included"
 _ACTIVE_NOTE = "all parameters count as active: a saved program does not say what a token uses"
 # The beginning of the note on a program that was exported for other platforms.
 EXPORTED_FOR = "exported for"
-# jax's names of the platforms of the compilers.
-_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +219,7 @@ def jax_program(
         matches nothing; names `where`.
     """
     mesh = Mesh.parse(facts.mesh) if facts.mesh else None
-    platform = _PLATFORMS[topology.compiler]
+    platform = PLATFORMS[topology.compiler]
     program = to_program(exported, where, platform, mesh)
     try:
         found = memory_classes(program.inputs, program.donated, facts.patterns)
@@ -265,7 +264,7 @@ def export_function(
       topology: the machine.
     """
     jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-    return jax_export.export(jitted, platforms=[_PLATFORMS[topology.compiler]])(*specs)
+    return jax_export.export(jitted, platforms=[PLATFORMS[topology.compiler]])(*specs)
 
 
 def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:

@@ -48,12 +48,12 @@ class RatedCandidate:
 
     @property
     def seconds(self) -> float:
-        """Returns the compiled cost if there is one, else the cost model's estimate."""
+        """Returns the time of a step: the compiled step's, or else the cost model's estimate."""
         return self.compiled.seconds if self.compiled else self.cost.seconds
 
     @property
     def peak(self) -> int:
-        """Returns the compiled cost if there is one, else the cost model's estimate."""
+        """Returns the peak bytes: the compiled step's, or else the cost model's estimate."""
         return self.compiled.peak if self.compiled else self.cost.peak
 
 

@@ -100,7 +100,7 @@ _CLOSE = 1.03
 # variant of the best candidate must be faster by more.
 _SAME = 1.01
 # Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
-_UNRATED = ("folded", "sequence", "context", "pipeline")
+_UNRATED = ("sequence", "context", "pipeline")
 
 
 def search(

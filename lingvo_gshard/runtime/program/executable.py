@@ -152,12 +152,13 @@ class Executable:
         options: Mapping[str, Any] | None = None,
     ):
         self.program = program
-        self.options = dict(options or {})
         started = time.monotonic()
         lowered = program.lower(devices)
         self.lowering_seconds = time.monotonic() - started
         with watching_cache() as hits:
-            self._compiled, output = _compile(lowered, program.partitioner, self.options)
+            self._compiled, output, self.options = _compile(
+                lowered, program.partitioner, dict(options or {})
+            )
         self.compiling_seconds = time.monotonic() - started - self.lowering_seconds
         self.is_cached = bool(hits)
         self.compiler_output = with_earlier_output(_digest(program, self.options), output)
@@ -229,8 +230,12 @@ def _digest(program: Program, options: Mapping[str, Any]) -> str:
 
 def _compile(
     lowered: jax.stages.Lowered, partitioner: str, options: dict[str, Any]
-) -> tuple[jax.stages.Compiled, str]:
-    """Compiles a program; returns it with the compiler's output to standard error."""
+) -> tuple[jax.stages.Compiled, str, dict[str, Any]]:
+    """Compiles a program, with fewer options where those given are known to fail.
+
+    Returns:
+      The program, the compiler's output to standard error, and the options.
+    """
     # A TF_CPP_MIN_LOG_LEVEL that hides warnings would lose the partitioner's.
     logged = jax.config.values["jax_logging_level"]
     jax.config.update("jax_logging_level", "WARNING")
@@ -248,4 +253,4 @@ def _compile(
         level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))
         jax.config.update("jax_logging_level", _LEVELS[min(level, len(_LEVELS) - 1)])
         jax.config.update("jax_logging_level", logged)
-    return compiled, output.text
+    return compiled, output.text, options

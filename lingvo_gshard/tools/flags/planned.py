@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from lingvo_gshard.api.experiments import apply_settings, experiment
+from lingvo_gshard.api.experiments import apply_settings
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.mesh import Mesh
@@ -46,7 +47,7 @@ def planned_training(values: flags.FlagValues) -> PlannedTraining | None:
         return None
     if values.experiment:
         # A file may name classes of the user's module only if the user has named the module.
-        experiment(values.experiment)
+        registry.get(values.experiment)
     # Commands without a plan do not wait for the planner.
     from lingvo_gshard.planning.planned_training import load
 

@@ -10,16 +10,13 @@ from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines.chips import CHIPS
+from lingvo_gshard.planning.machines.chips import CHIPS, PLATFORMS
 from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
 from lingvo_gshard.tools.inspection.tables import say
-
-# Kinds of chips -> jax's names of their platforms.
-_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +69,7 @@ def list_options(values: flags.FlagValues, console: rich.console.Console) -> dic
         platform, kind = platform_of(device), device.device_kind
     else:
         chip = CHIPS[values.compiler]
-        platform = _PLATFORMS[chip.kind]
+        platform = PLATFORMS[chip.kind]
         kind = next(iter(chip.device_kinds), chip.name)
     chosen = compile_options.chosen(platform, kind, values.compile_options)
     shown = shown_options(platform, chosen)

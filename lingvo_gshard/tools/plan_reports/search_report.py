@@ -23,6 +23,7 @@ from lingvo_gshard.planning.search.record import (
     SearchRecord,
 )
 from lingvo_gshard.planning.search.results import RatedCandidate
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.spelling import flag_of
 from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
 from lingvo_gshard.tools.flags.options import define_option_flags
@@ -77,14 +78,11 @@ def print_search(
         return
     _print_explanation(console, explain(result))
     if path:
-        _say(console, f"Train with it:\n  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
-    _say(console, "As flags:" if path else "Use:")
+        output.say(console, "Train with it:")
+        output.say(console, f"  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
+    output.say(console, "As flags:" if path else "Use:")
     for setting in search.settings(result.best):
-        _say(console, f"  {shlex.quote(flag_of(setting))}")
-
-
-def _say(console: rich.console.Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        output.say(console, f"  {shlex.quote(flag_of(setting))}")
 
 
 def print_machines(console: rich.console.Console, searches: Sequence[ExperimentSearch]) -> None:
