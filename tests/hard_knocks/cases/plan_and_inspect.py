@@ -7,6 +7,8 @@ from tests.hard_knocks.prepare import cut, folder, replace, searched, trained, w
 
 _PLAN = "gshard-plan --experiment=test.tiny "
 _TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
+# Writes the file of a search for eight devices.
+_FOUND = searched("found.json", "data=8", "cpu:8")
 
 _PLAN_EXPERTS = "gshard-plan --experiment=translation.quickstart --topology=cpu:4 "
 _LOADS_EXPECTED = (
@@ -179,7 +181,7 @@ CASES = (
     Case(
         "a plan that is cut off",
         "gshard-train --logdir=run --plan=found.json",
-        given=(searched("found.json", "data=8", "cpu:8"), cut("found.json")),
+        given=(_FOUND, cut("found.json")),
         error="--plan=found.json: not JSON (Input data was truncated). Expected a file written by "
         "gshard-plan --json",
     ),
@@ -187,7 +189,7 @@ CASES = (
         "a plan with a value that is none",
         "gshard-train --logdir=run --plan=found.json",
         given=(
-            searched("found.json", "data=8", "cpu:8"),
+            _FOUND,
             replace("found.json", "step.clip_norm : 1.0", "step.clip_norm : -1.0"),
         ),
         error="--plan=found.json: its Params cannot be read: line ...: step.clip_norm: ...",
@@ -217,41 +219,41 @@ CASES = (
     Case(
         "a plan and another experiment",
         _TRAIN.replace("test.tiny", "translation.quickstart") + "--plan=found.json",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="--experiment=translation.quickstart contradicts --plan=found.json, a plan of "
         "test.tiny; leave out one of them",
     ),
     Case(
         "a plan and another mesh",
         "gshard-train --logdir=run --plan=found.json --mesh=data=4,model=2",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="--mesh=data=4,model=2 contradicts --plan=found.json, which has data=8; leave out "
         "one of them",
     ),
     Case(
         "a plan and another strategy",
         "gshard-verify --plan=found.json --strategy=fsdp",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="--strategy=fsdp contradicts --plan=found.json, which has data; leave out one of "
         "them",
     ),
     Case(
         "a plan and a setting of its sharding",
         "gshard-inspect --plan=found.json --gin_param=\"sharding.strategy = 'fsdp'\"",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="sharding.strategy = 'fsdp' contradicts --plan=found.json, which has 'data'; leave "
         "out one of them",
     ),
     Case(
         "a plan on one device",
         "gshard-train --logdir=run --plan=found.json --runtime=local",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="--plan=found.json needs --runtime=spmd; the local runtime has one device",
     ),
     Case(
         "a profile beside a search that compiled nothing",
         "gshard-train --logdir=run --plan=found.json --profile_steps=2:3",
-        given=(searched("found.json", "data=8", "cpu:8"),),
+        given=(_FOUND,),
         error="--plan=found.json has no times to compare a profile with, since the search compiled "
         "nothing. Search with `search_compilations=1` or more",
     ),
