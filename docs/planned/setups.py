@@ -120,8 +120,7 @@ def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
         caches = sum(
             2 * math.prod(shape) // (heads if shape[1] % heads == 0 else 1) for shape in shapes
         )
-        # The compiled programs hold two copies of keys and values.
-        needed = sum(row.bytes_per_device for row in weights) + 2 * caches * batch // data
+        needed = sum(row.bytes_per_device for row in weights) + caches * batch // data
         fills = needed / topology.chip.usable_bytes / _ROOM["generation"]
         found.append(dataclasses.replace(setup, fills=fills))
     return [s for s in found if s.fills <= 1] or [min(found, key=lambda s: s.fills)]
