@@ -17,7 +17,6 @@ from lingvo_gshard.runtime import eight_bits, partitioning_log
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
-    PARTS,
     batch_arrays,
     eval_program,
     evaluated_arrays,
@@ -112,7 +111,7 @@ class SpmdRuntime:
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
         self._compiler = StepCompiler(options.compile_options, trainer.p.precision)
-        unsplit = _unsplit(self._specs, partitioning)
+        unsplit = _unsplit(trainer, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
@@ -280,11 +279,12 @@ class SpmdRuntime:
         return self._compiler.step(kind, key, self._devices, lambda: make(*made_of), inputs)
 
 
-def _unsplit(specs: NestedMap, partitioning: Partitioning) -> list[Replicated]:
+def _unsplit(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
     """Returns the unsplit tensors of a state that have letters the strategy splits."""
+    specs = trainer.state_specs()
     return [
         row
-        for part, kind in PARTS.items()
+        for part, kind in trainer.sharded_parts.items()
         if part in specs
         for row in replicated(specs[part].flatten(), partitioning, kind)
     ]

@@ -117,6 +117,9 @@ def _largest(
     return max(parts, key=parts.__getitem__, default=None)
 
 
+# The kind of master weights: float32 weights from which a step makes the weights that layers compute
+# with. They are split like moments, unless a table splits weights further than their moments.
+MASTERS = "masters"
 _OVERRIDES = "sharding.overrides"
 # Number of elements below which no dimension without a rule is split: gathering so small a weight
 # costs more than keeping it.
@@ -192,7 +195,8 @@ class Partitioning:
 
         Args:
           layout: Letters of the tensor.
-          kind: "activations", "weights" or "moments" (of the optimizer).
+          kind: "activations", "weights", "moments" (of the optimizer) or "masters" (see
+            `MASTERS`).
           path: Path of the layer or weight, which determines the overrides that apply.
           unsplit: Letters that are not split in this tensor.
           reserved: Letters that this tensor lacks but that tensors combined with it have. Their
@@ -203,6 +207,9 @@ class Partitioning:
           UserError: A letter is unknown or repeated, or there is no such kind.
         """
         check_layout(layout + reserved, None)
+        if kind == MASTERS:
+            assert shape is not None, f"the shape of master weights, {layout}, is unknown"
+            kind = self.kind_of_masters(layout, shape, path, unsplit)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
             if matches_path(pattern, path):
@@ -216,6 +223,28 @@ class Partitioning:
         spare = rules.get(strategies.ANY, ()) if math.prod(shape) >= _LEAST_SPLIT else ()
         return by_size(layout, shape, wanted, spare, unsplit, self.mesh, self.reserved_axes)
 
+    def kind_of_masters(
+        self, layout: str, shape: Sequence[int], path: str = "", unsplit: str = ""
+    ) -> str:
+        """Returns the kind of tensor that master weights are split as.
+
+        It is "moments" if every dimension of a moment of this layout is split over all axes that
+        split the weight's dimension, and some dimension over more. Otherwise it is "weights".
+
+        Args:
+          layout: As in `split`.
+          shape: As in `split`.
+          path: As in `split`.
+          unsplit: As in `split`.
+        """
+        weights, moments = (
+            self.storage_split(shape, self.split(layout, kind, path, unsplit, shape=shape))
+            for kind in ("weights", "moments")
+        )
+        pairs = zip(weights, moments, strict=True)
+        is_finer = weights != moments and all(set(few) <= set(many) for few, many in pairs)
+        return "moments" if is_finer else "weights"
+
     def within_stack(self, letter: str) -> Partitioning:
         """Returns the partitioning of slices along a stacked dimension.
 
@@ -227,7 +256,7 @@ class Partitioning:
         return dataclasses.replace(self, reserved_axes=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight, or of its optimizer moments with kind "moments"."""
+        """Returns the split of a weight, or of its moments or master weights; see `split`."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
 
     def on(self, platform: str) -> Partitioning:
@@ -251,7 +280,7 @@ class Partitioning:
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
 
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight or an optimizer moment in storage between steps."""
+        """Returns the split of `spec_split` in storage between steps."""
         return self.storage_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:

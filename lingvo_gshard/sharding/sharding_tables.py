@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 REPLICATED = "replicated"
@@ -164,6 +164,8 @@ def describe(row: Replicated) -> str:
 
 def _reasons(spec: VariableSpec, partitioning: Partitioning, kind: str) -> list[str]:
     """Returns a reason for each letter that the strategy splits but this tensor does not."""
+    if kind == MASTERS:
+        kind = partitioning.kind_of_masters(spec.layout, spec.shape, spec.path, spec.unsplit)
     rules = partitioning.strategy.table(kind)
     wanted = partitioning.spec_split(spec, kind)
     reasons = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core.layer import VariableSpec
@@ -26,14 +26,11 @@ from lingvo_gshard.training.step.trainer import Trainer
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"
 
-# The sharded parts of a state, and the strategy's table that shards each.
-PARTS = {"theta": "weights", "moments": "moments", "averages": "moments"}
-
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
     """Returns the arrays of the trainer's state as a flat list."""
     return [
-        _state_array(path, spec, partitioning)
+        _state_array(path, spec, partitioning, trainer.sharded_parts)
         for path, spec in trainer.state_specs().flatten_items()
     ]
 
@@ -167,7 +164,8 @@ def function_program(
     arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
 
     def call(*tensors: tf.Tensor) -> list:
-        result = function(_evaluated_theta(tensors[:-1], trainer), tensors[-1])
+        theta = trainer.layer_weights(_evaluated_theta(tensors[:-1], trainer))
+        result = function(theta, tensors[-1])
         return [("result", result, ((),) * result.shape.rank)]
 
     inputs = [*arrays, *batch_arrays({"ids": ids}, partitioning)]
@@ -194,10 +192,10 @@ def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with sharding annotations on all tensors of PARTS."""
+    """Returns the state with sharding annotations on all tensors of its sharded parts."""
     specs = trainer.state_specs()
     marked = NestedMap(state)
-    for part, kind in PARTS.items():
+    for part, kind in trainer.sharded_parts.items():
         if part in state:
             marked[part] = annotate_weights(state[part], specs[part], kind)
     return marked
@@ -209,8 +207,10 @@ def _work(task: Task, batch: BatchSpecs) -> Work:
     return Work(task.step_flops(batch), task.tokens(batch), tuple(vocabularies))
 
 
-def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> Array:
-    kind = PARTS.get(path.partition(".")[0], "weights")
+def _state_array(
+    path: str, spec: VariableSpec, partitioning: Partitioning, kinds: Mapping[str, str]
+) -> Array:
+    kind = kinds.get(path.partition(".")[0], "weights")
     return Array(path, spec.shape, spec.dtype, partitioning.spec_storage_split(spec, kind))
 
 

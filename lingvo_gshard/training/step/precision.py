@@ -137,6 +137,11 @@ class Precision:
     rounding: str = ""
 
     @property
+    def has_master_weights(self) -> bool:
+        """Whether weights are kept in float32 and products read them in 16 bits."""
+        return self.weights == "float32" and self.activations != "float32"
+
+    @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
         return {ProductContext: ProductContext(rounding=ROUNDINGS.get(self.rounding))}

@@ -16,8 +16,16 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import averages, micro_batches, optimizer, precision, update_ratios
+from lingvo_gshard.training.step import (
+    averages,
+    master_weights,
+    micro_batches,
+    optimizer,
+    precision,
+    update_ratios,
+)
 from lingvo_gshard.training.step import spikes as spikes
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.local_updates import LocalUpdates
@@ -25,6 +33,9 @@ from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.update_ratios import UpdateRatios
+
+# The parts of a state whose tensors are split over devices.
+SHARDED_PARTS = ("theta", "moments", averages.PART)
 
 
 class Trainer(Configurable):
@@ -140,6 +151,18 @@ class Trainer(Configurable):
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
         return averages.to_weights(self.theta_specs, part) if self.p.average_decay else part
+
+    @property
+    def sharded_parts(self) -> dict[str, str]:
+        """The sharded parts of the state, and the kind of tensor that each is split as."""
+        weights = MASTERS if self.precision.has_master_weights else "weights"
+        return dict(zip(SHARDED_PARTS, (weights, "moments", "moments"), strict=True))
+
+    def layer_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights that layers compute with, from those of the state."""
+        if not self.precision.has_master_weights:
+            return theta
+        return master_weights.gathered(self.theta_specs, theta, self.precision.activations)
 
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
@@ -331,10 +354,11 @@ class Trainer(Configurable):
             gradients are divided by it.
           on_result: called with the results of each layer, as in `context.Context`.
         """
+        weights = self.layer_weights(theta)
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
             passing = self.training_context(key, on_output, on_result)
-            return self._gradients_of_part(theta, part, passing, scale)
+            return self._gradients_of_part(weights, part, passing, scale)
 
         if self.p.micro_batches == 1:
             loss, metrics, gradients = compute(batch, key)
@@ -404,7 +428,7 @@ class Trainer(Configurable):
             context.scope(training=False) as scope,
             context.override(extensions=self.precision.extensions),
         ):
-            loss, metrics = self.task.loss(theta, batch)
+            loss, metrics = self.task.loss(self.layer_weights(theta), batch)
         metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
         return NestedMap(
             {
