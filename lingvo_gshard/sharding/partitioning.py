@@ -117,8 +117,8 @@ def _largest(
     return max(parts, key=parts.__getitem__, default=None)
 
 
-# The kind of master weights: float32 weights from which a step makes the weights that layers compute
-# with. They are split like moments, unless a table splits weights further than their moments.
+# The kind of master weights: float32 weights from which a step makes the weights of its layers.
+# They are split like moments, unless a table splits weights further than their moments.
 MASTERS = "masters"
 _OVERRIDES = "sharding.overrides"
 # Number of elements below which no dimension without a rule is split: gathering so small a weight

@@ -142,9 +142,18 @@ class Precision:
         return self.weights == "float32" and self.activations != "float32"
 
     @property
+    def table_dtype(self) -> str:
+        """The type that rows of tables are rounded to; empty if they are not.
+
+        Gradients of tables are sums over many tokens, for which float16 has too small a range.
+        """
+        return "" if self.scales_loss or self.activations == self.weights else self.activations
+
+    @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
-        return {ProductContext: ProductContext(rounding=ROUNDINGS.get(self.rounding))}
+        rounding, dtype = ROUNDINGS.get(self.rounding), self.table_dtype
+        return {ProductContext: ProductContext(rounding=rounding, table_dtype=dtype)}
 
     def typed(self, task: Params) -> Params:
         """Returns a task's Params with these types.

@@ -162,7 +162,8 @@ class Trainer(Configurable):
         """Returns the weights that layers compute with, from those of the state."""
         if not self.precision.has_master_weights:
             return theta
-        return master_weights.gathered(self.theta_specs, theta, self.precision.activations)
+        dtypes = self.precision.activations, self.precision.table_dtype
+        return master_weights.gathered(self.theta_specs, theta, *dtypes)
 
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
