@@ -350,7 +350,7 @@ class _Rewriting:
             maker = maker_of(value)
             assert maker is not None
             if value in self._paths.partials:
-                self._built[value] = self._paths.partials[value].build()
+                self._built[value] = self._start(value, maker)
             elif maker.name == _WHILE:
                 self._rewrite(maker)
             else:
@@ -358,6 +358,14 @@ class _Rewriting:
                 with ir.InsertionPoint(maker), maker.location:
                     self._built[value] = self._computed(maker, operands)
         return self._built[value]
+
+    def _start(self, value: ir.Value, maker: ir.Operation) -> ir.Value:
+        """Returns the partial sums that an operation computes."""
+        partial = self._paths.partials[value]
+        split = self._paths.splits.of(value) or ((),) * len(shape_of(value))
+        built = partial.build()
+        with ir.InsertionPoint(maker), maker.location:
+            return split_over(built, with_first(partial.axes, split), self._mesh)
 
     def _computed(self, maker: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
         """Returns the result of an operation on partial sums."""

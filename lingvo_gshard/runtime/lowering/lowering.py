@@ -212,8 +212,8 @@ def _portable(
             remove_barriers(parsed)
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
-        reduce_after_loops(parsed, mesh)
         add_before_reducing(parsed, mesh)
+        reduce_after_loops(parsed, mesh)
         if mesh.size > 1:
             keep_tables_whole(parsed)
         separate_constants(parsed)

@@ -24,7 +24,7 @@ _ELEMENTWISE = frozenset(
         "remainder rsqrt select sign sine sqrt subtract tanh xor"
     ).split()
 )
-_REDUCE = "stablehlo.reduce"
+_REDUCE, _WHILE = "stablehlo.reduce", "stablehlo.while"
 # Operations whose splits follow from all operands.
 _OF_ALL_OPERANDS = {*_ELEMENTWISE, "stablehlo.dot_general", "stablehlo.concatenate"}
 
@@ -60,6 +60,9 @@ class ValueSplits:
             return list(operation.operands)
         if operation.name in _MOVES or operation.name == _REDUCE and len(operation.results) == 1:
             return [operation.operands[0]]
+        if operation.name == _WHILE:
+            body = operation.regions[1].blocks[0]
+            return [list(body.operations)[-1].operands[ir.OpResult(value).result_number]]
         if operation.name == "stablehlo.optimization_barrier":
             return [operation.operands[ir.OpResult(value).result_number]]
         return []
@@ -104,7 +107,7 @@ def _kept_by_loop(value: ir.Value) -> ir.Value | None:
     """Returns what a loop starts an argument of its body with, if no iteration changes it."""
     block: Any = value.owner
     loop = block.owner.operation
-    if loop.name != "stablehlo.while" or block != loop.regions[1].blocks[0]:
+    if loop.name != _WHILE or block != loop.regions[1].blocks[0]:
         return None
     index = ir.BlockArgument(value).arg_number
     returned = list(block.operations)[-1].operands[index]
