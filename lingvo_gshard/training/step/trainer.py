@@ -72,6 +72,12 @@ class Trainer(Configurable):
             "Number of parts of a batch that are computed in sequence.",
             minimum=1,
         )
+        p.define(
+            "reduce_dtype",
+            "float32",
+            "Type in which devices add up gradients that are summed over micro-batches: "
+            f"{' or '.join(micro_batches.REDUCE_DTYPES)}.",
+        )
         p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
             "precision",
@@ -124,6 +130,7 @@ class Trainer(Configurable):
           UserError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
+        micro_batches.check_reduce_dtype(params.reduce_dtype)
         dtypes = precision.get(params.precision)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
@@ -365,7 +372,12 @@ class Trainer(Configurable):
             loss, metrics, gradients = compute(batch, key)
         else:
             loss, metrics, gradients = micro_batches.accumulate(
-                compute, batch, key, self.p.micro_batches, self._trained(self.theta_specs)
+                compute,
+                batch,
+                key,
+                self.p.micro_batches,
+                self._trained(self.theta_specs),
+                self.p.reduce_dtype,
             )
         found = iter(gradients.flatten())
         specs = self.theta_specs.flatten()
