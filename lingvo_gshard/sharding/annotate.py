@@ -107,7 +107,7 @@ def _annotate(
     split = current.split(layout, kind, path, unsplit, reserved, shape)
     if kind == "moments" and shape is not None:
         # Moments that are stored whole are updated whole: else the step would gather each of them.
-        split = current.storage_split(shape, split)
+        split = current.state_split(shape, split)
     return xla.tile(tensor, split, current.mesh)
 
 

@@ -70,8 +70,10 @@ def split_in_words(layout: str, split: Split, partitioning: Partitioning) -> str
 
 def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow:
     wanted = partitioning.spec_split(spec, kind)
-    stored = partitioning.storage_split(spec.shape, wanted)
-    size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
+    stored = partitioning.state_split(spec.shape, wanted)
+    itemsize = tf.as_dtype(spec.dtype).size
+    size = math.prod(spec.shape) * itemsize
+    size_in_storage = math.prod(partitioning.stored_shape(spec.shape, stored)) * itemsize
     return WeightRow(
         path=spec.path,
         layout=spec.layout,
@@ -79,7 +81,7 @@ def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow
         dtype=spec.dtype,
         split=split_in_words(spec.layout, stored, partitioning),
         bytes=size,
-        bytes_per_device=size // math.prod(partitioning.parts(axes) for axes in stored),
+        bytes_per_device=size_in_storage // math.prod(map(partitioning.parts, stored)),
         note=_note(spec, wanted, stored, partitioning),
     )
 

@@ -8,6 +8,7 @@ the workers' weights equal (training/step/local_updates.py). Evaluation, decodin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -134,7 +135,9 @@ class LocalUpdatesRuntime:
         self._workers = Workers(partitioning, devices)
         self._local = self._workers.local
         self._trainers = {worker: _with_own_seed(trainer, worker) for worker in self._local}
-        # Holds the weights after the last outer step, and evaluates them.
+        # Holds the weights after the last outer step, and evaluates them. The outer step reads and
+        # writes them without padding.
+        options = dataclasses.replace(options, pads_state=False)
         self._outer_weights = SpmdRuntime(
             trainer, self._workers.everywhere, self._workers.all_devices, options
         )

@@ -13,6 +13,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
+from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import Work
@@ -28,7 +29,7 @@ _BATCH_LAYOUT = "BL"
 
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
-    """Returns the arrays of the trainer's state as a flat list."""
+    """Returns the arrays of the trainer's state as a flat list, with padding (padding.py)."""
     return [
         _state_array(path, spec, partitioning, trainer.sharded_parts)
         for path, spec in trainer.state_specs().flatten_items()
@@ -89,7 +90,7 @@ def train_program(
     def train_step(*tensors: tf.Tensor) -> list:
         flat = tensors[: len(arrays)]
         flat = [tf.squeeze(tensor, [0]) for tensor in flat] if is_stacked else flat
-        state = annotated(trainer.state_specs().pack(flat), trainer)
+        state = annotated(_unpadded(flat, trainer.state_specs()), trainer)
         new_state, metrics = trainer.train_step(state, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(metrics.items())
         new_state = annotated(new_state, trainer)
@@ -144,7 +145,7 @@ def routing_program(
     arrays = [a for a in state_arrays(trainer, partitioning) if a.path.startswith("theta.")]
 
     def routing_step(*tensors: tf.Tensor) -> list:
-        theta = trainer.theta_specs.pack(tensors[: len(arrays)])
+        theta = _unpadded(tensors[: len(arrays)], trainer.theta_specs)
         theta = annotated(NestedMap(theta=theta), trainer).theta
         sums = routing_sums(trainer, theta, _batch(batch, tensors[len(arrays) :]), kinds)
         return [(name, value, ((),) * value.shape.rank) for name, value in sums.items()]
@@ -211,13 +212,21 @@ def _state_array(
     path: str, spec: VariableSpec, partitioning: Partitioning, kinds: Mapping[str, str]
 ) -> Array:
     kind = kinds.get(path.partition(".")[0], "weights")
-    return Array(path, spec.shape, spec.dtype, partitioning.spec_storage_split(spec, kind))
+    split = partitioning.spec_storage_split(spec, kind)
+    return Array(path, partitioning.stored_shape(spec.shape, split), spec.dtype, split)
+
+
+def _unpadded(tensors: Sequence[tf.Tensor], specs: NestedMap) -> NestedMap:
+    """Returns stored tensors as a tree like `specs`, without padding."""
+    pairs = zip(tensors, specs.flatten(), strict=True)
+    return specs.pack(padding.cut(tensor, spec.shape) for tensor, spec in pairs)
 
 
 def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
     """Returns the evaluated weights, annotated, from the tensors of the state's evaluated part."""
     part = trainer.evaluated_part
-    values = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
+    values = _unpadded(tensors, trainer.theta_specs)
+    values = annotated(NestedMap({part: values}), trainer)[part]
     if part == "theta":
         return values
     theta = trainer.evaluated_theta(values)
@@ -226,7 +235,8 @@ def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMa
 
 def _described(arrays: Sequence[Array], state: NestedMap) -> list:
     """Returns the state as the outputs that `lower` takes: (path, tensor, split)."""
-    return [(a.path, x, a.split) for a, x in zip(arrays, state.flatten(), strict=True)]
+    pairs = zip(arrays, state.flatten(), strict=True)
+    return [(a.path, padding.padded(x, a.shape), a.split) for a, x in pairs]
 
 
 def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -168,6 +168,7 @@ def pipelines(trainer: Trainer) -> list[dict]:
 
 def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateSharding:
     """Returns how a trainer's state is split under a partitioning."""
+    partitioning = partitioning.with_padded_state()
     specs = trainer.state_specs()
     weights, moments = specs.theta.flatten(), specs.moments.flatten()
     kind = trainer.sharded_parts["theta"]

@@ -42,10 +42,10 @@ def accumulate(
     Losses and gradients are means over the parts, weighted by the parts' target tokens and summed
     in float32; a part without target tokens has the weight 0. Where every device of a batch's axes
     holds a whole weight, it adds up the gradients of its own rows over all parts, and the devices
-    add up their sums once, after the last part (runtime/lowering/loop_sums.py). Values that layers report to update
-    rules are summed. Routers dispatch and balance the tokens of each part separately, so each part
-    has auxiliary losses of its own. Random numbers differ between parts. In graph mode the parts
-    are a loop.
+    add up their sums once, after the last part (runtime/lowering/loop_sums.py). Values that layers
+    report to update rules are summed. Routers dispatch and balance the tokens of each part on their
+    own, so each part has auxiliary losses of its own. Random numbers differ between parts. In graph
+    mode the parts are a loop.
 
     Args:
       compute: computes one part.
