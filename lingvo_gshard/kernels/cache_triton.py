@@ -23,8 +23,8 @@ from lingvo_gshard.kernels.attention_triton import (
 from lingvo_gshard.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.kernels.call import HIDDEN, pad
 
-# A head is one tile up to this size, padded to a power of two. Larger ones, which are those of
-# latent attention, are divided into tiles of powers of two: 576 is 512 and 64.
+# A head is one tile up to this size, padded to a power of two. Larger heads, which latent attention
+# has, are divided into tiles of powers of two: 576 is 512 and 64.
 _LARGEST_TILE = 256
 _LARGEST_HEAD = 576
 # Triton multiplies no matrices with fewer rows.

@@ -56,7 +56,7 @@ class TokenEmbedding(Layer):
         table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
         is_single = ids_BL.shape.num_elements() == 1
-        # XLA would slice the row of a single id, for which its partitioner gathers the table.
+        # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
         ids_BL = tf.tile(ids_BL, [1, 2]) if is_single else ids_BL
         ids_BL = annotate(ids_BL, "BL", reserved="V")
         rows_BLM = annotate(look_up(table_VM, ids_BL), "BLM", reserved="V")
