@@ -382,7 +382,7 @@ def _hops(call: Collective, topology: Topology, mesh: Mesh) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _seconds_to_begin(call: Collective, topology: Topology, mesh: Mesh) -> float:
-    """Returns NCCL's latency of a collective: that of a ring, or of a tree if it is shorter."""
+    """Returns NCCL's latency of a collective by its faster algorithm, a ring or a tree."""
     members = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
     devices = members.shape[1]
     hosts = max(len(np.unique(group)) for group in members)
