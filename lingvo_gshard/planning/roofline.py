@@ -170,7 +170,11 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         share = _collective_efficiency(collective, communication, topology, mesh)
         latency = interconnect.seconds_latency(collective, topology, mesh)
         formula = interconnect.seconds_by_formula(collective, topology, mesh)
-        estimates.append(formula / share.value + latency)
+        if topology.kind == "gpu":
+            # The measured efficiencies, of large collectives, include the latency.
+            estimates.append(max(formula / share.value, formula + latency))
+        else:
+            estimates.append(formula / share.value + latency)
     bounds = [max(matmul, vector), memory, communication]
     compute, memory, communication = (operation.times * seconds for seconds in bounds)
     return TimedOperation(
