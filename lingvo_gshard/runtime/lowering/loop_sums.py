@@ -386,8 +386,8 @@ class _Rewriting:
             }
             return create(_SLICE, [x], kind, attributes)
         if maker.name in (_MULTIPLY, _DIVIDE):
-            number = _number(maker.operands[1])
-            number = number if number is not None else _number(maker.operands[0])
+            numbers = [_number(operand) for operand in reversed(maker.operands)]
+            number = next(each for each in numbers if each is not None)
             nowhere = ir.DenseI64ArrayAttr.get([])
             number = create(_BROADCAST, [number], kind, {"broadcast_dimensions": nowhere})
             return create(maker.name, [x, number], kind)
