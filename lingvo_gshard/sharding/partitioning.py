@@ -117,7 +117,7 @@ def _largest(
     return max(parts, key=parts.__getitem__, default=None)
 
 
-# The kind of master weights: float32 weights from which a step makes the weights of its layers.
+# The kind of master weights, which a step casts and gathers for its layers (master_weights.py).
 # They are split like moments, unless a table splits weights further than their moments.
 MASTERS = "masters"
 _OVERRIDES = "sharding.overrides"
@@ -292,7 +292,7 @@ class Partitioning:
     def state_split(self, shape: Sequence[int], split: Split) -> Split:
         """Returns the split of an array of the state in storage between steps.
 
-        It is that of `storage_split`, except for dimensions that are padded.
+        It equals `storage_split` except for dimensions that are padded.
 
         Args:
           shape: Shape of the array.

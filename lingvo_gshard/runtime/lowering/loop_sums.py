@@ -219,7 +219,7 @@ class _Paths:
 def summed_operands(operation: ir.Operation) -> Sequence[ir.Value]:
     """Returns the operands whose partial sums an operation turns into partial sums of its result.
 
-    These are operations for which f(x + y) = f(x) + f(y), but for rounding.
+    The operations are linear: f(x + y) = f(x) + f(y), except for rounding.
     """
     operands = list(operation.operands)
     if operation.name == _CONVERT:
@@ -274,7 +274,7 @@ class _Rewriting:
             waiting = kept
 
     def _plan(self, carried: _Carried) -> None:
-        """Notes a carried tensor, those of inner loops, and the operations to replace."""
+        """Notes a carried tensor, the tensors of inner loops, and the operations to replace."""
         known = self._by_loop.setdefault(carried.loop, {})
         if carried.index in known:
             return

@@ -1,9 +1,10 @@
 """Padding of arrays of the state, which are stored in equal parts, and their shapes without it.
 
 jax stores arrays in equal parts only. A dimension that the devices do not divide evenly is stored
-with zeros at its end; a program cuts them off first and adds them last. Everything outside of a
-runtime, such as a checkpoint, sees arrays without padding. So that no device holds such an array
-whole, it is split over the largest part of the devices that divides its dimensions: with 48
+with zeros at its end. A program first cuts the zeros off, and finally appends zeros again.
+
+Checkpoints and everything else outside of a runtime see arrays without padding. Such an array is
+split over a divisor of the number of devices, so that no device holds the whole array: with 48
 devices, a dimension of 4,096 is stored as 4,128 and shown in 16 parts.
 """
 

@@ -1,4 +1,4 @@
-"""Master weights: float32 weights from which each step makes the weights that layers compute with.
+"""Master weights: float32 weights that each step casts and gathers for its layers.
 
 With a precision of 16-bit activations, the optimizer updates weights in float32 and products read
 them in 16 bits. A strategy may split moments further than weights, as zero1 does. Master weights

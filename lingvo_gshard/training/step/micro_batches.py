@@ -189,7 +189,7 @@ class _Sums:
             metrics[name] = (value if name == _COUNT else mean, value_weight)
         totals = sums[2 + 2 * len(self._names) :]
         if self._reduce_dtype != "float32":
-            # Where devices have sums of their own, these are rounded before they are added up.
+            # The lowering rounds the sums of the devices before they are added up (loop_sums.py).
             totals = [tf.cast(tf.cast(each, self._reduce_dtype), tf.float32) for each in totals]
         pairs = zip(totals, self._specs.flatten(), strict=True)
         gradients = [

@@ -145,7 +145,7 @@ class Precision:
     def table_dtype(self) -> str:
         """The type that rows of tables are rounded to; empty if they are not.
 
-        Gradients of tables are sums over many tokens, for which float16 has too small a range.
+        The range of float16 is too small for gradients of tables, which are sums over many tokens.
         """
         return "" if self.scales_loss or self.activations == self.weights else self.activations
 

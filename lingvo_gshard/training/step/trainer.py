@@ -166,7 +166,7 @@ class Trainer(Configurable):
         return dict(zip(SHARDED_PARTS, (weights, "moments", "moments"), strict=True))
 
     def layer_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights that layers compute with, from those of the state."""
+        """Returns the weights that layers compute with, made of the state's weights."""
         if not self.precision.has_master_weights:
             return theta
         dtypes = self.precision.activations, self.precision.table_dtype
