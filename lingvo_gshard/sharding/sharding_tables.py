@@ -31,7 +31,7 @@ class WeightRow:
       split: The split as text, such as "E over data (8), H over model (2)", or "replicated".
       bytes: Size of the full tensor.
       bytes_per_device: Size of the shard on one device.
-      note: Names dimensions that do not divide evenly and are therefore not split. May be empty.
+      note: Names dimensions that do not divide evenly, and are not split or padded. May be empty.
     """
 
     path: str
@@ -87,13 +87,16 @@ def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow
 
 
 def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partitioning) -> str:
-    return "; ".join(
-        f"{letter} of {size} does not divide by {partitioning.parts(axes)}: not split"
-        for letter, size, axes, stored_axes in zip(
-            spec.layout, spec.shape, wanted, stored, strict=True
-        )
-        if axes and not stored_axes
-    )
+    in_storage = partitioning.stored_shape(spec.shape, stored)
+    rows = zip(spec.layout, spec.shape, wanted, stored, in_storage, strict=True)
+    notes = []
+    for letter, size, axes, stored_axes, stored_size in rows:
+        if axes and not stored_axes:
+            parts = partitioning.parts(axes)
+            notes.append(f"{letter} of {size} does not divide by {parts}: not split")
+        elif stored_size != size:
+            notes.append(f"{letter} of {size} is padded to {stored_size}")
+    return "; ".join(notes)
 
 
 @dataclasses.dataclass(frozen=True)
