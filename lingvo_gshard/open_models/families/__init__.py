@@ -29,6 +29,7 @@ FAMILIES = {
     for family in (
         deepseek.V2,
         deepseek.V3,
+        deepseek.KIMI_K2,
         gemma.GEMMA2,
         gemma.GEMMA3,
         glm4_moe.FAMILY,
@@ -45,6 +46,7 @@ FAMILIES = {
         nllb_moe.FAMILY,
         switch.FAMILY,
         t5.FAMILY,
+        t5.MT5,
     )
 }
 

@@ -30,6 +30,11 @@ SHARED_EXPERT = (
         "E->E",
     ),
 )
+# Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
+EXPERT_ALIASES = {
+    "num_local_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
 
 
 def expert_rows(
@@ -108,11 +113,11 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
 
     Training changes the selection bias as arXiv 2408.15664 does, which balances loads.
     """
-    groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+    groups, chosen = config.get("n_group"), config.get("topk_group")
     router = SigmoidRouter.params().set(
         k=config.get("num_experts_per_tok"),
-        normalize=config.get("norm_topk_prob", True),
-        scale=config.get("routed_scaling_factor", 1.0),
+        normalize=config.get("norm_topk_prob", False),
+        scale=config.get("routed_scaling_factor", kind=float),
     )
     if groups > 1:
         router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
