@@ -232,8 +232,8 @@ class PublishedConfig:
 
         Args:
           name: the key.
-          default: the value that null stands for, and a missing key for which the family states no
-            default. Without it, the key must have a value.
+          default: the value that null stands for. A missing key has it, too, if the family states
+            no default. Without this argument, the key must have a value.
           kind: the value's type. None takes the default's type; a key without a default must then
             have a whole number above 0.
           least: the least number; None: any.
@@ -356,8 +356,8 @@ class PublishedConfig:
             first = left[0].partition("=")[0]
             raise UserError(
                 f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
-                f"family does not know it. {names.nearest(first, known)} Keys that do not matter "
-                f"can be named: --ignore_keys={first}"
+                f"family does not know it. {names.nearest(first, known)} If it does not "
+                f"matter, `ignore_keys={first}` says so"
             )
 
     def unknown_to(self, known: Collection[str]) -> list[str]:

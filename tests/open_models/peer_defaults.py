@@ -142,7 +142,7 @@ def record_case(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
         "missing": {
             key: change
             for key, change in missing.items()
-            if change == REFUSED
+            if isinstance(change, str)
             or key not in defaults
             or whole | change != whole | {key: defaults[key]}
         },

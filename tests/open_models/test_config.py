@@ -65,7 +65,12 @@ def test_every_weight_has_a_tensor(case):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "lama"}, "the architecture 'lama' is unknown. Did you mean 'llama'?"),
+        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are deepsee"),
+        # A near name would be that of another kind of model.
+        (
+            {"model_type": "minimax_m2", "attn_type_list": [1], "use_routing_bias": False},
+            "t5. No family reads its attn_type_list, use_routing_bias.",
+        ),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; 'silu' was exp"),
         ({"hidden_size": None}, "config.json lacks hidden_size, which this family needs"),
         ({"residual_scale": 2.0}, "residual_scale=2.0 may change what the model computes"),
@@ -81,7 +86,7 @@ def test_every_weight_has_a_tensor(case):
             "pruned_heads={'0': [1]} may change what the model computes",
         ),
         ({"tie_encoder_decoder": True}, "tie_encoder_decoder=True may change what the model"),
-        ({"logit_scale": 0}, "can be named: --ignore_keys=logit_scale"),
+        ({"logit_scale": 0}, "If it does not matter, `ignore_keys=logit_scale` says so"),
         (
             {
                 "rope_scaling": {"type": "linear", "factor": 2.0},

@@ -99,7 +99,7 @@ FEED_FORWARD = (
         "model.layers.{layer}.mlp.down_proj.weight", "decoder.{layer}.feed_forward.w_out", "MH->HM"
     ),
 )
-# What most classes of transformers have for keys that `decoder_task` reads.
+# Defaults of most classes of transformers for the keys that `decoder_task` reads.
 DECODER_DEFAULTS: dict[str, Any] = {
     "attention_dropout": 0.0,
     "rms_norm_eps": 1e-6,

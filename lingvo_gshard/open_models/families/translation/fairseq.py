@@ -33,7 +33,7 @@ _COPIES = {
     "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
 }
 
-# What the classes of transformers have for keys that `fairseq_task` reads.
+# Defaults of the classes of transformers for the keys that `fairseq_task` reads.
 FAIRSEQ_DEFAULTS: dict[str, Any] = {
     "activation_dropout": 0.0,
     "activation_function": "relu",

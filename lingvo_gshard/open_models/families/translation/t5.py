@@ -31,7 +31,7 @@ T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
 )
 _ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
 
-# What the classes of transformers have for keys that `t5_task` reads.
+# Defaults of the classes of transformers for the keys that `t5_task` reads.
 T5_DEFAULTS: dict[str, Any] = {
     "d_ff": 2048,
     "d_kv": 64,
@@ -192,7 +192,7 @@ def _activation(config: PublishedConfig) -> str:
     gate, _, name = published.rpartition("-")
     # The name that T5 1.1 gave it.
     name = "gelu_new" if published == "gated-gelu" else name
-    # Where a file has these keys, transformers reads them in place of the first one.
+    # transformers prefers these keys if a file has them.
     config.expect("dense_act_fn", name)
     config.expect("is_gated_act", gate == "gated")
     activation = activation_of(config, "feed_forward_proj", name)
