@@ -217,16 +217,23 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
     if of.format == source.TEXT:
         params = _TextPart.params().set(document=of.document)
         return _TextPart(params, part, of, options)
-    if of.format in (source.MOSES, source.GETTEXT):
-        cls = _MosesPart if of.format == source.MOSES else _GettextPart
-        params = cls.params().set(target_language=of.target_language)
-        return cls(params, part, of, options)
     if of.format == source.PARQUET:
         # It derives from this file's class.
 
         return ParquetPart(ParquetPart.params(), part, of, options)
-    cls = _TsvPart if of.format == source.TSV else _JsonLinesPart
-    return cls(cls.params(), part, of, options)
+    kinds = {source.TSV: _TsvPart, source.MOSES: _MosesPart, source.GETTEXT: _GettextPart}
+    cls = kinds.get(of.format, _JsonLinesPart)
+    return cls(cls.params().set(**languages_of(of)), part, of, options)
+
+
+def languages_of(of: source.Source) -> dict[str, str]:
+    """Returns the settings of the reader of a format that say which languages its files have."""
+    language = "" if of.language == manifest.NO_LANGUAGE else of.language
+    return {
+        source.TSV: {"language": language},
+        source.MOSES: {"source_language": language, "target_language": of.target_language},
+        source.GETTEXT: {"language": language, "target_language": of.target_language},
+    }.get(of.format, {})
 
 
 _ROWS_AT_A_TIME = 4096

@@ -76,6 +76,8 @@ class Reader(Configurable, abc.ABC):
         self.progress: Progress = SILENT
         self.first_line = 1
         self._opened: BinaryIO | None = None
+        # By what they are about, so that files that are looked for again are told of once.
+        self._file_notes: dict[str, str] = {}
 
     @property
     @abc.abstractmethod
@@ -86,6 +88,11 @@ class Reader(Configurable, abc.ABC):
     def notes(self) -> list[str]:
         """Lines about the splits that a user should know; complete once a split has been read."""
         return []
+
+    @property
+    def file_notes(self) -> list[str]:
+        """Lines about files that are not read; complete once the files have been looked for."""
+        return list(self._file_notes.values())
 
     def check_files(self) -> None:
         """Raises ValueError if a file of any split is missing, before long reading starts."""
@@ -289,8 +296,23 @@ class FileReader(Reader):
                 raise UserError(f"{setting}: {pattern}: {self._none_found(pattern)}")
             for path in paths:
                 _check_is_file(setting, path)
-            found += paths
+            found += self._without_links(pattern, paths)
         return found
+
+    def _without_links(self, pattern: str, paths: Sequence[str]) -> Sequence[str]:
+        """Returns the paths but for links to other ones, and notes how many links there are."""
+        kept: dict[str, str] = {}
+        # Files themselves come first.
+        for path in sorted(paths, key=os.path.islink):
+            kept.setdefault(os.path.realpath(path), path)
+        read = set(kept.values())
+        left = [path for path in paths if path not in read]
+        if left:
+            self._file_notes[pattern] = (
+                f"{pattern}: {len(left):,} of {len(paths):,} files are links to others of them and "
+                f"are not read again, such as {left[0]}"
+            )
+        return [path for path in paths if path in read]
 
     def _expand(self, pattern: str) -> list[str]:
         """Returns the files that one of the user's paths or globs stands for."""

@@ -49,6 +49,43 @@ def test_globs_and_lists(tmp_path):
     assert [row.source for row in r.rows("train")] == ["a", "b", "b"]
 
 
+@pytest.mark.parametrize(
+    "header", ["language\tsource\ttarget", "Lang\tde\ten", "source\ttarget\tlanguage"]
+)
+def test_a_row_with_the_names_of_columns_is_left_out(tmp_path, header):
+    path = write(tmp_path / "a.tsv", header.encode() + b"\n" + GOOD)
+    r = reader(train=path, test=path)
+    assert [(row.language, row.line) for row in r.rows("train")] == [("de", 2), ("fr", 3)]
+    assert r.left_out == {tsv.HEADER: 1} and r.examples[tsv.HEADER].startswith(f"{path}:1: ")
+
+
+def test_only_the_first_row_names_columns(tmp_path):
+    path = write(tmp_path / "a.tsv", GOOD + b"language\tSprache\tlanguage\n")
+    assert [row.language for row in reader(train=path, test=path).rows("train")][2] == "language"
+
+
+def test_rows_of_two_columns_have_the_language_of_the_setting(tmp_path):
+    path = write(tmp_path / "a.tsv", b"source\ttarget\nJa\tYes\nfr\tOui\tYes\n")
+    r = reader(train=path, test=path, language="de")
+    assert [row[:3] for row in r.rows("train")] == [("de", "Ja", "Yes"), ("fr", "Oui", "Yes")]
+    with pytest.raises(ValueError, match="a.tsv:2: wrong number of columns"):
+        reader(train=path, test=path).rows("train")
+
+
+def test_links_to_files_of_the_same_glob_are_read_once(tmp_path):
+    path = write(tmp_path / "b.tsv", GOOD)
+    (tmp_path / "a.tsv").symlink_to(path)
+    (tmp_path / "c.tsv").symlink_to(path)
+    r = reader(train=f"{tmp_path}/*.tsv", test="x")
+    assert {row.file for row in r.rows("train")} == {path} and len(r.rows("train")) == 2
+    assert r.file_notes == [
+        f"{tmp_path}/*.tsv: 2 of 3 files are links to others of them and are not read again, such "
+        f"as {tmp_path}/a.tsv"
+    ]
+    # A file that is named twice is read twice.
+    assert len(reader(train=(path, f"{tmp_path}/a.tsv"), test="x").rows("train")) == 4
+
+
 BAD_ROWS = [
     (b"de\tJa\n", 2, "wrong number of columns"),
     (b"de\tJa\tYes\tmore\n", 2, "wrong number of columns"),
