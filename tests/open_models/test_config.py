@@ -134,6 +134,13 @@ def test_every_weight_has_a_tensor(case):
             {"model_type": "deepseek_v3", "partial_rotary_factor": 0.5},
             "partial_rotary_factor is 0.5, but this family rotates qk_rope_head_dim dimensions",
         ),
+        *(
+            (
+                {"model_type": name, "first_k_dense_replace": 2, "num_experts_per_tok": 2},
+                "first_k_dense_replace is 2 of num_hidden_layers=2, so that no layer has experts",
+            )
+            for name in ("deepseek_v2", "deepseek_v3", "glm4_moe")
+        ),
         (
             {"model_type": "t5", "num_hidden_layers": 2},
             "has num_hidden_layers without num_layers",
@@ -197,6 +204,7 @@ def test_yarn_allows_texts_as_long_as_its_factor_says():
 
 def test_kimi_k2_is_a_deepseek_v3():
     values = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    values["first_k_dense_replace"] = 1
     kimi, deepseek = (config(model_type=m, **values) for m in ("kimi_k2", "deepseek_v3"))
     assert experiment_of(kimi).task == experiment_of(deepseek).task
 

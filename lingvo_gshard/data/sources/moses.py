@@ -23,7 +23,7 @@ _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@[A-Za-z]+)?")
 
 
 class MosesReader(readers.FileReader):
-    """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain or .gz, .xz or .zst.
+    """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain or .bz2, .gz, .xz or .zst.
 
     The extension of the source file is its language. The prefix `data/train` finds `data/train.en`
     and every `data/train.<language>`; `europarl/*/train` finds such files in all directories. If

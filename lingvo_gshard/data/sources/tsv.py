@@ -73,7 +73,7 @@ def _columns(line: str) -> str:
 
 
 class TsvReader(_TsvLines, readers.FileReader):
-    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or compressed (.gz, .xz, .zst).
+    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or .bz2, .gz, .xz or .zst.
 
     Text is never quoted or escaped: everything between two tabs is taken as it is. A first row such
     as `language<TAB>source<TAB>target` is left out and counted.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.published_vocabulary import byte_ids
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
 # them. The first that is a special token of a tokenizer is taken. The bars of DeepSeek's names are
@@ -128,7 +128,8 @@ class JsonVocabulary(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of one line, without ids that begin or end a text."""
-        return self._found.encode(text, add_special_tokens=False).ids
+        with encoding([text]):
+            return self._found.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does.
@@ -139,7 +140,8 @@ class JsonVocabulary(Vocabulary):
         """
         if num_threads == 1:
             return [self.encode(text) for text in texts]
-        found = self._found.encode_batch_fast(list(texts), add_special_tokens=False)
+        with encoding(texts):
+            found = self._found.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def piece(self, index: int) -> str:

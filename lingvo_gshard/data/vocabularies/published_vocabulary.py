@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
     import tokenizers
@@ -495,7 +495,8 @@ class PublishedVocabulary(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without ids that begin or end a text."""
-        return self._tokenizer.encode(text)
+        with encoding([text]):
+            return self._tokenizer.encode(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""

@@ -20,6 +20,7 @@ from lingvo_gshard.open_models.families.decoder import (
 from lingvo_gshard.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
+    dense_layers,
     expert_rows,
     sigmoid_config,
     sigmoid_experts,
@@ -162,8 +163,8 @@ def _v3_task(config: PublishedConfig) -> Params:
     interleaved = config.get("rope_interleave", False)
     pairs = rotary.NEIGHBORS if interleaved else rotary.HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
-    first = config.get("first_k_dense_replace", kind=int, least=0)
-    task.decoder.set(dense_first=first, moe_every=1, moe=sigmoid_experts(config))
+    moe = sigmoid_experts(config)
+    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
     return task
 
 
@@ -197,9 +198,7 @@ def _v2_task(config: PublishedConfig) -> Params:
     groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
         moe.router.set(expert_groups=groups, groups_per_token=chosen)
-    task.decoder.set(
-        dense_first=config.get("first_k_dense_replace", kind=int, least=0), moe_every=1, moe=moe
-    )
+    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
     return task
 
 

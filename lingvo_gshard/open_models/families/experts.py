@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
@@ -131,6 +132,22 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
     )
     moe.experts.activation = "swiglu"
     return moe
+
+
+def dense_layers(config: PublishedConfig) -> int:
+    """Returns the number of layers before the first one with experts.
+
+    Raises:
+      UserError: no layer would have experts.
+    """
+    first = config.get("first_k_dense_replace", kind=int, least=0)
+    layers = config.get("num_hidden_layers")
+    if first >= layers:
+        raise UserError(
+            f"{config.where}: first_k_dense_replace is {first} of num_hidden_layers={layers}, so "
+            "that no layer has experts; a smaller number was expected"
+        )
+    return first
 
 
 def sigmoid_config(decoder: Params) -> dict[str, object]:

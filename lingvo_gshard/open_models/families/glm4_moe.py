@@ -20,6 +20,7 @@ from lingvo_gshard.open_models.families.decoder import (
 from lingvo_gshard.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
+    dense_layers,
     expert_rows,
     sigmoid_config,
     sigmoid_experts,
@@ -58,7 +59,7 @@ def _task(config: PublishedConfig) -> Params:
     attention.qk_norm = config.get("use_qk_norm", False)
     attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
     task.decoder.set(
-        dense_first=config.get("first_k_dense_replace", kind=int, least=0),
+        dense_first=dense_layers(config),
         moe_every=1,
         moe=sigmoid_experts(config),
     )

@@ -41,6 +41,13 @@ def test_parquet(tmp_path, monkeypatch):
     found, prepared = _prepared(tmp_path, monkeypatch, path)
     assert found == EXPECTED
     assert prepared.sources[0].files[0].bytes == path.stat().st_size
+    nested = pyarrow.table({"translation": [{"en": "a", "hau": "b"}] * 3, "language": ["de"] * 3})
+    pyarrow.parquet.write_table(nested, tmp_path / "nested.parquet")
+    message = (
+        r"nested\.parquet:1: .*expected columns of text 'source' and 'target'; found translation"
+    )
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [str(tmp_path / "nested.parquet")], output="nested")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=f"^{path}:1: the file cannot be read: "):
         raw.run(tmp_path, [str(path)], output="other")

@@ -1,10 +1,13 @@
 """Tests TsvReader and EmbeddedCorpus, with errors and counts of invalid rows."""
 
+import bz2
 import collections
 import gzip
+import io
 import lzma
 import os
 import re
+import zipfile
 
 import pytest
 
@@ -21,11 +24,20 @@ def write(path, content, opener=open):
     return str(path)
 
 
+def zipped(content):
+    """Returns an archive whose first line is UTF-8 with NUL bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a\n", (1980, 1, 1, 0, 0, 0)), content)
+    return file.getvalue()
+
+
 GOOD = "de\tGuten Tag\tGood day\nfr\tMerci à tous\tThanks to all\n".encode()
 
 
 @pytest.mark.parametrize(
-    ("name", "opener"), [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open)]
+    ("name", "opener"),
+    [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open), ("a.tsv.bz2", bz2.open)],
 )
 def test_reads_plain_and_compressed_files(tmp_path, name, opener):
     path = write(tmp_path / name, GOOD, opener)
@@ -148,7 +160,12 @@ def test_a_file_without_permission_is_never_skipped(tmp_path, monkeypatch):
     [
         (gzip.compress(GOOD, mtime=0), "its name must end in .gz"),
         (lzma.compress(GOOD), "its name must end in .xz"),
+        (bz2.compress(GOOD), "its name must end in .bz2"),
+        (zipped(GOOD), "the file is a zip archive: unpack it"),
         ("de\tJa\tYes\n".encode("utf-16"), "the file is in UTF-16"),
+        ("de\tJa\tYes\n".encode("utf-16-le"), "the file seems to be in UTF-16LE"),
+        ("de\tJa\tYes\n".encode("utf-16-be"), "the file seems to be in UTF-16BE"),
+        (b"de\tJa\0\tYes\n", "NUL bytes: no text has any"),
         ("de\tSch\xf6n\tFine\n".encode("latin-1"), "byte 6 of the line is 0xf6"),
         (GOOD.replace(b"\n", b"\r"), "the line has carriage returns in it"),
     ],
@@ -159,7 +176,9 @@ def test_the_error_says_what_a_file_is_instead(tmp_path, content, hint):
         reader(train=path, test=path).rows("train")
 
 
-@pytest.mark.parametrize(("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open)])
+@pytest.mark.parametrize(
+    ("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open), ("a.bz2", bz2.open)]
+)
 def test_truncated_file(tmp_path, name, opener):
     path = write(tmp_path / name, GOOD * 1000, opener)
     with open(path, "rb") as file:

@@ -1,15 +1,20 @@
 """Tests a tokenizer.json as a vocabulary, against the tokenizers package itself."""
 
+import io
 import json
 
 import hypothesis
 import pytest
+import sentencepiece
 import tokenizers
 from hypothesis import strategies as st
 
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from tests.data import corpora
+from tests.open_models import published
 
 
 def tokenizer(special=("<unk>", "<s>", "</s>", "<pad>")):
@@ -117,6 +122,29 @@ def test_wrong_tokens_are_refused(tmp_path):
         JsonVocabulary(made.to_str().encode(), "<EOT>", "a")
     with pytest.raises(ValueError, match="input.vocabulary.end_token is '<EOT>', but"):
         corpora.trainer(tmp_path, end_token="<EOT>")
+
+
+def test_half_of_a_character_is_refused(found, tmp_path):
+    """`json.loads` of the text "\\ud800" makes one."""
+    published.write(tmp_path / "model")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the dog"] * 20), model_writer=model, vocab_size=11, minloglevel=2
+    )
+    for vocabulary in (
+        found,
+        Vocabulary(model.getvalue()),
+        PublishedVocabulary(tmp_path / "model"),
+    ):
+        for threads in (1, 2):
+            with pytest.raises(
+                ValueError, match=r"character 3 of the text is the lone surrogate U\+D8"
+            ):
+                vocabulary.encode_batch(["a", "b \ud800"], num_threads=threads)
+        with pytest.raises(
+            ValueError, match="lone surrogate U\\+DFFF, which is half of a character"
+        ):
+            vocabulary.encode("\udfff")
 
 
 def test_errors():
