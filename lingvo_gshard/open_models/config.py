@@ -104,17 +104,31 @@ _GENERATION = frozenset(
         "typical_p",
     )
 )
-# Keys that any architecture may have, with the value that changes nothing. transformers reads
-# `is_causal` of every config, and a null there makes attention bidirectional.
+# Keys that any architecture may have, with the value that changes nothing: it says that a part is
+# not there, and families that may have the part read the key. transformers reads `is_causal` of
+# every config, and a null there makes attention bidirectional.
 _USUAL: dict[str, Any] = {
     "add_cross_attention": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
     "cross_attention_hidden_size": None,
+    "embd_pdrop": 0.0,
+    "hidden_dropout": 0.0,
     "is_causal": True,
     "is_decoder": False,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "num_nextn_predict_layers": 0,
     "per_layer_config": {},
     "pruned_heads": {},
+    "qkv_bias": False,
+    "resid_pdrop": 0.0,
     "rope_interleaved": False,
+    "shared_expert_intermediate_size": 0,
     "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
 }
 _REQUIRED = object()
 _ROPE_NUMBERS = frozenset(

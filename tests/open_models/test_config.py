@@ -176,6 +176,16 @@ def test_harmless_keys_pass():
     assert experiment_of(config(**moe, **coder)) == experiment_of(config(**moe))
 
 
+def test_parts_that_a_family_never_has_may_be_said_to_be_absent():
+    absent = {"attention_bias": False, "mlp_bias": False, "use_mrope": False, "resid_pdrop": 0.0}
+    for name in ("mistral", "qwen2"):
+        expected = experiment_of(config(model_type=name))
+        assert experiment_of(config(model_type=name, **absent)) == expected
+        for key in absent:
+            with pytest.raises(ValueError, match=f"{key}=1 may change what the model computes"):
+                experiment_of(config(model_type=name, **{key: 1}))
+
+
 def test_named_keys_are_ignored():
     values = CONFIG | {"use_rope": False, "residual_scale": 2.0}
     known = PublishedConfig(values, "config.json", ["use_rope", "residual_scale"])

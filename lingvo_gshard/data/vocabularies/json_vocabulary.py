@@ -10,8 +10,8 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import byte_ids
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
-# them. The first that is a special token of a tokenizer is taken. The bars of DeepSeek's names are
-# full-width, and the underscores are those of SentencePiece.
+# them. The first that is a special token of a tokenizer is taken. DeepSeek's names have full-width
+# bars, and SentencePiece's sign for spaces.
 _ENDS = (
     "</s>",
     "<eos>",

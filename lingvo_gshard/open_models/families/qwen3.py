@@ -73,7 +73,6 @@ def _qwen2_task(config: PublishedConfig) -> Params:
 def without_windows(config: PublishedConfig) -> Params:
     """Returns `decoder_task` for a config that may, but must not, ask for sliding windows."""
     config.expect("use_sliding_window", False)
-    config.expect("use_mrope", False)
     for name in ("sliding_window", "max_window_layers"):
         # They have no meaning without use_sliding_window.
         config.get(name, None)
@@ -89,8 +88,6 @@ def without_windows(config: PublishedConfig) -> Params:
 def _moe_task(config: PublishedConfig) -> Params:
     config.expect("decoder_sparse_step", 1)
     config.expect("mlp_only_layers", [])
-    config.expect("qkv_bias", False)
-    config.expect("shared_expert_intermediate_size", 0)
     task = _task(config)
     task.decoder.moe_every = 1
     k = config.get("num_experts_per_tok")
