@@ -38,7 +38,7 @@ def _moved(tensor: tf.Tensor, kind: str) -> tf.Tensor:
         operands=[tensor],
         call_target_name=MOVE,
         backend_config=kind,
-        has_side_effect=True,
+        has_side_effect=False,
         result_dtypes=[tensor.dtype],
         result_shapes=[tensor.shape],
     )

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import (
     averages,
@@ -320,6 +322,15 @@ class Trainer(Configurable):
         if self.p.offload_moments:
             return offload.update(self.optimizer, specs, state, clipped, *rest)
         return self.optimizer.update(specs, state.theta, clipped(), state.moments, *rest)
+
+    @property
+    def offload_settings(self) -> list[str]:
+        """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
+        found = ["step.offload_moments = True"] if self.p.offload_moments else []
+        for layer in self.task.all_layers():
+            if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
+                found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
+        return found
 
     def is_on_host(self, part: str, spec: VariableSpec) -> bool:
         """Returns whether an array of the state is kept in host memory.
