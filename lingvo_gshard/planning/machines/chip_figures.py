@@ -66,6 +66,7 @@ _EC2 = (
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
 _JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
+_TYPICAL = ": about 15 GB/s of PCI Express for each chip"
 _OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
 _NO_GPU = "it is no GPU"
@@ -124,6 +125,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V2),
         "pod_shape": ((16, 16), _V2),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (280, _V2 + ": thermal design power"),
         "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
         "example": ("v2:16x16", "a slice that exists"),
@@ -150,6 +152,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V3),
         "pod_shape": ((32, 32), _V3),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (220, _V3 + ": mean of the measured power"),
         "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
         "example": ("v3:32x32", "a slice that exists"),
@@ -180,6 +183,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V4),
         "pod_shape": ((16, 16, 16), _V4),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (16e9, _SCALING + ": PCI Express, each way"),
         "watts": (170, _V4 + ": mean of the measured power"),
         "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
         "example": ("v4:8x8x8", "a slice that exists"),
@@ -206,6 +210,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V5E),
         "network_bandwidth": (6.4e12 / 256 / 8, _V5E + _OF_POD),
+        "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "watts": (None, _NO_SOURCE),
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5e:16x16", "a slice that exists"),
@@ -235,6 +240,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 20, 28), _SCALING),
         "network_bandwidth": (50e9 / 8, _V5P),
+        "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "watts": (None, _NO_SOURCE),
         "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5p:8x8x8", "a slice that exists"),
@@ -264,6 +270,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V6E),
         "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
+        "host_bandwidth": (32e9, _SCALING + ": PCI Express"),
         "watts": (None, _NO_SOURCE),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
         "example": ("v6e:16x16", "a slice that exists"),
@@ -293,6 +300,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V7X),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
         "network_bandwidth": (100e9 / 8 / 2, _V7X),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
         "example": ("tpu7x:8x8x8", "a slice that exists"),
@@ -304,6 +312,13 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "chip_configuration": ("", _LIBTPU_NAMES),
     },
 }
+
+
+def _of_host(bandwidth: float | None, datasheet: str) -> tuple[float | None, str]:
+    """Returns half of a rate of PCI Express, with its source."""
+    if bandwidth is None:
+        return None, _NO_SOURCE
+    return bandwidth / 2, _HALF.format(datasheet, f"PCI Express, {bandwidth / 1e9:g} GB/s")
 
 
 def _gpu(
@@ -320,6 +335,7 @@ def _gpu(
     products: tuple[float, str],
     memory_source: str = _TOTAL,
     fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
+    host: float | None = None,
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -339,6 +355,8 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
       fp8_products: the same share in FP8, with its source; None for that in bfloat16.
+      host: bytes per second of PCI Express in both directions together; None if the datasheet does
+        not state it.
     """
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
@@ -357,6 +375,7 @@ def _gpu(
         "host_chips": (8, datasheet),
         "pod_shape": ((), switch),
         "network_bandwidth": network,
+        "host_bandwidth": _of_host(host, datasheet),
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
         "product_efficiency": ({4096: products[0]}, products[1]),
@@ -396,6 +415,7 @@ _GPUS = {
         (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * MIB),
         (0.869, _MAMF),
+        host=64e9,
     ),
     "a100": _gpu(
         "NVIDIA A100 80GB SXM",
@@ -409,6 +429,7 @@ _GPUS = {
         (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * MIB),
         (0.869, _MAMF),
+        host=64e9,
     ),
     "h100": _gpu(
         "NVIDIA H100 SXM",
@@ -423,6 +444,7 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * MIB),
         (0.803, _MAMF),
         fp8_products=(0.709, _MAMF),
+        host=128e9,
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
@@ -437,6 +459,7 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H200", 132, 1.98, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100"),
         fp8_products=(0.734, _MAMF),
+        host=128e9,
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
@@ -466,6 +489,7 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100 SXM"),
         fp8_products=(0.709, _MAMF + ", measured on an H100 SXM"),
+        host=128e9,
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
@@ -480,6 +504,7 @@ _GPUS = {
         GpuTarget(ADA, "NVIDIA L40S", 142, 2.52, 96 * MIB),
         (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("46,068"),
+        host=64e9,
     ),
     "l4": _gpu(
         "NVIDIA L4",
@@ -494,6 +519,7 @@ _GPUS = {
         GpuTarget(ADA, "NVIDIA L4", 58, 2.04, 48 * MIB),
         (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("23,034"),
+        host=64e9,
     ),
 }
 
@@ -525,6 +551,7 @@ FIGURES |= {
         "host_chips": (96, _EPYC),
         "pod_shape": ((), "cores share memory"),
         "network_bandwidth": (None, "a CPU topology is a single machine"),
+        "host_bandwidth": (None, "a CPU is its own host"),
         "watts": (360 / 96, _EPYC + ": default TDP of a socket, divided by 96 cores"),
         "price": (None, "single cores are not for rent"),
         "example": ("cpu:8", "eight cores"),

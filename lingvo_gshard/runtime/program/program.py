@@ -313,19 +313,23 @@ def _describe(mesh: Mesh) -> str:
 def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Returns bytes per device of a compiled program: arguments, outputs, temporaries, code, peak.
 
-    An output that reuses an argument's memory counts as an argument only.
+    An output that reuses an argument's memory counts as an argument only. What is in the memory of
+    the host counts as `host` only.
     """
     analysis: Any = compiled.memory_analysis()
     arguments = analysis.argument_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
     code = analysis.generated_code_size_in_bytes
+    host = analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes
+    host += analysis.host_output_size_in_bytes - analysis.host_alias_size_in_bytes
     return {
         "arguments": arguments,
         "outputs": outputs,
         "temporaries": temporaries,
         "code": code,
         "peak": arguments + outputs + temporaries + code,
+        "host": host,
     }
 
 

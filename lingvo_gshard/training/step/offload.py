@@ -21,7 +21,6 @@ from lingvo_gshard.core.layer import VariableSpec, is_vector, scope_name
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning
 from lingvo_gshard.training.step.optimizer import SCOPE, Moments, Optimizer, WeightStep
@@ -217,7 +216,8 @@ def _write(stack: tf.Tensor, index: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Returns a stack with one slice replaced, which XLA writes in place."""
     start = [index] + [0] * (stack.shape.rank - 1)
     written: Any = gen_xla_ops.xla_dynamic_update_slice(stack, value[tf.newaxis], start)
-    return tf.ensure_shape(written, known_sizes(stack.shape))
+    written.set_shape(stack.shape)
+    return written
 
 
 def _as_int32(number: int) -> int:
