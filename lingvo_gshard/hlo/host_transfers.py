@@ -7,7 +7,7 @@ from lingvo_gshard.hlo.module import Instruction, Shape
 from lingvo_gshard.hlo.operations import HostTransfer
 
 # XLA's number of the memory space of the host.
-_HOST = 5
+HOST_SPACE = 5
 _SLICE, _UPDATE = "dynamic-slice", "dynamic-update-slice"
 
 
@@ -41,7 +41,7 @@ def _moved(instruction: Instruction) -> Instruction:
 
 
 def _is_on_host(shape: Shape) -> bool:
-    return any(array.space == _HOST for array in shape.arrays)
+    return any(array.space == HOST_SPACE for array in shape.arrays)
 
 
 def _bytes(shape: Shape) -> int:

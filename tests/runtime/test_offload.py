@@ -123,10 +123,8 @@ def test_a_saved_program_keeps_its_arrays_in_host_memory(tmp_path):
 def test_saved_activations_are_marked_and_train_as_on_the_device(execution):
     plain, hosted = (stacked_trainer(execution, x) for x in ("full", "full_offloaded"))
     text = program_of(hosted).exported().mlir_module()
-    moves = [text.count(f'_xla_buffer_placement = "{kind}"') for kind in (HOST, "device")]
-    # The encoder and the decoder save the inputs of their layers.
-    per_stack = 1 if execution is Repeat else 2
-    assert moves == [2 * per_stack] * 2
+    saved, read = (text.count(f'_xla_buffer_placement = "{kind}"') for kind in (HOST, "device"))
+    assert saved == read > 0
     assert "_xla_buffer_placement" not in program_of(plain).exported().mlir_module()
     (_, expected), (_, found) = (
         trained(trainer, tiny_translation.batch, 2) for trainer in (plain, hosted)
@@ -145,7 +143,7 @@ def test_other_runtimes_refuse_host_memory():
     partitioning = Partitioning.make("data=1", "data")
     with pytest.raises(UserError, match="with `runtime=tpu_strategy` TensorFlow compiles"):
         TpuStrategyRuntime(moments, tf.distribute.get_strategy(), partitioning)
-    workers = Partitioning.make("worker=2", "data")
+    workers = Partitioning.make("worker=2", "replicated")
     each = tiny_trainer(offload_moments=True, local_updates=LocalUpdates.params().set(every=2))
     with pytest.raises(UserError, match=r"offload_moments .* step\.local_updates\.every=2"):
         LocalUpdatesRuntime(each, workers, devices_for(2))

@@ -10,6 +10,7 @@ import msgspec
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
@@ -61,7 +62,9 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
 
     def init() -> list:
         state = annotated(trainer.init_state(), trainer)
-        return _described(arrays, state)
+        pairs = zip(arrays, state.flatten(), strict=True)
+        placed = [to_host(value) if array.is_on_host else value for array, value in pairs]
+        return _described(arrays, state.pack(placed))
 
     program = _lower("init_state", init, [], trainer, partitioning, partitioner)
     return _with_hosted(program, arrays)
