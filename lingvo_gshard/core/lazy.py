@@ -36,20 +36,23 @@ class LazyModule(types.ModuleType):
     """Stands for a module, and imports it when one of its attributes is first read."""
 
     def __getattr__(self, name: str) -> Any:
-        _import_package(self.__name__.partition(".")[0])
-        return getattr(importlib.import_module(self.__name__), name)
+        # Tracing a step reads attributes a hundred thousand times.
+        module = self.__dict__.get("_module")
+        if module is None:
+            _import_package(self.__name__.partition(".")[0])
+            module = self.__dict__["_module"] = importlib.import_module(self.__name__)
+        return getattr(module, name)
 
 
 class PrivateModule(LazyModule):
     """Stands for a module that TensorFlow does not promise to keep."""
 
     def __getattr__(self, name: str) -> Any:
-        version = tf.__version__
         try:
             return super().__getattr__(name)
         except (ImportError, AttributeError) as error:
             raise ImportError(
-                f"TensorFlow {version} no longer has its private {self.__name__}.{name}. "
+                f"TensorFlow {tf.__version__} no longer has its private {self.__name__}.{name}. "
                 "lingvo_gshard/core/lazy.py is the one file that names it."
             ) from error
 

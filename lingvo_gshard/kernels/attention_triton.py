@@ -460,7 +460,16 @@ def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:
       query: queries [L,D].
       keys: keys [K,D].
     """
-    products = dot(query, keys.T)
+    return capped(cap, dot(query, keys.T))
+
+
+def capped(cap: float, products: Any) -> tuple[Any, Any]:
+    """Returns the logits of products q k, and the derivative by them.
+
+    Args:
+      cap: c of c tanh(q k / c); 0 disables it.
+      products: float32 products.
+    """
     if not cap:
         return products, 1.0
     # tanh by exp, which is exact enough in float32 and needs no library of the device.

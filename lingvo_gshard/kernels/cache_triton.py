@@ -14,16 +14,19 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.attention_triton import (
+    capped,
     dot,
     load_rows,
-    logits_of,
     padded_dim,
     store_rows,
 )
 from lingvo_gshard.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.kernels.call import HIDDEN, pad
 
-_LARGEST_HEAD = 256
+# A head is one tile up to this size, padded to a power of two. Larger heads, which latent attention
+# has, are divided into tiles of powers of two: 576 is 512 and 64.
+_LARGEST_TILE = 256
+_LARGEST_HEAD = 576
 # Triton multiplies no matrices with fewer rows.
 _LEAST_ROWS = 16
 _MOST_ROWS = 64
@@ -45,8 +48,11 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     del call, query
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"the kernel of a cache computes 16-bit floats and float32, not {dtype}"
-    if max(keys[3], values[3]) > _LARGEST_HEAD:
-        return f"the kernel of a cache has heads of at most {_LARGEST_HEAD}, not {keys[3]}"
+    for dim in (keys[3], values[3]):
+        if dim > _LARGEST_HEAD:
+            return f"the kernel of a cache has heads of at most {_LARGEST_HEAD}, not {dim}"
+        if dim > _LARGEST_TILE and dim % _LEAST_ROWS:
+            return f"heads of {dim} are not a multiple of {_LEAST_ROWS}"
     if keys[2] < _LEAST_ROWS:
         return f"{keys[2]} slots are fewer than the {_LEAST_ROWS} of the smallest block"
     return ""
@@ -182,36 +188,62 @@ def _tile(tiles: _Tiles, query_ref: Any, keys_ref: Any, values_ref: Any, *refs: 
     first, count = first_ref[0], count_ref[0]
     total_blocks = -(-tiles.slots // tiles.block)
     own = pallas.program_id(0)
-    query = load_rows(query_ref, tiles.key_dim)
+    query = _load(query_ref, tiles.key_dim)
 
     def add_block(i: Any, sums: tuple) -> tuple:
         mixed, largest, total = sums
         at = jax.lax.rem(first + own + i * tiles.splits, total_blocks) * tiles.block
         # The last block of a ring that blocks do not divide is read from an earlier slot on.
         begin = jnp.minimum(at, tiles.slots - tiles.block)
-        keys = load_rows(keys_ref, tiles.key_dim, begin, tiles.block)
-        values = load_rows(values_ref, tiles.value_dim, begin, tiles.block)
+        keys = values = _load(keys_ref, tiles.key_dim, begin, tiles.block)
+        if tiles.call.has_values:
+            values = _load(values_ref, tiles.value_dim, begin, tiles.block)
         slot = begin + jnp.arange(tiles.block)
         age = newest - slot
         age = jnp.where(age < 0, age + tiles.slots, age)
         visible = (age <= reach) & (slot >= at)
-        logits, _ = logits_of(tiles.call.logit_cap, query, keys)
+        products = sum(dot(q, k.T) for q, k in zip(query, keys, strict=True))
+        logits, _ = capped(tiles.call.logit_cap, products)
         logits = jnp.where(visible[None], logits, HIDDEN)
         new_largest = jnp.maximum(largest, logits.max(-1))
         correction = jnp.exp(largest - new_largest)
         exponentials = jnp.exp(logits - new_largest[:, None])
         total = total * correction + exponentials.sum(-1)
-        mixed = mixed * correction[:, None] + dot(exponentials.astype(values.dtype), values)
+        weights = exponentials.astype(values[0].dtype)
+        mixed = tuple(
+            part * correction[:, None] + dot(weights, x)
+            for part, x in zip(mixed, values, strict=True)
+        )
         return mixed, new_largest, total
 
-    zeros = jnp.zeros((tiles.rows, sums_ref.shape[-1]), jnp.float32)
     start = (
-        zeros,
+        tuple(jnp.zeros((tiles.rows, size), jnp.float32) for _, size in _parts(tiles.value_dim)),
         jnp.full((tiles.rows,), HIDDEN, jnp.float32),
         jnp.zeros((tiles.rows,), jnp.float32),
     )
     steps = jax.lax.div(jnp.maximum(count - own + tiles.splits - 1, 0), tiles.splits)
     mixed, largest, total = jax.lax.fori_loop(0, steps, add_block, start)
-    store_rows(sums_ref, mixed, tiles.value_dim)
+    if len(mixed) == 1:
+        store_rows(sums_ref, mixed[0], tiles.value_dim)
+    else:
+        for part, (begin, size) in zip(mixed, _parts(tiles.value_dim), strict=True):
+            sums_ref[:, pallas.ds(begin, size)] = part
     largest_ref[...] = largest
     totals_ref[...] = total
+
+
+def _parts(dim: int) -> list[tuple[int, int]]:
+    """Returns the first index and the size of each tile of a head."""
+    if dim <= _LARGEST_TILE:
+        return [(0, 1 << (dim - 1).bit_length())]
+    sizes = [1 << bit for bit in reversed(range(dim.bit_length())) if dim >> bit & 1]
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+def _load(ref: Any, dim: int, first: Any = None, size: int = 0) -> list[Any]:
+    """Returns the tiles of rows of an array: all rows, or `size` rows from the first on."""
+    parts = _parts(dim)
+    if len(parts) == 1:
+        return [load_rows(ref, dim, first, size)]
+    rows = slice(None) if first is None else pallas.ds(first, size)
+    return [ref[rows, pallas.ds(*part)] for part in parts]

@@ -55,8 +55,12 @@ class TokenEmbedding(Layer):
         # and then reshard them.
         table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
+        is_single = ids_BL.shape.num_elements() == 1
+        # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
+        ids_BL = tf.tile(ids_BL, [1, 2]) if is_single else ids_BL
         ids_BL = annotate(ids_BL, "BL", reserved="V")
         rows_BLM = annotate(look_up(table_VM, ids_BL), "BLM", reserved="V")
+        rows_BLM = rows_BLM[:, :1] if is_single else rows_BLM
         return annotate(rows_BLM, "BLM") * scale
 
     @layer_method

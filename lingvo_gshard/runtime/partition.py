@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.runtime.compile_options import chosen_for
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -40,6 +41,7 @@ class Partitioned:
         partitioner: str = "gspmd",
         folds_constants: bool = True,
         platform: str | None = None,
+        compile_options: Sequence[str] = (),
     ):
         """Makes the callable; for the arguments see `partition`.
 
@@ -52,6 +54,7 @@ class Partitioned:
           partitioner: "gspmd" or "shardy".
           folds_constants: as in `lower`.
           platform: the platform whose kernels the function uses. By default the devices' platform.
+          compile_options: changes to the options of `runtime/compile_options.py`.
         """
         self._function = function
         self._devices = list(devices)
@@ -63,6 +66,7 @@ class Partitioned:
         self._layouts = layouts
         self._donate = tuple(donate)
         self._partitioner, self._folds_constants = partitioner, folds_constants
+        self._compile_options = tuple(compile_options)
         self._name = getattr(function, "__name__", "function").strip("<>")
         self._compiled: dict[str, tuple[Executable, Any]] = {}
 
@@ -98,7 +102,8 @@ class Partitioned:
         key = repr(tf.nest.map_structure(_spec, list(arguments)))
         if key not in self._compiled:
             program, structure = self._lower(arguments)
-            self._compiled[key] = (Executable(program, self._devices), structure)
+            options = chosen_for(self._devices[0], self._compile_options)
+            self._compiled[key] = (Executable(program, self._devices, options), structure)
         return self._compiled[key]
 
     def _lower(self, arguments: tuple) -> tuple[Program, Any]:
@@ -181,6 +186,7 @@ def partition(
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
     devices: Sequence[Device] | None = None,
+    compile_options: Sequence[str] = (),
 ) -> Partitioned:
     """Returns a callable that runs a TensorFlow function on the devices of a mesh.
 
@@ -199,14 +205,25 @@ def partition(
       overrides: as in Partitioning.make.
       partitioner: "gspmd" or "shardy".
       devices: as many as the mesh needs by default, virtual CPU devices if there are too few.
+      compile_options: options of XLA's compiler as "name=value", or "none" for none of those that
+        it has by default, which `gshard-inspect --compiler` lists.
 
     Raises:
       UserError: an axis, letter or strategy is unknown, or the devices do not fill the mesh. Calls
-        raise it for layouts that do not fit the arguments.
+        raise it for layouts that do not fit the arguments, and for an option that the compiler
+        refuses.
     """
     partitioning = Partitioning.make(mesh, strategy, overrides)
     devices = devices_for(partitioning.mesh.size) if devices is None else devices
-    return Partitioned(function, partitioning, devices, layouts, donate, partitioner)
+    return Partitioned(
+        function,
+        partitioning,
+        devices,
+        layouts,
+        donate,
+        partitioner,
+        compile_options=compile_options,
+    )
 
 
 def _flatten_like(argument: Any, layout: Any) -> list:

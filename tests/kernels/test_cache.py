@@ -84,13 +84,13 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         (mixed,) = FORWARD.body(platform)(call, *operands)
         self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
 
-    def test_keys_that_are_the_values_are_one_array(self):
-        """A latent cache has heads of no multiple of the lanes."""
+    @parameterized.product(dim=(72, 576), platform=PLATFORMS)
+    def test_keys_that_are_the_values_are_one_array(self, dim, platform):
+        """A latent cache has heads of no multiple of the lanes; DeepSeek-V3's have 512 and 64."""
         call = CacheCall(has_values=False)
-        operands = operands_of((8, 1, 256, 72, 72), 30, (20, 200), call)
-        for platform in PLATFORMS:
-            (mixed,) = FORWARD.body(platform)(call, *operands)
-            self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
+        operands = operands_of((8, 1, 256, dim, dim), 30, (20, 200), call)
+        (mixed,) = FORWARD.body(platform)(call, *operands)
+        self.assertAllClose(mixed, loops(call, operands), rtol=0, atol=5e-6)
 
     @parameterized.product(newest=(40, 95, 99), platform=PLATFORMS)
     def test_a_ring_that_blocks_do_not_divide_is_read_to_its_end(self, newest, platform):
@@ -190,7 +190,9 @@ class ObstaclesTest(testing.TestCase, parameterized.TestCase):
         ("tpu", (2, 64, 128, 256), tf.float32, "64 heads of keys of 256"),
         ("tpu", (2, 2, 256, 64), tf.float64, "float64"),
         ("tpu", (2, 1, 256, 576), tf.bfloat16, ""),
-        ("cuda", (2, 1, 256, 576), tf.bfloat16, "heads of at most 256, not 576"),
+        ("cuda", (2, 1, 256, 576), tf.bfloat16, ""),
+        ("cuda", (2, 1, 256, 1088), tf.bfloat16, "heads of at most 576, not 1088"),
+        ("cuda", (2, 1, 256, 360), tf.bfloat16, "heads of 360 are not a multiple of 16"),
         ("cuda", (2, 2, 8, 64), tf.bfloat16, "8 slots are fewer than the 16 of the smallest"),
         ("cuda", (2, 2, 100, 64), tf.bfloat16, ""),
     )

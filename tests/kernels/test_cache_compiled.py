@@ -18,6 +18,7 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask
 
 pytestmark = pytest.mark.slow
 
+VOCABULARY = 512
 ROWS, LENGTH, PROMPT, LAYERS, HEADS, SHARED, SIZE = 16, 1024, 512, 2, 8, 4, 128
 WINDOW = 100
 # bfloat16 keys, or values, of one layer on each of 4 devices: rows and heads in two parts each.
@@ -27,7 +28,8 @@ TOPOLOGIES = {"v5e:2x2": "libtpu", "gpu:h100:1x4": "jax_cuda12_plugin"}
 
 def task():
     """Returns a language model with a window in one of its two layers."""
-    params = LanguageModelTask.params().set(vocabulary_size=512, model_dim=512, add_positions=False)
+    params = LanguageModelTask.params().set(vocabulary_size=VOCABULARY, model_dim=512)
+    params.add_positions = False
     params.fprop_dtype = "bfloat16"
     near = SelfAttention.params().set(
         num_key_value_heads=SHARED, head_dim=SIZE, rotary_fraction=1.0, window=WINDOW
@@ -38,16 +40,16 @@ def task():
 
 
 @functools.cache
-def compiled(topology, name):
+def compiled(topology, name, rows=ROWS, mesh="data=2,model=2"):
     """Returns the compiled program of a step, or of a text that enters, and its kernels."""
     pytest.importorskip(TOPOLOGIES[topology])
     machine = topologies.get(topology)
     platform = platform_of(machine.compile_devices()[0])
-    partitioning = Partitioning.make("data=2,model=2", "data_tensor")
+    partitioning = Partitioning.make(mesh, "data_tensor")
     model = task()
     maker = ProgramMaker(model, model.model_facts(LENGTH, 1, (2,)), partitioning, platform=platform)
     given = {"texts": 2, "given": PROMPT} if name == ADMIT else {}
-    program = maker.make(ProgramKey(name, SearchKind(), StateShape(ROWS, LENGTH), **given))
+    program = maker.make(ProgramKey(name, SearchKind(), StateShape(rows, LENGTH), **given))
     return compile_for(program, machine), program
 
 
@@ -81,6 +83,20 @@ def test_a_step_reads_the_cache_by_a_kernel_and_has_it_once(topology):
         if instruction.base_opcode == "copy" and instruction.result.bytes >= ARRAY
     ]
     assert copies == []
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_single_text_gathers_no_weights(topology):
+    """XLA for GPUs gathered the table of the embedding for the row of a single token."""
+    found, _ = compiled(topology, STEPS, rows=1, mesh="data=1,model=4")
+    gathered = [
+        instruction.result.bytes
+        for computation in found.module.computations
+        for instruction in computation.instructions
+        if instruction.base_opcode == "all-gather"
+    ]
+    # The logits of the token, in bfloat16 or float32.
+    assert max(gathered, default=0) <= 4 * VOCABULARY
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
@@ -196,6 +197,18 @@ def test_compile_returns_the_executable():
     assert "all-reduce" in executable.hlo_text()
     assert executable.memory()["arguments"] == 8
     assert run.lower(X).inputs[0].split == (("data",), ())
+
+
+def test_options_of_the_compiler_are_used_and_wrong_ones_refused():
+    name = "xla_cpu_enable_fast_math"
+    run = partition(double, "data=8", compile_options=[f"{name}=true"])
+    assert run.compile(X).options == {name: "True"}
+    np.testing.assert_array_equal(run(X), 2 * X)
+    unknown = partition(double, "data=8", compile_options=["xla_cpu_no_such=1"])
+    with pytest.raises(UserError, match="compile_options.*xla_cpu_no_such"):
+        unknown(X)
+    with pytest.raises(UserError, match="`compile_options=fast`: expected none, or name=value"):
+        partition(double, "data=8", compile_options=["fast"])(X)
 
 
 def test_overrides_and_the_papers_annotation_functions():

@@ -39,6 +39,12 @@ _PATTERNS = {
     "collective-permute": "collective-permute",
 }
 
+# Seconds of NCCL's low-latency protocol: to begin, for a step over NVLink, for a step over the
+# network (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, at 01afd20). Among
+# several hosts, a step within a host takes longer by a factor.
+_RING, _TREE = (3.6e-6, 0.47e-6, 2.7e-6), (4.4e-6, 0.52e-6, 5.0e-6)
+_AMONG_HOSTS = 1.8
+
 # Bytes of shared memory that a CPU core reads and writes for each byte that it sends.
 _COPIES = 2
 
@@ -84,16 +90,17 @@ def seconds_by_formula(collective: Collective, topology: Topology, mesh: Mesh) -
 
 
 def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> float:
-    """Returns the latency, in seconds, between the farthest devices of a group.
+    """Returns the latency, in seconds, of one collective of a few bytes.
 
-    A hop between TPU chips takes about 1 us ("How to Scale Your Model", part 3,
-    https://jax-ml.github.io/scaling-book/sharding). For other chips the result is 0: their measured
-    efficiencies include the latency.
+    - TPUs: a hop between chips takes about 1 us ("How to Scale Your Model", part 3,
+      https://jax-ml.github.io/scaling-book/sharding).
+    - GPUs: NCCL's own model of its low-latency protocol, by which it chooses an algorithm.
+    - CPUs: 0.
     """
-    if topology.kind != "tpu":
-        return 0.0
     call = dataclasses.replace(collective, bytes=1)
-    return 1e-6 * _hops(call, topology, mesh)
+    if topology.kind == "gpu":
+        return _seconds_to_begin(call, topology, mesh)
+    return 1e-6 * _hops(call, topology, mesh) if topology.kind == "tpu" else 0.0
 
 
 def is_between_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> bool:
@@ -371,3 +378,26 @@ def _hops(call: Collective, topology: Topology, mesh: Mesh) -> int:
         span = int(np.ptp(members[..., dimension], axis=1).max())
         hops += min(span, length // 2) if wrap else span
     return hops
+
+
+@functools.lru_cache(maxsize=1024)
+def _seconds_to_begin(call: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns NCCL's latency of a collective by its faster algorithm, a ring or a tree."""
+    members = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
+    devices = members.shape[1]
+    hosts = max(len(np.unique(group)) for group in members)
+    factor = _AMONG_HOSTS if hosts > 1 else 1.0
+    pattern = _PATTERNS[call.kind]
+    if devices == 1:
+        return 0.0
+    begin, within, between = _RING
+    if pattern in ("all-to-all", "collective-permute"):
+        # All pairs at once.
+        return begin + (between if hosts > 1 else within)
+    rounds = 2 if pattern == "all-reduce" else 1
+    ring = begin + rounds * ((devices - hosts) * within * factor + (hosts - 1) * between)
+    if pattern != "all-reduce":
+        return ring
+    begin, within, between = _TREE
+    inner = (devices // hosts - 1) * within * factor
+    return min(ring, begin + 2 * (inner + math.log2(hosts) * between))

@@ -185,6 +185,29 @@ def test_devices_along_the_last_axis_are_nearest():
     assert far == pytest.approx(32e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "axes", "size", "microseconds"),
+    [
+        # A ring: 3.6 to begin, and 2 (8 - 1) steps of 0.47 over NVLink.
+        ("all-reduce", ("gpus",), 8, 10.18),
+        ("all-gather", ("gpus",), 8, 6.89),
+        ("all-to-all", ("gpus",), 8, 4.07),
+        # A ring over four hosts: 3 steps of 2.7 over the network, twice in an all-reduce.
+        ("all-gather", ("hosts",), 4, 11.7),
+        ("collective-permute", ("hosts",), 4, 6.3),
+        # A tree: 4.4 to begin, 7 steps of 0.52 * 1.8 and log2(4) of 5, twice.
+        ("all-reduce", ("hosts", "gpus"), 32, 37.504),
+    ],
+)
+def test_gpu_collectives_of_a_few_bytes_take_the_time_of_nccls_model(
+    kind, axes, size, microseconds
+):
+    topology = topologies.get("gpu:h100:4x8")
+    mesh = Mesh((("hosts", 4), ("gpus", 8)))
+    seconds = interconnect.seconds_latency(call(kind, axes, size), topology, mesh)
+    assert seconds == pytest.approx(microseconds * 1e-6)
+
+
 def test_device_order_topology_lays_axes_along_rings():
     pytest.importorskip("libtpu")
     topology = topologies.get("v5e:16x16")
