@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.lazy import ir, jax
 from lingvo_gshard.core.memory_kinds import DEVICE, HOST
@@ -24,7 +25,7 @@ def name_kinds(
       inputs: its arguments.
       outputs: its results.
     """
-    module = lowered.compiler_ir("stablehlo")
+    module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         main = ir.SymbolTable(module.operation)["main"]
         for name, arrays in (("arg_attrs", inputs), ("res_attrs", outputs)):

@@ -150,7 +150,7 @@ def _update_layers(
 
     def body(layer: tf.Tensor, held: Any) -> tuple:
         updated = [
-            _update_layer(each, layer, *own, update_weight)
+            _update_layer(each, layer, own, update_weight)
             for each, own in zip(steps, held, strict=True)
         ]
         return layer + 1, updated
@@ -168,8 +168,7 @@ def _update_layers(
 def _update_layer(
     offloaded: _OffloadedStep,
     layer: tf.Tensor,
-    weights: tf.Tensor,
-    moments: Moments,
+    stacks: tuple[tf.Tensor, Moments],
     update_weight: Update,
 ) -> tuple[tf.Tensor, Moments]:
     """Returns stacks of weights and moments with one layer updated.
@@ -177,11 +176,11 @@ def _update_layer(
     Args:
       offloaded: the step of the stack.
       layer: index of the layer.
-      weights: the stack of weights.
-      moments: the stacks of moments.
+      stacks: the stack of weights, and the stacks of moments by name.
       update_weight: updates the weight of a layer.
     """
     step, spec = offloaded.step, offloaded.step.spec
+    weights, moments = stacks
     own = {name: _read(stack, layer) for name, stack in moments.items()}
     for name in offloaded.offloaded:
         own[name] = to_device(own[name])
