@@ -6,7 +6,7 @@ from lingvo_gshard.hlo import costs
 from lingvo_gshard.hlo.module import Instruction, Shape
 from lingvo_gshard.hlo.operations import HostTransfer
 
-# XLA's number of the memory space of the host.
+# HLO shows arrays in host memory as S(5): XLA's compilers for TPUs and GPUs agree on the number.
 HOST_SPACE = 5
 _SLICE, _UPDATE = "dynamic-slice", "dynamic-update-slice"
 

@@ -198,8 +198,7 @@ def plan_program(
     timed, step = _timed(found.operations, planned, topology, calibration)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration)]
-    notes += _notes_on_options(options or {})
+    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration, options or {})]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -247,15 +246,18 @@ def _timed(
 
 
 def _notes_on_operations(
-    timed: Sequence[TimedOperation], topology: Topology, calibration: Calibration | None
+    timed: Sequence[TimedOperation],
+    topology: Topology,
+    calibration: Calibration | None,
+    options: Mapping[str, str],
 ) -> list[str]:
-    """Returns notes on the times, on what crosses slices, and on what a GPU computes again."""
+    """Returns notes on times, slices, the host, what a GPU computes again, and options."""
     notes = [calibration.note] if calibration else []
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
-    return notes
+    return notes + _notes_on_options(options)
 
 
 def _notes_on_host(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:

@@ -314,13 +314,6 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
 }
 
 
-def _of_host(bandwidth: float | None, datasheet: str) -> tuple[float | None, str]:
-    """Returns half of a rate of PCI Express, with its source."""
-    if bandwidth is None:
-        return None, _NO_SOURCE
-    return bandwidth / 2, _HALF.format(datasheet, f"PCI Express, {bandwidth / 1e9:g} GB/s")
-
-
 def _gpu(
     name: str,
     part_of_name: str,
@@ -335,7 +328,6 @@ def _gpu(
     products: tuple[float, str],
     memory_source: str = _TOTAL,
     fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
-    host: float | None = None,
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -355,8 +347,6 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
       fp8_products: the same share in FP8, with its source; None for that in bfloat16.
-      host: bytes per second of PCI Express in both directions together; None if the datasheet does
-        not state it.
     """
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
@@ -375,7 +365,6 @@ def _gpu(
         "host_chips": (8, datasheet),
         "pod_shape": ((), switch),
         "network_bandwidth": network,
-        "host_bandwidth": _of_host(host, datasheet),
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
         "product_efficiency": ({4096: products[0]}, products[1]),
@@ -415,7 +404,6 @@ _GPUS = {
         (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * MIB),
         (0.869, _MAMF),
-        host=64e9,
     ),
     "a100": _gpu(
         "NVIDIA A100 80GB SXM",
@@ -429,7 +417,6 @@ _GPUS = {
         (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * MIB),
         (0.869, _MAMF),
-        host=64e9,
     ),
     "h100": _gpu(
         "NVIDIA H100 SXM",
@@ -444,7 +431,6 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * MIB),
         (0.803, _MAMF),
         fp8_products=(0.709, _MAMF),
-        host=128e9,
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
@@ -459,7 +445,6 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H200", 132, 1.98, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100"),
         fp8_products=(0.734, _MAMF),
-        host=128e9,
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
@@ -489,7 +474,6 @@ _GPUS = {
         GpuTarget(HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * MIB),
         (0.803, _MAMF + ", measured on an H100 SXM"),
         fp8_products=(0.709, _MAMF + ", measured on an H100 SXM"),
-        host=128e9,
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
@@ -504,7 +488,6 @@ _GPUS = {
         GpuTarget(ADA, "NVIDIA L40S", 142, 2.52, 96 * MIB),
         (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("46,068"),
-        host=64e9,
     ),
     "l4": _gpu(
         "NVIDIA L4",
@@ -519,12 +502,28 @@ _GPUS = {
         GpuTarget(ADA, "NVIDIA L4", 58, 2.04, 48 * MIB),
         (0.869, _MAMF + ", measured on an A100"),
         _SMI.format("23,034"),
-        host=64e9,
     ),
 }
 
+# Bytes per second of PCI Express in both directions together, where the datasheet states them.
+_PCI_EXPRESS = dict.fromkeys(("a100-40gb", "a100", "l40s", "l4"), 64e9)
+_PCI_EXPRESS |= dict.fromkeys(("h100", "h100-pcie", "h200"), 128e9)
+
+
+def _of_host(key: str, datasheet: str) -> tuple[float | None, str]:
+    """Returns a GPU's rate to its host in one direction, with its source."""
+    rate = _PCI_EXPRESS.get(key)
+    if rate is None:
+        return None, _NO_SOURCE
+    return rate / 2, _HALF.format(datasheet, f"PCI Express, {rate / 1e9:g} GB/s")
+
+
 FIGURES |= {
-    key: {**figures, "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs")}
+    key: {
+        **figures,
+        "host_bandwidth": _of_host(key, figures["name"][1]),
+        "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs"),
+    }
     for key, figures in _GPUS.items()
 }
 FIGURES |= {

@@ -1,7 +1,7 @@
 """Moves between the memories of a device and its host, from TensorFlow's form to XLA's.
 
-core/memory_kinds.py marks the moves. TensorFlow's custom calls have no frontend attributes, from
-which XLA reads the memory kind.
+core/memory_kinds.py marks the moves. XLA reads the memory kind from a frontend attribute, which
+TensorFlow's custom calls lack.
 """
 
 from __future__ import annotations
