@@ -307,7 +307,23 @@ class Exchange(Configurable):
             return self._send(y_EGCM, direction.reverse(), transport)
 
     def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
-        """Returns the rows after the exchange. Their gradient is sent back with the same codec."""
+        """Returns the rows after the exchange.
+
+        In a remat unit, they may be saved ones instead (see core/autodiff/remat_policy.py), so that
+        the backward pass does not send them a second time.
+        """
+        source, target = direction.layouts(x.shape.rank)
+        saved = context.current().saved_products if _moves_rows() else None
+        known = saved.restore(source, "", target) if saved else None
+        if known is not None:
+            return self._received(x, known, direction, transport)
+        received = self._sent(x, direction, transport)
+        if saved:
+            saved.save(source, "", target, received)
+        return received
+
+    def _sent(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
+        """Sends rows. Their gradient is sent back with the same codec."""
         codec = CODECS[self.p.precision]
         if codec.dtype in (None, x.dtype.name):
             return transport(x, direction)
@@ -323,6 +339,27 @@ class Exchange(Configurable):
             return send_encoded(x, direction), gradient
 
         return send(x)
+
+    def _received(
+        self, x: tf.Tensor, known: tf.Tensor, direction: Direction, transport: AllToAll
+    ) -> tf.Tensor:
+        """Returns rows that were sent before. Their gradient is sent back."""
+
+        @custom_gradient
+        def receive(x: tf.Tensor):
+            gradient = lambda d_y: self._sent(d_y, direction.reverse(), transport)  # noqa: E731
+            return annotate(known, direction.layouts(known.shape.rank)[1]), gradient
+
+        return receive(x)
+
+
+def _moves_rows() -> bool:
+    """Returns whether groups and experts are split over a common axis."""
+    current = current_partitioning()
+    if current is None:
+        return False
+    (groups,), (experts,) = axes_of("G"), axes_of("E")
+    return any(axis in groups and current.mesh.axis_size(axis) > 1 for axis in experts)
 
 
 def _split(x_GECM: tf.Tensor, chunks: int, layout: str) -> list[tf.Tensor]:

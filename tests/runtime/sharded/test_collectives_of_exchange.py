@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.runtime.partition import partition
@@ -27,19 +28,29 @@ each_partitioner = pytest.mark.parametrize("partitioner", ["gspmd", SHARDY])
 
 @functools.cache
 def compiled(
-    layout: tuple[str, str] = ONE_AXIS, partitioner: str = "gspmd", **exchange
+    layout: tuple[str, str] = ONE_AXIS, partitioner: str = "gspmd", policy: str = "", **exchange
 ) -> Executable:
-    """Compiles a layer's output and all gradients."""
+    """Compiles a layer's output and all gradients; with a policy, as a remat unit."""
     params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
     params.exchange.set(**exchange)
     layer = params.instantiate(path="moe")
     specs = layer.variable_specs()
 
+    def output(theta, x_BLM):
+        segments = tf.ones([B, L], tf.int32)
+        if not policy:
+            return layer.fprop(theta, x_BLM, segments)
+
+        def unit(x_BLM, *weights):
+            return layer.fprop(theta.pack(weights), x_BLM, segments)
+
+        return rematerialized(unit, policy, [x_BLM], theta.flatten())
+
     def run(theta, x_BLM, d_y):
         theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
         with context.scope(training=False), tf.GradientTape() as tape:
             tape.watch((theta, x_BLM))
-            y = annotate(layer.fprop(theta, x_BLM, tf.ones([B, L], tf.int32)), "BLM")
+            y = annotate(output(theta, x_BLM), "BLM")
         d_theta, d_x = tape.gradient(y, (theta, x_BLM), annotate(d_y, "BLM"))
         return y, annotate_weights(d_theta, specs), annotate(d_x, "BLM")
 
@@ -93,6 +104,19 @@ def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
     size = ROWS * M * 4
     found = moved(HOSTS, partitioner, hierarchical=True)
     assert found == both_ways({("data", "float32", size): 2, ("host", "float32", size): 2})
+
+
+@pytest.mark.parametrize(
+    ("policy", "recomputed"), [("full", 2), ("products", 0), ("products_but_hidden", 0)]
+)
+@pytest.mark.parametrize("precision", ["", "int8"])
+def test_policies_that_save_products_send_rows_once(policy, recomputed, precision):
+    calls = compiled(policy=policy, precision=precision).collectives(frozenset({"moe"}))
+    sent = collections.Counter(
+        call.phase for call in calls if call.kind == "all-to-all" and call.bytes >= ROWS * M
+    )
+    expected = {"forward": 2, "backward": 2, "rematerialized": recomputed}
+    assert sent == {phase: n for phase, n in expected.items() if n}
 
 
 @pytest.mark.slow
