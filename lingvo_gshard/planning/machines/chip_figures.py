@@ -506,8 +506,8 @@ _GPUS = {
 }
 
 # Bytes per second of PCI Express in both directions together, where the datasheet states them.
-_PCI_EXPRESS = dict.fromkeys(("a100-40gb", "a100", "l40s", "l4"), 64e9)
-_PCI_EXPRESS |= dict.fromkeys(("h100", "h100-pcie", "h200"), 128e9)
+_PCI_EXPRESS: dict[str, float] = {key: 64e9 for key in ("a100-40gb", "a100", "l40s", "l4")}
+_PCI_EXPRESS |= {key: 128e9 for key in ("h100", "h100-pcie", "h200")}
 
 
 def _of_host(key: str, datasheet: str) -> tuple[float | None, str]:
