@@ -94,7 +94,7 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
 
     - TPUs: a hop between chips takes about 1 us ("How to Scale Your Model", part 3,
       https://jax-ml.github.io/scaling-book/sharding).
-    - GPUs: NCCL's own model of its low-latency protocol, by which it chooses an algorithm.
+    - GPUs: NCCL's own model of its low-latency protocol, which chooses its algorithms.
     - CPUs: 0.
     """
     call = dataclasses.replace(collective, bytes=1)

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import msgspec
+
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
@@ -16,7 +19,7 @@ from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import Work
-from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding.annotate import annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
@@ -33,7 +36,7 @@ PARTS = {"theta": "weights", "moments": "moments", "averages": "moments"}
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
     """Returns the arrays of the trainer's state as a flat list."""
     return [
-        _state_array(path, spec, partitioning)
+        _state_array(path, spec, partitioning, trainer)
         for path, spec in trainer.state_specs().flatten_items()
     ]
 
@@ -59,9 +62,12 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
 
     def init() -> list:
         state = annotated(trainer.init_state(), trainer)
-        return _described(arrays, state)
+        pairs = zip(arrays, state.flatten(), strict=True)
+        placed = [to_host(value) if array.is_on_host else value for array, value in pairs]
+        return _described(arrays, state.pack(placed))
 
-    return _lower("init_state", init, [], trainer, partitioning, partitioner)
+    program = _lower("init_state", init, [], trainer, partitioning, partitioner)
+    return _with_hosted(program, arrays)
 
 
 def train_program(
@@ -103,7 +109,8 @@ def train_program(
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
     program = _lower("train_step", train_step, inputs, trainer, partitioning, partitioner, donated)
-    return dataclasses.replace(program, work=_work(trainer.task, batch)), names
+    program = dataclasses.replace(program, work=_work(trainer.task, batch))
+    return _with_hosted(program, arrays), names
 
 
 def eval_program(
@@ -194,12 +201,19 @@ def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with sharding annotations on all tensors of PARTS."""
+    """Returns the state with sharding annotations on all tensors of PARTS on the device.
+
+    An annotation of an array in host memory would copy it.
+    """
     specs = trainer.state_specs()
     marked = NestedMap(state)
     for part, kind in PARTS.items():
         if part in state:
-            marked[part] = annotate_weights(state[part], specs[part], kind)
+            pairs = zip(state[part].flatten(), specs[part].flatten(), strict=True)
+            marked[part] = state[part].pack(
+                tensor if trainer.is_on_host(part, spec) else annotate_like(tensor, spec, kind)
+                for tensor, spec in pairs
+            )
     return marked
 
 
@@ -209,9 +223,23 @@ def _work(task: Task, batch: BatchSpecs) -> Work:
     return Work(task.step_flops(batch), task.tokens(batch), tuple(vocabularies))
 
 
-def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> Array:
-    kind = PARTS.get(path.partition(".")[0], "weights")
-    return Array(path, spec.shape, spec.dtype, partitioning.spec_storage_split(spec, kind))
+def _state_array(
+    path: str, spec: VariableSpec, partitioning: Partitioning, trainer: Trainer
+) -> Array:
+    part = path.partition(".")[0]
+    split = partitioning.spec_storage_split(spec, PARTS.get(part, "weights"))
+    is_on_host = trainer.is_on_host(part, spec) or msgspec.UNSET
+    return Array(path, spec.shape, spec.dtype, split, is_on_host)
+
+
+def _with_hosted(program: Program, arrays: Sequence[Array]) -> Program:
+    """Returns a program whose outputs are in host memory where the state's arrays are."""
+    hosted = {array.path for array in arrays if array.is_on_host}
+    outputs = [
+        dataclasses.replace(output, is_on_host=True) if output.path in hosted else output
+        for output in program.outputs
+    ]
+    return dataclasses.replace(program, outputs=tuple(outputs))
 
 
 def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
