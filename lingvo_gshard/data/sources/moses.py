@@ -46,6 +46,9 @@ class MosesReader(readers.FileReader):
         """Returns the target files of a prefix; a missing one is kept, so that it is reported."""
         end = f".{self.p.target_language}"
         found = [path for c in _COMPRESSED for path in glob.glob(f"{pattern}{end}{c}")]
+        if self.p.source_language and glob.has_magic(pattern):
+            # Of all pairs that a glob finds, those in this language are meant.
+            found = [path for path in found if self.sources_of(path)]
         for path in found:
             if not self.sources_of(path):
                 expected = f"{self._prefix(path)}.{self.p.source_language or 'de'}"

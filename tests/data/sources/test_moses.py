@@ -80,6 +80,17 @@ def test_only_the_named_source_language_is_read(tmp_path):
         reader(train=str(tmp_path / "train"), test="x", source_language="nl").rows("train")
 
 
+def test_a_glob_finds_the_pairs_of_the_named_source_language(tmp_path):
+    for name in ("de", "fr"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / f"train.{name}", f"{name}\n")
+        write(tmp_path / name / "train.en", "one\n")
+    r = reader(train=str(tmp_path / "*" / "train"), test="x", source_language="fr")
+    assert [row[:3] for row in r.rows("train")] == [("fr", "fr", "one")]
+    with pytest.raises(ValueError, match="no file matches this glob"):
+        reader(train=str(tmp_path / "*" / "train"), source_language="nl").rows("train")
+
+
 def test_a_target_may_be_linked_beside_each_source(tmp_path):
     for name in ("de", "fr"):
         (tmp_path / name).mkdir()
