@@ -70,12 +70,8 @@ class Trainer(Configurable):
         )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
-        p.define(
-            "micro_batches",
-            1,
-            "Number of parts of a batch that are computed in sequence.",
-            minimum=1,
-        )
+        parts = "Number of parts of a batch that are computed in sequence."
+        p.define("micro_batches", 1, parts, minimum=1)
         p.define(
             "reduce_dtype",
             "float32",
