@@ -17,12 +17,11 @@ from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
 from lingvo_gshard.layers.lora import concatenated, product
 from lingvo_gshard.layers.losses import CrossEntropy
 from lingvo_gshard.layers.products import (
-    is_stored,
     look_up,
-    lookup,
     multiply,
     store,
     unrounded,
+    whole_rows,
 )
 from lingvo_gshard.sharding import annotate
 
@@ -51,9 +50,7 @@ class TokenEmbedding(Layer):
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
         """Returns the float32 embeddings [B,L,M] of integer ids in [0, V)."""
         scale = self.p.scale or math.sqrt(self.p.model_dim)
-        # If weights are split by M, this gathers the table first. XLA would look up parts of rows
-        # and then reshard them.
-        table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
+        table_VM = whole_rows(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
         is_single = ids_BL.shape.num_elements() == 1
         # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
@@ -68,8 +65,8 @@ class TokenEmbedding(Layer):
         """Returns the logits [B,L,V] of a softmax whose weight is this table."""
         if "softmax" in theta:
             return multiply("BLM,MV->BLV", x_BLM, theta.softmax)
-        # Annotated as in fprop, so that a table that is split by M is gathered for both at once.
-        table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
+        # As in fprop, so that a table that is split by M is gathered for both at once.
+        table_VM = whole_rows(theta.table, "VM")
         with unrounded():
             return multiply("BLM,VM->BLV", x_BLM, table_VM)
 
@@ -78,7 +75,7 @@ class TokenEmbedding(Layer):
         self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
     ) -> CrossEntropy:
         """Returns the loss of a softmax whose weight is this table; see `chunked_loss`."""
-        table_VM = annotate(theta.table, "VM")
+        table_VM = whole_rows(theta.table, "VM")
         return chunked_cross_entropy(x_BLM, table_VM, "VM", objective, positions)
 
     @layer_method
@@ -203,7 +200,7 @@ class LearnedPositions(Layer):
           UserError: L exceeds max_length.
         """
         _check_length(self, positions_BL)
-        return annotate(lookup(annotate(theta.table, "LM"), positions_BL), "BLM")
+        return annotate(look_up(whole_rows(theta.table, "LM"), positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

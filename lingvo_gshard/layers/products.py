@@ -48,10 +48,12 @@ class ProductContext:
       precision: How `decoding_weights` stores them, or empty to leave them as they are.
       rounding: Rounds the factors of products in training; None computes in the type of the
         activations.
+      table_dtype: The type that rows of tables are rounded to in training; empty for the table's.
     """
 
     precision: str = ""
     rounding: Rounding | None = None
+    table_dtype: str = ""
 
 
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
@@ -108,6 +110,22 @@ def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.T
     else:
         y = tf.cast(einsum(equation, x, tf.cast(weight[INT8_WEIGHTS], x.dtype)), tf.float32)
     return tf.cast(y * scale, x.dtype)
+
+
+def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedMap:
+    """Returns a table as `look_up` and `multiply` read it, in the type of the context.
+
+    If the table is split along a row, this gathers it. XLA would look up parts of rows and then
+    reshard them. Rounding before the gather makes it smaller.
+
+    Args:
+      table: the table, or what `store` returned for it.
+      layout: its letters.
+    """
+    if isinstance(table, NestedMap):
+        return table
+    dtype = context.extension(ProductContext).table_dtype
+    return annotate(tf.cast(table, dtype) if dtype else table, layout)
 
 
 def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:

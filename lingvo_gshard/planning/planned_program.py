@@ -107,11 +107,12 @@ def lower_step(
     trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning, name: str, partitioner: str
 ) -> PlannedProgram:
     """Lowers a trainer's training step, with the facts that its layers know."""
+    partitioning = partitioning.with_padded_state()
     with recording.record() as recorded:
         program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
-    weights = specs.theta.flatten()
-    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning)]
+    weights, kind = specs.theta.flatten(), trainer.sharded_parts["theta"]
+    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning, kind)]
     tensors += [
         (row, memory.MOMENTS)
         for row in weight_rows(specs.moments.flatten(), partitioning, "moments")

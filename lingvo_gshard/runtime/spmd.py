@@ -15,9 +15,9 @@ from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import eight_bits, offloading, partitioning_log
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
+from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
-    PARTS,
     batch_arrays,
     eval_program,
     evaluated_arrays,
@@ -46,11 +46,13 @@ class SpmdOptions:
       max_replicated_megabytes: refuses to run if a device would hold more than this many MiB of
         unsplit tensors whose letters the strategy splits. None allows any amount.
       compile_options: changes to the compiler's options (runtime/compile_options.py).
+      pads_state: whether the state is padded in storage; see `Partitioning`.
     """
 
     partitioner: str = "gspmd"
     max_replicated_megabytes: float | None = None
     compile_options: tuple[str, ...] = ()
+    pads_state: bool = True
 
 
 class SpmdFunction:
@@ -104,6 +106,8 @@ class SpmdRuntime:
         partitioning.mesh.check_devices(len(self._devices))
         eight_bits.check_device(trainer.precision, self._devices[0])
         partitioning = partitioning.on(platform_of(self._devices[0]))
+        if options.pads_state:
+            partitioning = partitioning.with_padded_state()
         self._partitioning = partitioning
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
@@ -112,7 +116,7 @@ class SpmdRuntime:
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
         self._compiler = StepCompiler(options.compile_options, trainer.p.precision)
-        unsplit = _unsplit(self._specs, partitioning)
+        unsplit = _unsplit(trainer, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
@@ -132,7 +136,8 @@ class SpmdRuntime:
     @property
     def step(self) -> int:
         """Number of steps taken."""
-        return int(self.state().step.addressable_data(0))
+        held = dict(zip((array.path for array in self._arrays), self._held, strict=True))
+        return int(held["step"].addressable_data(0))
 
     @property
     def compile_seconds(self) -> float:
@@ -171,8 +176,10 @@ class SpmdRuntime:
             jax.Arrays that have the right layout already.
         """
         self._held = [
-            array.put(value, self._mesh, is_donated=True)
-            for array, value in zip(self._arrays, state.flatten(), strict=True)
+            padding.put(array, value, spec.shape, self._mesh, is_donated=True)
+            for array, value, spec in zip(
+                self._arrays, state.flatten(), self._specs.flatten(), strict=True
+            )
         ]
 
     def load_theta(self, theta: NestedMap) -> None:
@@ -180,17 +187,24 @@ class SpmdRuntime:
         arrays = evaluated_arrays(self._arrays, self._trainer)
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
         self._held = [
-            a.put(values[a.path], self._mesh, is_donated=True) if a.path in values else None
-            for a in self._arrays
+            padding.put(a, values[a.path], spec.shape, self._mesh, is_donated=True)
+            if a.path in values
+            else None
+            for a, spec in zip(self._arrays, self._specs.flatten(), strict=True)
         ]
 
     def state(self) -> NestedMap:
         """Returns the state as jax.Arrays. The next step makes it invalid."""
-        return self._specs.pack(self._held)
+        rows = zip(self._arrays, self._held, self._specs.flatten(), strict=True)
+        return self._specs.pack(
+            None if value is None else padding.show(array, value, spec.shape, self._mesh)
+            for array, value, spec in rows
+        )
 
     def abstract_state(self) -> NestedMap:
         """Returns shape, dtype and sharding of the state's arrays, as jax.ShapeDtypeStructs."""
-        return self._specs.pack(array.sharded_struct(self._mesh) for array in self._arrays)
+        pairs = zip(self._arrays, self._specs.flatten(), strict=True)
+        return self._specs.pack(padding.shown(a, spec.shape, self._mesh) for a, spec in pairs)
 
     def theta_on_host(self) -> NestedMap:
         """Returns the unsharded weights as NumPy arrays, in every process."""
@@ -281,11 +295,12 @@ class SpmdRuntime:
         return self._compiler.step(kind, key, self._devices, lambda: make(*made_of), inputs)
 
 
-def _unsplit(specs: NestedMap, partitioning: Partitioning) -> list[Replicated]:
+def _unsplit(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
     """Returns the unsplit tensors of a state that have letters the strategy splits."""
+    specs = trainer.state_specs()
     return [
         row
-        for part, kind in PARTS.items()
+        for part, kind in trainer.sharded_parts.items()
         if part in specs
         for row in replicated(specs[part].flatten(), partitioning, kind)
     ]

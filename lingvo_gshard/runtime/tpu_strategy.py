@@ -18,7 +18,7 @@ from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime import offloading, partitioning_log
-from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays
+from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
@@ -107,7 +107,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns `function` with the current weights as its first argument."""
         return super().bind_weights(
-            lambda theta, ids: function(self._annotating.annotated(theta), ids)
+            lambda theta, ids: function(self._annotating.layer_weights(theta), ids)
         )
 
     def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> TensorBatch:
@@ -177,8 +177,12 @@ class _AnnotatedTrainer:
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         return self._trainer.eval_step(self.annotated(theta), batch)
 
+    def layer_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights that layers compute with, with sharding annotations."""
+        return self._trainer.layer_weights(self.annotated(theta))
+
     def annotated(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights with sharding annotations."""
+        """Returns the weights of the state with sharding annotations."""
         return annotated(NestedMap(theta=theta), self._trainer).theta
 
 
@@ -186,7 +190,7 @@ def _replicated(trainer: Trainer, partitioning: Partitioning) -> list[Replicated
     """Returns the tensors that the strategy splits and TPUStrategy replicates, largest first."""
     rows = []
     specs = trainer.state_specs()
-    for part, kind in PARTS.items():
+    for part, kind in trainer.sharded_parts.items():
         for spec in specs[part].flatten() if part in specs else ():
             if any(partitioning.parts(axes) > 1 for axes in partitioning.spec_split(spec, kind)):
                 size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size

@@ -12,7 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
     Args:
       tensor: A tensor with the layout of the weight.
       spec: The weight.
-      kind: "weights" or "moments" (of the optimizer).
+      kind: "weights", "moments" (of the optimizer) or "masters"; see `Partitioning.split`.
 
     Returns:
       The annotated tensor.
@@ -76,7 +76,7 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
     Args:
       theta: The tree of tensors.
       specs: The weights, as `layer.variable_specs()` returns them.
-      kind: "weights" or "moments" (of the optimizer).
+      kind: As in `annotate_like`.
 
     Returns:
       The tree of annotated tensors.
@@ -102,10 +102,12 @@ def _annotate(
         _warn_of_eager_mode()
         return tensor
     shape = None if kind == "activations" else cast("list[int]", tensor.shape.as_list())
+    if kind == MASTERS and shape is not None:
+        kind = current.kind_of_masters(layout, shape, path, unsplit)
     split = current.split(layout, kind, path, unsplit, reserved, shape)
     if kind == "moments" and shape is not None:
         # Moments that are stored whole are updated whole: else the step would gather each of them.
-        split = current.storage_split(shape, split)
+        split = current.state_split(shape, split)
     return xla.tile(tensor, split, current.mesh)
 
 

@@ -117,7 +117,13 @@ def _largest(
     return max(parts, key=parts.__getitem__, default=None)
 
 
+# The kind of master weights, which a step casts and gathers for its layers (master_weights.py).
+# They are split like moments, unless a table splits weights further than their moments.
+MASTERS = "masters"
 _OVERRIDES = "sharding.overrides"
+# A dimension of the state is padded if it is at least this many times as large as its padding.
+# Others are stored whole: of a few experts on many devices, most of the array would be padding.
+_LEAST_PADDED = 8
 # Number of elements below which no dimension without a rule is split: gathering so small a weight
 # costs more than keeping it.
 _LEAST_SPLIT = 2**16
@@ -135,6 +141,8 @@ class Partitioning:
         "*" and "?". It includes everything below that path. If several patterns with a rule for a
         letter match, the last one wins.
       reserved_axes: Axes that no letter may claim, see `within_stack`.
+      pads_state: Whether dimensions of the state are padded in storage, if the padding is small, so
+        that axes can split them that do not divide them.
       platform: The platform of the devices whose kernels a program may use, such as "tpu"; "" for a
         program that any platform runs. See the package's folder kernels.
     """
@@ -144,6 +152,7 @@ class Partitioning:
     overrides: tuple[tuple[str, Strategy], ...] = ()
     reserved_axes: tuple[str, ...] = ()
     platform: str = ""
+    pads_state: bool = False
 
     @classmethod
     def make(
@@ -192,7 +201,8 @@ class Partitioning:
 
         Args:
           layout: Letters of the tensor.
-          kind: "activations", "weights" or "moments" (of the optimizer).
+          kind: "activations", "weights", "moments" (of the optimizer) or "masters" (see
+            `MASTERS`).
           path: Path of the layer or weight, which determines the overrides that apply.
           unsplit: Letters that are not split in this tensor.
           reserved: Letters that this tensor lacks but that tensors combined with it have. Their
@@ -203,6 +213,9 @@ class Partitioning:
           UserError: A letter is unknown or repeated, or there is no such kind.
         """
         check_layout(layout + reserved, None)
+        if kind == MASTERS:
+            assert shape is not None, f"the shape of master weights, {layout}, is unknown"
+            kind = self.kind_of_masters(layout, shape, path, unsplit)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
             if matches_path(pattern, path):
@@ -216,6 +229,28 @@ class Partitioning:
         spare = rules.get(strategies.ANY, ()) if math.prod(shape) >= _LEAST_SPLIT else ()
         return by_size(layout, shape, wanted, spare, unsplit, self.mesh, self.reserved_axes)
 
+    def kind_of_masters(
+        self, layout: str, shape: Sequence[int], path: str = "", unsplit: str = ""
+    ) -> str:
+        """Returns the kind of tensor that master weights are split as.
+
+        It is "moments" if every dimension of a moment of this layout is split over all axes that
+        split the weight's dimension, and some dimension over more. Otherwise it is "weights".
+
+        Args:
+          layout: As in `split`.
+          shape: As in `split`.
+          path: As in `split`.
+          unsplit: As in `split`.
+        """
+        weights, moments = (
+            self.state_split(shape, self.split(layout, kind, path, unsplit, shape=shape))
+            for kind in ("weights", "moments")
+        )
+        pairs = zip(weights, moments, strict=True)
+        is_finer = weights != moments and all(set(few) <= set(many) for few, many in pairs)
+        return "moments" if is_finer else "weights"
+
     def within_stack(self, letter: str) -> Partitioning:
         """Returns the partitioning of slices along a stacked dimension.
 
@@ -227,8 +262,12 @@ class Partitioning:
         return dataclasses.replace(self, reserved_axes=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight, or of its optimizer moments with kind "moments"."""
+        """Returns the split of a weight, or of its moments or master weights; see `split`."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
+
+    def with_padded_state(self) -> Partitioning:
+        """Returns this partitioning for a state that is padded in storage; see `pads_state`."""
+        return dataclasses.replace(self, pads_state=True)
 
     def on(self, platform: str) -> Partitioning:
         """Returns this partitioning for devices of a platform, whose kernels programs then use."""
@@ -250,9 +289,33 @@ class Partitioning:
         """
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
 
+    def state_split(self, shape: Sequence[int], split: Split) -> Split:
+        """Returns the split of an array of the state in storage between steps.
+
+        It equals `storage_split` except for dimensions that are padded.
+
+        Args:
+          shape: Shape of the array.
+          split: The split during the step.
+        """
+        return tuple(
+            axes if self._is_padded(size, axes) else even(size, axes, self.mesh)
+            for size, axes in zip(shape, split, strict=True)
+        )
+
+    def stored_shape(self, shape: Sequence[int], split: Split) -> tuple[int, ...]:
+        """Returns the shape in storage of an array with a split of `state_split`."""
+        pairs = zip(shape, split, strict=True)
+        return tuple(-(-size // self.parts(axes)) * self.parts(axes) for size, axes in pairs)
+
+    def _is_padded(self, size: int, axes: Sequence[str]) -> bool:
+        """Returns whether a dimension is padded, in storage, to a multiple of its parts."""
+        padding = -size % self.parts(axes)
+        return self.pads_state and padding > 0 and padding * _LEAST_PADDED <= size
+
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight or an optimizer moment in storage between steps."""
-        return self.storage_split(spec.shape, self.spec_split(spec, kind))
+        """Returns the split of `spec_split` in storage between steps."""
+        return self.state_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:
         """Checks that every override matches a layer or weight.

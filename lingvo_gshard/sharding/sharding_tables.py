@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 REPLICATED = "replicated"
@@ -31,7 +31,7 @@ class WeightRow:
       split: The split as text, such as "E over data (8), H over model (2)", or "replicated".
       bytes: Size of the full tensor.
       bytes_per_device: Size of the shard on one device.
-      note: Names dimensions that do not divide evenly and are therefore not split. May be empty.
+      note: Names dimensions that do not divide evenly, and are not split or padded. May be empty.
     """
 
     path: str
@@ -70,8 +70,10 @@ def split_in_words(layout: str, split: Split, partitioning: Partitioning) -> str
 
 def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow:
     wanted = partitioning.spec_split(spec, kind)
-    stored = partitioning.storage_split(spec.shape, wanted)
-    size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
+    stored = partitioning.state_split(spec.shape, wanted)
+    itemsize = tf.as_dtype(spec.dtype).size
+    size = math.prod(spec.shape) * itemsize
+    size_in_storage = math.prod(partitioning.stored_shape(spec.shape, stored)) * itemsize
     return WeightRow(
         path=spec.path,
         layout=spec.layout,
@@ -79,19 +81,22 @@ def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow
         dtype=spec.dtype,
         split=split_in_words(spec.layout, stored, partitioning),
         bytes=size,
-        bytes_per_device=size // math.prod(partitioning.parts(axes) for axes in stored),
+        bytes_per_device=size_in_storage // math.prod(map(partitioning.parts, stored)),
         note=_note(spec, wanted, stored, partitioning),
     )
 
 
 def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partitioning) -> str:
-    return "; ".join(
-        f"{letter} of {size} does not divide by {partitioning.parts(axes)}: not split"
-        for letter, size, axes, stored_axes in zip(
-            spec.layout, spec.shape, wanted, stored, strict=True
-        )
-        if axes and not stored_axes
-    )
+    in_storage = partitioning.stored_shape(spec.shape, stored)
+    rows = zip(spec.layout, spec.shape, wanted, stored, in_storage, strict=True)
+    notes = []
+    for letter, size, axes, stored_axes, stored_size in rows:
+        if axes and not stored_axes:
+            parts = partitioning.parts(axes)
+            notes.append(f"{letter} of {size} does not divide by {parts}: not split")
+        elif stored_size != size:
+            notes.append(f"{letter} of {size} is padded to {stored_size}")
+    return "; ".join(notes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +169,8 @@ def describe(row: Replicated) -> str:
 
 def _reasons(spec: VariableSpec, partitioning: Partitioning, kind: str) -> list[str]:
     """Returns a reason for each letter that the strategy splits but this tensor does not."""
+    if kind == MASTERS:
+        kind = partitioning.kind_of_masters(spec.layout, spec.shape, spec.path, spec.unsplit)
     rules = partitioning.strategy.table(kind)
     wanted = partitioning.spec_split(spec, kind)
     reasons = []

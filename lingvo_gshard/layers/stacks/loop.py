@@ -35,6 +35,7 @@ from lingvo_gshard.sharding.manual import (
     shards_in,
     stack_of_shards,
 )
+from lingvo_gshard.sharding.partitioning import MASTERS
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
@@ -304,7 +305,7 @@ def _slice_spec(stack: tf.Tensor) -> tf.TensorSpec:
 
 
 def _weight_gradient(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:
-    """Returns a weight's gradient, annotated like the weight.
+    """Returns a weight's gradient, annotated like the weight's moments if these are split further.
 
     A gradient that was computed in a narrower type and then cast to a wider one is returned in the
     narrower type. The narrower gradient has all the information, and a stack of such gradients
@@ -314,7 +315,7 @@ def _weight_gradient(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tenso
         return None
     if gradient.op.type == "Cast" and gradient.op.inputs[0].dtype.size < gradient.dtype.size:
         gradient = gradient.op.inputs[0]
-    return annotate_like(gradient, spec)
+    return annotate_like(gradient, spec, MASTERS)
 
 
 # Letters of the input and the output of every layer.

@@ -8,6 +8,7 @@ the workers' weights equal (training/step/local_updates.py). Evaluation, decodin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -58,6 +59,7 @@ def outer_step_program(
       partitioner: "gspmd" or "shardy".
     """
     rule, specs = trainer.local_updates, trainer.theta_specs
+    kind = trainer.sharded_parts["theta"]
     arrays = _weight_arrays(trainer, everywhere)
     moment_arrays = outer_moment_arrays(trainer, everywhere)
     worker_arrays = [stacked(array, count) for array in arrays]
@@ -67,11 +69,11 @@ def outer_step_program(
     def outer_step(*inputs: tf.Tensor) -> list:
         *tensors, stopped_W, step = inputs
         weights, rest = tensors[: len(arrays)], tensors[len(arrays) :]
-        theta = annotate_weights(specs.pack(rest[: len(arrays)]), specs, "weights")
+        theta = annotate_weights(specs.pack(rest[: len(arrays)]), specs, kind)
         moments = rule.moment_specs(specs).pack(rest[len(arrays) :])
         any_stopped = tf.reduce_any(stopped_W)
         means = specs.pack(tf.reduce_mean(tf.cast(x, tf.float32), 0) for x in weights)
-        means = annotate_weights(means, specs, "weights")
+        means = annotate_weights(means, specs, kind)
         new_theta, new_moments = rule.update(specs, theta, means, moments, step, any_stopped)
         # A worker that has stopped keeps the weights that led to it, for the diagnosis.
         new_weights = [
@@ -133,7 +135,9 @@ class LocalUpdatesRuntime:
         self._workers = Workers(partitioning, devices)
         self._local = self._workers.local
         self._trainers = {worker: _with_own_seed(trainer, worker) for worker in self._local}
-        # Holds the weights after the last outer step, and evaluates them.
+        # Holds the weights after the last outer step, and evaluates them. The outer step reads and
+        # writes them without padding.
+        options = dataclasses.replace(options, pads_state=False)
         self._outer_weights = SpmdRuntime(
             trainer, self._workers.everywhere, self._workers.all_devices, options
         )

@@ -203,7 +203,8 @@ def is_all(value: ir.Value, number: int) -> bool:
     if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
         return False
     values = ir.DenseElementsAttr(owner.attributes["value"])
-    return values.is_splat and np.array(values).flat[0] == number
+    splat: Any = values.get_splat_value() if values.is_splat else None
+    return splat is not None and splat.value == number
 
 
 def _constant_counts_along(operation: ir.Operation) -> int | None:

@@ -29,6 +29,7 @@ from lingvo_gshard.runtime.lowering.folding import (
     unfolded_constants,
     without_folding,
 )
+from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
 from lingvo_gshard.runtime.lowering.placements import name_memory_kinds
 from lingvo_gshard.runtime.lowering.shardy import shorten_shardings, to_shardy
@@ -216,6 +217,7 @@ def _portable(
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         add_before_reducing(parsed, mesh)
+        reduce_after_loops(parsed, mesh)
         if mesh.size > 1:
             keep_tables_whole(parsed)
         separate_constants(parsed)

@@ -20,17 +20,28 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.folding import is_all
-from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of, text_of_split
+from lingvo_gshard.runtime.lowering.builders import (
+    Axes,
+    added,
+    constant,
+    create,
+    is_zero,
+    reshaped,
+    split_over,
+    summed,
+    transposed,
+    type_like,
+    with_first,
+)
+from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
-Axes = tuple[str, ...]
 # Operations that may stand between a partial sum and an addition.
 _MOVES = ("stablehlo.transpose", "stablehlo.reshape")
 
@@ -60,36 +71,11 @@ def partial_of(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> Part
     return known(_Source(operation, splits, mesh)) if known else None
 
 
-def added(x: ir.Value, y: ir.Value) -> ir.Value:
-    """Returns the sum of two values of one shape."""
-    return _create("stablehlo.add", [x, y], x.type)
-
-
 def passes(operation: ir.Operation) -> bool:
     """Returns whether an operation only moves or annotates the elements of a partial sum."""
     if operation.name == "stablehlo.convert":
         return operation.operands[0].type == operation.results[0].type
     return operation.name in _MOVES or bool(annotation_of(operation))
-
-
-def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
-    """Returns the sum over dimensions."""
-    gone = list(dimensions)
-    kept = [size for i, size in enumerate(shape_of(value)) if i not in gone]
-    scalar = _type_like(value, [])
-    zero = _constant(0.0, scalar)
-    attributes: dict[str, ir.Attribute] = {"dimensions": ir.DenseI64ArrayAttr.get(gone)}
-    reduction = ir.Operation.create(
-        "stablehlo.reduce",
-        results=[_type_like(value, kept)],
-        operands=[value, zero],
-        attributes=attributes,
-        regions=1,
-    )
-    block = ir.Block.create_at_start(reduction.regions[0], [scalar, scalar])
-    with ir.InsertionPoint(block):
-        ir.Operation.create("stablehlo.return", operands=[added(*block.arguments)])
-    return reduction.results[0]
 
 
 def moved(
@@ -109,14 +95,14 @@ def moved(
         if text := annotation_of(mover):
             split = mesh and _known_split(mover, mesh)
             if split and mesh:
-                value = _annotated(value, _with_first(axes, split), mesh)
+                value = split_over(value, with_first(axes, split), mesh)
             elif not axes:
                 value = annotated(value, text)
         elif mover.name == "stablehlo.reshape":
-            value = _reshaped(value, [*lead, *shape_of(mover.results[0])])
+            value = reshaped(value, [*lead, *shape_of(mover.results[0])])
         elif mover.name == "stablehlo.transpose":
             order = ir.DenseI64ArrayAttr(mover.attributes["permutation"])
-            value = _transposed(value, [*range(first), *(first + i for i in order)])
+            value = transposed(value, [*range(first), *(first + i for i in order)])
     return value
 
 
@@ -179,7 +165,7 @@ class _Source:
         cuts = {d: axes for d, axes in zip(dimensions, agreed, strict=True) if axes}
         if split is not None:
             split = tuple(cuts.get(d, axes) for d, axes in enumerate(self._kept(operand, split)))
-            value = _annotated(value, split, self.mesh)
+            value = split_over(value, split, self.mesh)
         sizes: list[int] = []
         places: dict[int, int] = {}
         left: list[int] = []
@@ -190,12 +176,12 @@ class _Source:
                 size //= sizes[-1]
             left.append(len(sizes))
             sizes.append(size)
-        value = _reshaped(value, sizes)
+        value = reshaped(value, sizes)
         if split is not None:
             after: list[Axes] = [()] * len(sizes)
             for dimension, axes in enumerate(split):
                 after[places.get(dimension, left[dimension])] = axes
-            value = _annotated(value, tuple(after), self.mesh)
+            value = split_over(value, tuple(after), self.mesh)
         return value, [places[dimension] for dimension in cuts], left
 
     def _kept(self, operand: int, split: Split) -> Split:
@@ -223,10 +209,10 @@ class _Source:
         count = sum(map(bool, agreed))
         if split is not None and count > 1:
             first = [each for each in agreed if each]
-            rest = _with_first(axes, split)[1:]
-            value = _annotated(value, (*first, *rest), self.mesh)
-        value = _reshaped(value, [self.mesh.parts(axes), *shape_of(value)[count:]])
-        return value if split is None else _annotated(value, _with_first(axes, split), self.mesh)
+            rest = with_first(axes, split)[1:]
+            value = split_over(value, (*first, *rest), self.mesh)
+        value = reshaped(value, [self.mesh.parts(axes), *shape_of(value)[count:]])
+        return value if split is None else split_over(value, with_first(axes, split), self.mesh)
 
     def other_attributes(self, *names: str) -> dict[str, ir.Attribute]:
         """Returns the operation's attributes without some of them."""
@@ -270,7 +256,7 @@ def _of_product(source: _Source) -> Partial | None:
 
 def _of_reduction(source: _Source) -> Partial | None:
     operation = source.operation
-    if len(operation.operands) != 2 or not _adds(operation) or not _is_zero(operation.operands[1]):
+    if len(operation.operands) != 2 or not _adds(operation) or not is_zero(operation.operands[1]):
         return None
     summed_over = list(ir.DenseI64ArrayAttr(operation.attributes["dimensions"]))
     agreed = source.agreed([[(0, i)] for i in summed_over])
@@ -282,7 +268,7 @@ def _of_reduction(source: _Source) -> Partial | None:
             value, first, rest = source.cut(0, summed_over, agreed)
             gone = {rest[i] for i in summed_over}
             kept = [i for i in rest if i not in gone]
-            value = _transposed(value, [*first, *kept, *sorted(gone)])
+            value = transposed(value, [*first, *kept, *sorted(gone)])
             value = summed(value, range(len(first) + len(kept), len(rest) + len(first)))
             split = source.splits.of(operation.operands[0])
             whole = split and tuple(a for i, a in enumerate(split) if i not in summed_over)
@@ -296,7 +282,7 @@ _PLACES = "scatter_dimension_numbers"
 
 def _of_scatter(source: _Source) -> Partial | None:
     operation = source.operation
-    if len(operation.operands) != 3 or not _adds(operation) or not _is_zero(operation.operands[0]):
+    if len(operation.operands) != 3 or not _adds(operation) or not is_zero(operation.operands[0]):
         return None
     numbers = stablehlo.ScatterDimensionNumbers(operation.attributes[_PLACES])
     indices, updates = (shape_of(operation.operands[i]) for i in (1, 2))
@@ -311,13 +297,13 @@ def _of_scatter(source: _Source) -> Partial | None:
     def build() -> ir.Value:
         with ir.InsertionPoint(operation), operation.location:
             index, places, rest = source.cut(1, range(len(rows)), agreed)
-            index = _transposed(index, [*places, *rest])
+            index = transposed(index, [*places, *rest])
             if vector == len(indices):
-                index = _reshaped(index, [*shape_of(index), 1])
+                index = reshaped(index, [*shape_of(index), 1])
             first = len(places)
             index = _numbered(index, first)
             update, places, rest = source.cut(2, rows, agreed)
-            update = _transposed(update, [*places, *rest])
+            update = transposed(update, [*places, *rest])
             into = _with_first_sizes(source, agreed)
             attributes = source.other_attributes(_PLACES)
             attributes[_PLACES] = stablehlo.ScatterDimensionNumbers.get(
@@ -328,7 +314,7 @@ def _of_scatter(source: _Source) -> Partial | None:
                 [*range(first), *(i + first for i in numbers.scattered_dims_to_operand_dims)],
                 first + len(rows),
             )
-            zeros = _constant(0.0, into)
+            zeros = constant(0.0, into)
             scatter = ir.Operation.create(
                 "stablehlo.scatter",
                 results=[into],
@@ -354,25 +340,16 @@ def _numbered(index: ir.Value, first: int) -> ir.Value:
 
     The partitioner recognizes the iotas, and leaves each device the rows of its own number.
     """
-    kind = _type_like(index, [*shape_of(index)[:-1], 1])
+    kind = type_like(index, [*shape_of(index)[:-1], 1])
     numbers = []
     for dimension in range(first):
         along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
-        numbers.append(_create("stablehlo.iota", [], kind, {"iota_dimension": along}))
+        numbers.append(create("stablehlo.iota", [], kind, {"iota_dimension": along}))
     last = len(shape_of(index)) - 1
     size = shape_of(index)[-1] + first
     along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), last)
-    result = _type_like(index, [*shape_of(index)[:-1], size])
-    return _create("stablehlo.concatenate", [*numbers, index], result, {"dimension": along})
-
-
-def _is_zero(value: ir.Value) -> bool:
-    """Returns whether every element is 0, perhaps as a number of another type."""
-    maker = maker_of(value)
-    while maker is not None and maker.name == "stablehlo.convert":
-        value = maker.operands[0]
-        maker = maker_of(value)
-    return is_all(value, 0)
+    result = type_like(index, [*shape_of(index)[:-1], size])
+    return create("stablehlo.concatenate", [*numbers, index], result, {"dimension": along})
 
 
 def _adds(operation: ir.Operation) -> bool:
@@ -385,62 +362,15 @@ def _with_first_sizes(source: _Source, agreed: Sequence[Axes]) -> ir.Type:
     """Returns the type of an operation's result with a first dimension for each cut one."""
     result = source.operation.results[0]
     sizes = [source.mesh.parts(axes) for axes in agreed if axes]
-    return _type_like(result, [*sizes, *shape_of(result)])
+    return type_like(result, [*sizes, *shape_of(result)])
 
 
 def _flat(agreed: Sequence[Axes]) -> Axes:
     return tuple(axis for axes in agreed for axis in axes)
 
 
-def _with_first(axes: Axes, split: Split) -> Split:
-    """Returns the split of partial sums from the split of their sum."""
-    rest = (tuple(axis for axis in each if axis not in axes) for each in split)
-    return (axes, *rest)
-
-
 def _known_split(annotation: ir.Operation, mesh: Mesh) -> Split | None:
     return ValueSplits(mesh).of(annotation.results[0])
-
-
-def _annotated(value: ir.Value, split: Split, mesh: Mesh) -> ir.Value:
-    return annotated(value, text_of_split(split, mesh))
-
-
-def _reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:
-    if list(shape) == shape_of(value):
-        return value
-    return _create("stablehlo.reshape", [value], _type_like(value, shape))
-
-
-def _transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
-    if list(order) == sorted(order):
-        return value
-    shape = shape_of(value)
-    attributes = {"permutation": ir.DenseI64ArrayAttr.get(list(order))}
-    result = _type_like(value, [shape[i] for i in order])
-    return _create("stablehlo.transpose", [value], result, attributes)
-
-
-def _constant(number: float, kind: ir.Type) -> ir.Value:
-    element = ir.FloatAttr.get(ir.RankedTensorType(kind).element_type, number)
-    value = ir.DenseElementsAttr.get_splat(kind, element)
-    return _create("stablehlo.constant", [], kind, {"value": value})
-
-
-def _type_like(value: ir.Value, shape: Sequence[int]) -> ir.Type:
-    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(value.type).element_type)
-
-
-def _create(
-    name: str,
-    operands: Sequence[ir.Value],
-    result: ir.Type,
-    attributes: Mapping[str, ir.Attribute] | None = None,
-) -> ir.Value:
-    operation = ir.Operation.create(
-        name, results=[result], operands=list(operands), attributes=dict(attributes or {})
-    )
-    return operation.results[0]
 
 
 _ADD = "stablehlo.add"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime.lowering.shardy import annotation_of, split_of_text
@@ -23,6 +24,7 @@ _ELEMENTWISE = frozenset(
         "remainder rsqrt select sign sine sqrt subtract tanh xor"
     ).split()
 )
+_REDUCE, _WHILE = "stablehlo.reduce", "stablehlo.while"
 # Operations whose splits follow from all operands.
 _OF_ALL_OPERANDS = {*_ELEMENTWISE, "stablehlo.dot_general", "stablehlo.concatenate"}
 
@@ -49,33 +51,71 @@ class ValueSplits:
     def _needed(self, value: ir.Value) -> list[ir.Value]:
         """Returns the operands that the split of a value follows from."""
         operation = maker_of(value)
-        if operation is None or annotation_of(operation):
+        if operation is None:
+            kept = _kept_by_loop(value)
+            return [] if kept is None else [kept]
+        if annotation_of(operation):
             return []
         if operation.name in _OF_ALL_OPERANDS:
             return list(operation.operands)
-        if operation.name in _MOVES:
+        if operation.name in _MOVES or operation.name == _REDUCE and len(operation.results) == 1:
             return [operation.operands[0]]
+        if operation.name == _WHILE:
+            body = operation.regions[1].blocks[0]
+            return [list(body.operations)[-1].operands[ir.OpResult(value).result_number]]
         if operation.name == "stablehlo.optimization_barrier":
             return [operation.operands[ir.OpResult(value).result_number]]
         return []
 
     def _split(self, value: ir.Value) -> Split | None:
         operation = maker_of(value)
-        if operation is None or not isinstance(value.type, ir.RankedTensorType):
+        if not isinstance(value.type, ir.RankedTensorType):
             return None
+        if operation is None:
+            return next((self._found[each] for each in self._needed(value)), None)
         rank = len(shape_of(value))
         if text := annotation_of(operation):
             return _read(text, rank, self._mesh)
         known = [self._found[operand] for operand in self._needed(value)]
         if operation.name == "stablehlo.dot_general":
             return _of_product(operation, known)
+        if operation.name == _REDUCE and known:
+            gone = ir.DenseI64ArrayAttr(operation.attributes["dimensions"])
+            return known[0] and tuple(a for i, a in enumerate(known[0]) if i not in list(gone))
         if operation.name in _MOVES and known[0] is not None:
             return _MOVES[operation.name](operation, known[0])
         told = [split for split in known if split is not None and len(split) == rank]
         split = max(told, key=lambda split: sum(map(len, split)), default=None)
+        if split and not any(split) and not all(map(self._is_told, self._needed(value))):
+            # A vector that is broadcast to an operand's shape does not tell how that is split.
+            return None
         if split and operation.name == "stablehlo.concatenate":
             return None if split[_concatenated(operation)] else split
         return split
+
+    def _is_told(self, value: ir.Value) -> bool:
+        """Returns whether the split of an operand is known, or the operand is the same anywhere."""
+        maker = maker_of(value)
+        is_number = maker is not None and (
+            maker.name == "stablehlo.constant"
+            or (maker.name == "stablehlo.broadcast_in_dim" and not shape_of(maker.operands[0]))
+        )
+        return is_number or self._found[value] is not None
+
+
+def _kept_by_loop(value: ir.Value) -> ir.Value | None:
+    """Returns what a loop starts an argument of its body with, if no iteration changes it."""
+    block: Any = value.owner
+    loop = block.owner.operation
+    if loop.name != _WHILE or block != loop.regions[1].blocks[0]:
+        return None
+    index = ir.BlockArgument(value).arg_number
+    returned = list(block.operations)[-1].operands[index]
+    maker = maker_of(returned)
+    while maker and maker.name == "stablehlo.reshape" and maker.operands[0].type == returned.type:
+        returned = maker.operands[0]
+        maker = maker_of(returned)
+    return loop.operands[index] if returned == value else None
 
 
 def maker_of(value: ir.Value) -> ir.Operation | None:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import msgspec
-
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.memory_kinds import to_host
@@ -16,6 +14,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
+from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import Work
@@ -29,12 +28,9 @@ from lingvo_gshard.training.step.trainer import Trainer
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"
 
-# The sharded parts of a state, and the strategy's table that shards each.
-PARTS = {"theta": "weights", "moments": "moments", "averages": "moments"}
-
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
-    """Returns the arrays of the trainer's state as a flat list."""
+    """Returns the arrays of the trainer's state as a flat list, with padding (padding.py)."""
     return [
         _state_array(path, spec, partitioning, trainer)
         for path, spec in trainer.state_specs().flatten_items()
@@ -98,7 +94,7 @@ def train_program(
     def train_step(*tensors: tf.Tensor) -> list:
         flat = tensors[: len(arrays)]
         flat = [tf.squeeze(tensor, [0]) for tensor in flat] if is_stacked else flat
-        state = annotated(trainer.state_specs().pack(flat), trainer)
+        state = annotated(_unpadded(flat, trainer.state_specs()), trainer)
         new_state, metrics = trainer.train_step(state, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(metrics.items())
         new_state = annotated(new_state, trainer)
@@ -154,7 +150,7 @@ def routing_program(
     arrays = [a for a in state_arrays(trainer, partitioning) if a.path.startswith("theta.")]
 
     def routing_step(*tensors: tf.Tensor) -> list:
-        theta = trainer.theta_specs.pack(tensors[: len(arrays)])
+        theta = _unpadded(tensors[: len(arrays)], trainer.theta_specs)
         theta = annotated(NestedMap(theta=theta), trainer).theta
         sums = routing_sums(trainer, theta, _batch(batch, tensors[len(arrays) :]), kinds)
         return [(name, value, ((),) * value.shape.rank) for name, value in sums.items()]
@@ -174,7 +170,8 @@ def function_program(
     arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
 
     def call(*tensors: tf.Tensor) -> list:
-        result = function(_evaluated_theta(tensors[:-1], trainer), tensors[-1])
+        theta = trainer.layer_weights(_evaluated_theta(tensors[:-1], trainer))
+        result = function(theta, tensors[-1])
         return [("result", result, ((),) * result.shape.rank)]
 
     inputs = [*arrays, *batch_arrays({"ids": ids}, partitioning)]
@@ -201,13 +198,13 @@ def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with sharding annotations on all tensors of PARTS on the device.
+    """Returns the state with sharding annotations on all tensors of its sharded parts.
 
     An annotation of an array in host memory would copy it.
     """
     specs = trainer.state_specs()
     marked = NestedMap(state)
-    for part, kind in PARTS.items():
+    for part, kind in trainer.sharded_parts.items():
         if part in state:
             pairs = zip(state[part].flatten(), specs[part].flatten(), strict=True)
             marked[part] = state[part].pack(
@@ -226,10 +223,14 @@ def _work(task: Task, batch: BatchSpecs) -> Work:
 def _state_array(
     path: str, spec: VariableSpec, partitioning: Partitioning, trainer: Trainer
 ) -> Array:
+    """Returns an array of the state. Arrays in host memory have no padding to cut off."""
     part = path.partition(".")[0]
-    split = partitioning.spec_storage_split(spec, PARTS.get(part, "weights"))
-    is_on_host = trainer.is_on_host(part, spec) or msgspec.UNSET
-    return Array(path, spec.shape, spec.dtype, split, is_on_host)
+    kind = trainer.sharded_parts.get(part, "weights")
+    if trainer.is_on_host(part, spec):
+        split = partitioning.storage_split(spec.shape, partitioning.spec_split(spec, kind))
+        return Array(path, spec.shape, spec.dtype, split, is_on_host=True)
+    split = partitioning.spec_storage_split(spec, kind)
+    return Array(path, partitioning.stored_shape(spec.shape, split), spec.dtype, split)
 
 
 def _with_hosted(program: Program, arrays: Sequence[Array]) -> Program:
@@ -242,10 +243,17 @@ def _with_hosted(program: Program, arrays: Sequence[Array]) -> Program:
     return dataclasses.replace(program, outputs=tuple(outputs))
 
 
+def _unpadded(tensors: Sequence[tf.Tensor], specs: NestedMap) -> NestedMap:
+    """Returns stored tensors as a tree like `specs`, without padding."""
+    pairs = zip(tensors, specs.flatten(), strict=True)
+    return specs.pack(padding.cut(tensor, spec.shape) for tensor, spec in pairs)
+
+
 def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
     """Returns the evaluated weights, annotated, from the tensors of the state's evaluated part."""
     part = trainer.evaluated_part
-    values = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
+    values = _unpadded(tensors, trainer.theta_specs)
+    values = annotated(NestedMap({part: values}), trainer)[part]
     if part == "theta":
         return values
     theta = trainer.evaluated_theta(values)
@@ -254,7 +262,8 @@ def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMa
 
 def _described(arrays: Sequence[Array], state: NestedMap) -> list:
     """Returns the state as the outputs that `lower` takes: (path, tensor, split)."""
-    return [(a.path, x, a.split) for a, x in zip(arrays, state.flatten(), strict=True)]
+    pairs = zip(arrays, state.flatten(), strict=True)
+    return [(a.path, padding.padded(x, a.shape), a.split) for a, x in pairs]
 
 
 def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -168,12 +168,14 @@ def pipelines(trainer: Trainer) -> list[dict]:
 
 def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateSharding:
     """Returns how a trainer's state is split under a partitioning."""
+    partitioning = partitioning.with_padded_state()
     specs = trainer.state_specs()
     weights, moments = specs.theta.flatten(), specs.moments.flatten()
+    kind = trainer.sharded_parts["theta"]
     return StateSharding(
-        weights=weight_rows(weights, partitioning),
+        weights=weight_rows(weights, partitioning, kind),
         moments=weight_rows(moments, partitioning, "moments"),
-        replicated_weights=sharding_tables.replicated(weights, partitioning),
+        replicated_weights=sharding_tables.replicated(weights, partitioning, kind),
         replicated_moments=sharding_tables.replicated(moments, partitioning, "moments"),
     )
 
@@ -195,7 +197,7 @@ def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> li
     for spec in specs.flatten():
         if not lora.matches(pattern, spec):
             continue
-        split = partitioning.spec_storage_split(spec)
+        split = partitioning.spec_storage_split(spec, trainer.sharded_parts["theta"])
         parts = weight_parts(spec.shape, split, partitioning.mesh)
         found.append(
             {

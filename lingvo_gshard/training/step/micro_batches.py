@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -16,20 +17,35 @@ Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
 # Maps (batch, key) to the loss, the metrics and the gradients of the batch.
 Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor], Result]"
 
+_REDUCE_DTYPE = "step.reduce_dtype"
+REDUCE_DTYPES = ("float32", "bfloat16")
 # The metric that is summed over parts. All others are averaged.
 _COUNT = "tokens"
 
 
+def check_reduce_dtype(dtype: str) -> None:
+    """Raises UserError if gradients cannot be reduced in this type."""
+    if dtype not in REDUCE_DTYPES:
+        raise UserError(f"{_REDUCE_DTYPE} is {dtype!r}. {names.nearest(dtype, REDUCE_DTYPES)}")
+
+
 def accumulate(
-    compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
+    compute: Compute,
+    batch: TensorBatch,
+    key: tf.Tensor,
+    count: int,
+    specs: NestedMap,
+    reduce_dtype: str = "float32",
 ) -> Result:
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
     Losses and gradients are means over the parts, weighted by the parts' target tokens and summed
-    in float32; a part without target tokens has the weight 0. Values that layers report to update
-    rules are summed. Routers dispatch and balance the tokens of each part separately, so each part
-    has auxiliary losses of its own. Random numbers differ between parts. In graph mode the parts
-    are a loop.
+    in float32; a part without target tokens has the weight 0. Where every device of a batch's axes
+    holds a whole weight, it adds up the gradients of its own rows over all parts, and the devices
+    add up their sums once, after the last part (runtime/lowering/loop_sums.py). Values that layers
+    report to update rules are summed. Routers dispatch and balance the tokens of each part on their
+    own, so each part has auxiliary losses of its own. Random numbers differ between parts. In graph
+    mode the parts are a loop.
 
     Args:
       compute: computes one part.
@@ -37,6 +53,7 @@ def accumulate(
       key: int32 [2], seeds the random numbers.
       count: number of parts.
       specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
+      reduce_dtype: the type that the sums over parts are rounded to before devices add them up.
 
     Raises:
       UserError: the number of rows is not a multiple of `count`.
@@ -49,7 +66,7 @@ def accumulate(
                 f"step.micro_batches={count} does not divide input.batch_rows, the {size} rows of "
                 f"{name}"
             )
-    sums = _Sums(compute, batch, key, count, specs)
+    sums = _Sums(compute, batch, key, count, specs, reduce_dtype)
     total = sums.one_by_one() if tf.executing_eagerly() else sums.by_loop()
     return sums.means(total)
 
@@ -109,10 +126,16 @@ class _Sums:
     """Sums of results over the parts, as a flat list of float32 tensors."""
 
     def __init__(
-        self, compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
+        self,
+        compute: Compute,
+        batch: TensorBatch,
+        key: tf.Tensor,
+        count: int,
+        specs: NestedMap,
+        reduce_dtype: str,
     ):
         self._compute, self._batch, self._key = compute, batch, key
-        self._count, self._specs = count, specs
+        self._count, self._specs, self._reduce_dtype = count, specs, reduce_dtype
         self._names: list[str] = []
 
     def one_by_one(self) -> list[tf.Tensor]:
@@ -164,7 +187,11 @@ class _Sums:
             value, value_weight = sums[2 + 2 * index : 4 + 2 * index]
             mean = tf.math.divide_no_nan(value, value_weight)
             metrics[name] = (value if name == _COUNT else mean, value_weight)
-        pairs = zip(sums[2 + 2 * len(self._names) :], self._specs.flatten(), strict=True)
+        totals = sums[2 + 2 * len(self._names) :]
+        if self._reduce_dtype != "float32":
+            # The lowering rounds the sums of the devices before they are added up (loop_sums.py).
+            totals = [tf.cast(tf.cast(each, self._reduce_dtype), tf.float32) for each in totals]
+        pairs = zip(totals, self._specs.flatten(), strict=True)
         gradients = [
             gradient if spec.update_rule else tf.math.divide_no_nan(gradient, weight)
             for gradient, spec in pairs

@@ -145,7 +145,7 @@ class _Plan:
         mesh = current.mesh if current and current.mesh.size > 1 else None
         start: _Axes = dict.fromkeys(spec.layout, ())
         if current and mesh:
-            split = current.spec_storage_split(spec, "moments")
+            split = current.storage_split(spec.shape, current.spec_split(spec, "moments"))
             for letter, axes in zip(spec.layout, split, strict=True):
                 start[letter] = tuple(axis for axis in axes if mesh.axis_size(axis) > 1)
         stacks = [x for x in spec.layout[: spec.stacked] if not start[x]]

@@ -137,9 +137,23 @@ class Precision:
     rounding: str = ""
 
     @property
+    def has_master_weights(self) -> bool:
+        """Whether weights are kept in float32 and products read them in 16 bits."""
+        return self.weights == "float32" and self.activations != "float32"
+
+    @property
+    def table_dtype(self) -> str:
+        """The type that rows of tables are rounded to; empty if they are not.
+
+        The range of float16 is too small for gradients of tables, which are sums over many tokens.
+        """
+        return "" if self.scales_loss or self.activations == self.weights else self.activations
+
+    @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
-        return {ProductContext: ProductContext(rounding=ROUNDINGS.get(self.rounding))}
+        rounding, dtype = ROUNDINGS.get(self.rounding), self.table_dtype
+        return {ProductContext: ProductContext(rounding=rounding, table_dtype=dtype)}
 
     def typed(self, task: Params) -> Params:
         """Returns a task's Params with these types.

@@ -19,9 +19,11 @@ from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.stacks.execution import Execution
+from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import (
     averages,
+    master_weights,
     micro_batches,
     offload,
     optimizer,
@@ -35,6 +37,9 @@ from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
+
+# The parts of a state whose tensors are split over devices.
+SHARDED_PARTS = ("theta", "moments", averages.PART)
 
 
 class Trainer(Configurable):
@@ -65,11 +70,13 @@ class Trainer(Configurable):
         )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
+        parts = "Number of parts of a batch that are computed in sequence."
+        p.define("micro_batches", 1, parts, minimum=1)
         p.define(
-            "micro_batches",
-            1,
-            "Number of parts of a batch that are computed in sequence.",
-            minimum=1,
+            "reduce_dtype",
+            "float32",
+            "Type in which devices add up gradients that are summed over micro-batches: "
+            f"{' or '.join(micro_batches.REDUCE_DTYPES)}.",
         )
         p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
@@ -129,6 +136,7 @@ class Trainer(Configurable):
           UserError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
+        micro_batches.check_reduce_dtype(params.reduce_dtype)
         dtypes = precision.get(params.precision)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
@@ -162,6 +170,19 @@ class Trainer(Configurable):
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
         return averages.to_weights(self.theta_specs, part) if self.p.average_decay else part
+
+    @property
+    def sharded_parts(self) -> dict[str, str]:
+        """The sharded parts of the state, and the kind of tensor that each is split as."""
+        weights = MASTERS if self.precision.has_master_weights else "weights"
+        return dict(zip(SHARDED_PARTS, (weights, "moments", "moments"), strict=True))
+
+    def layer_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights that layers compute with, made of the state's weights."""
+        if not self.precision.has_master_weights:
+            return theta
+        dtypes = self.precision.activations, self.precision.table_dtype
+        return master_weights.gathered(self.theta_specs, theta, *dtypes)
 
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
@@ -375,16 +396,22 @@ class Trainer(Configurable):
             gradients are divided by it.
           on_result: called with the results of each layer, as in `context.Context`.
         """
+        weights = self.layer_weights(theta)
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
             passing = self.training_context(key, on_output, on_result)
-            return self._gradients_of_part(theta, part, passing, scale)
+            return self._gradients_of_part(weights, part, passing, scale)
 
         if self.p.micro_batches == 1:
             loss, metrics, gradients = compute(batch, key)
         else:
             loss, metrics, gradients = micro_batches.accumulate(
-                compute, batch, key, self.p.micro_batches, self._trained(self.theta_specs)
+                compute,
+                batch,
+                key,
+                self.p.micro_batches,
+                self._trained(self.theta_specs),
+                self.p.reduce_dtype,
             )
         found = iter(gradients.flatten())
         specs = self.theta_specs.flatten()
@@ -448,7 +475,7 @@ class Trainer(Configurable):
             context.scope(training=False) as scope,
             context.override(extensions=self.precision.extensions),
         ):
-            loss, metrics = self.task.loss(theta, batch)
+            loss, metrics = self.task.loss(self.layer_weights(theta), batch)
         metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
         return NestedMap(
             {

@@ -184,6 +184,7 @@ def routing_sums(
     features = dict(batch)
     step = features.pop(_STEP)
     key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])
+    theta = trainer.layer_weights(theta)
 
     def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
         with (
