@@ -137,4 +137,5 @@ TRANSLATION_CASES = (
     _t5(
         "gated SiLU, one layer of the decoder", feed_forward_proj="gated-silu", num_decoder_layers=1
     ),
+    Case("tied softmax without a scale", "mt5", {"num_decoder_layers": 3}, _T5_SIZES, (0,)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
@@ -45,6 +45,7 @@ def open_model(
     precision: str = "float32",
     settings: Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
+    ignore_keys: Collection[str] = (),
 ) -> Params:
     """Returns the experiment that a published `config.json` stands for. No weights are needed.
 
@@ -55,11 +56,12 @@ def open_model(
       precision: types of weights and activations, as `step.precision`.
       settings: gin statements, such as "run.steps = 100"; applied after the files.
       gin_files: paths of gin files.
+      ignore_keys: keys of the config that are known not to matter, though no family reads them.
 
     Raises:
       UserError: the architecture, or an option of it, is unknown.
     """
-    params = experiment_of(PublishedConfig.load(config), length, precision)
+    params = experiment_of(PublishedConfig.load(config, ignore_keys), length, precision)
     return apply_settings(params, settings, gin_files)
 
 
@@ -71,6 +73,7 @@ def import_model(
     precision: str = "float32",
     settings: Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
+    ignore_keys: Collection[str] = (),
 ) -> Import:
     """Writes a run from the directory of a published model, which `load` and `train` then read.
 
@@ -81,6 +84,7 @@ def import_model(
       precision: as for `open_model`.
       settings: as for `open_model`; they say how the run will be trained.
       gin_files: as for `open_model`.
+      ignore_keys: as for `open_model`.
 
     Raises:
       UserError: files are missing, damaged, or do not fit the config; or `logdir` exists.
@@ -89,6 +93,12 @@ def import_model(
     importing.check_logdir(logdir)
     # Wrong settings are reported before anything is written.
     PublishedSettings.read(pathlib.Path(source))
-    options = {"length": length, "precision": precision}
-    params = open_model(source, settings=settings, gin_files=gin_files, **options)
+    params = open_model(
+        source,
+        length=length,
+        precision=precision,
+        settings=settings,
+        gin_files=gin_files,
+        ignore_keys=ignore_keys,
+    )
     return importing.import_model(source, logdir, params)

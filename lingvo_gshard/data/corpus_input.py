@@ -94,7 +94,8 @@ class CorpusInput(PackedInput):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
-        return [*self.report.notes(), *self._reader.notes, *self._trainer.notes]
+        about_files = self._reader.notes + self._reader.file_notes
+        return [*self.report.notes(), *about_files, *self._trainer.notes]
 
     def check_split(self, split: str) -> None:
         """Reads and cleans a split.

@@ -1,4 +1,6 @@
-"""Asynchronous collectives: which of them move data while another instruction runs.
+"""Asynchronous transfers: which of them move data while another instruction runs.
+
+They are collectives, and copies between the memories of a device and its host.
 
 Compiled programs have three forms of them:
 

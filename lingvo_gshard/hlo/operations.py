@@ -50,6 +50,19 @@ class CollectiveCall(Collective):
 
 
 @dataclasses.dataclass(frozen=True)
+class HostTransfer:
+    """The data that an operation moves between the memories of a device and its host.
+
+    Attributes:
+      bytes: size of what one execution moves.
+      to_host: whether it moves from the device to the host.
+    """
+
+    bytes: int
+    to_host: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class FusedAttention:
     """An attention, or a part of its gradient, that one kernel computes.
 
@@ -85,8 +98,9 @@ class Operation:
       op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
       attention: the attention that it computes as one kernel, if any.
       is_grouped: whether it computes the products of several groups of rows as one kernel.
-      in_flight: names of the operations whose collectives move data while this operation runs. They
-        were started before, and asynchronously.
+      host: the data that it moves between device and host, if any.
+      in_flight: names of the operations whose collectives or transfers to and from the host move
+        data while this operation runs. They were started before, and asynchronously.
     """
 
     name: str
@@ -104,6 +118,7 @@ class Operation:
     op_name: str = ""
     attention: FusedAttention | None = None
     is_grouped: bool = False
+    host: HostTransfer | None = None
     in_flight: tuple[str, ...] = ()
 
 

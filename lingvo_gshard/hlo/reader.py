@@ -9,6 +9,7 @@ from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import costs, demand
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.hlo.asynchronous import CollectivesInFlight
+from lingvo_gshard.hlo.host_transfers import host_transfer
 from lingvo_gshard.hlo.loops import Loop, Values, values_of_entry
 from lingvo_gshard.hlo.module import Computation, Instruction, Module, numpy_name
 from lingvo_gshard.hlo.operations import Collective, Operation
@@ -99,7 +100,8 @@ class _Reader:
                 yield from self.operations(called, within, times, in_flight)
             elif not (costs.is_free(instruction) or _is_scalar(instruction)):
                 found = list(self._instruction(instruction, times, in_flight))
-                flight.start(instruction, [each.name for each in found if each.collective])
+                started = [each.name for each in found if each.collective or each.host]
+                flight.start(instruction, started)
                 yield from found
 
     def _loop(
@@ -153,6 +155,7 @@ class _Reader:
             op_name=name,
             attention=costs.fused_attention(instruction),
             is_grouped=costs.is_grouped_products(instruction),
+            host=host_transfer(instruction),
             in_flight=in_flight,
         )
         for inner, collective in collectives[1:]:

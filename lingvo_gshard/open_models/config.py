@@ -6,7 +6,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lingvo_gshard.core.config import names
@@ -17,8 +17,12 @@ CONFIG_FILE = "config.json"
 # These keys do not change what a model computes, or only other libraries read them to train.
 _HARMLESS = frozenset(
     (
+        "_attn_implementation",
         "_attn_implementation_autoset",
+        "_attn_implementation_internal",
         "_commit_hash",
+        "_experts_implementation",
+        "_flash_attn_2_enabled",
         "_name_or_path",
         "architectures",
         "attn_implementation",
@@ -26,11 +30,16 @@ _HARMLESS = frozenset(
         "chunk_size_feed_forward",
         "dtype",
         "eos_token_id",
+        "experts_implementation",
+        "finetuning_task",
         "id2label",
         "initializer_range",
+        "internal_version",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
         "max_position_embeddings",
+        "max_sequence_length",
         "model_type",
         "num_labels",
         "output_attentions",
@@ -40,12 +49,87 @@ _HARMLESS = frozenset(
         "pretraining_tp",
         "problem_type",
         "return_dict",
+        "sep_token_id",
         "task_specific_params",
+        "tf_legacy_loss",
+        "tokenizer_class",
         "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
         "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
         "use_cache",
     )
 )
+# Settings of generation. transformers 5 drops them here and reads generation_config.json instead.
+_GENERATION = frozenset(
+    (
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_scores",
+        "prefix",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "suppress_tokens",
+        "target_lookbehind",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    )
+)
+# Keys that any architecture may have, with the value that changes nothing: it says that a part is
+# not there, and families that may have the part read the key. transformers reads `is_causal` of
+# every config, and a null there makes attention bidirectional.
+_USUAL: dict[str, Any] = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "cross_attention_hidden_size": None,
+    "embd_pdrop": 0.0,
+    "hidden_dropout": 0.0,
+    "is_causal": True,
+    "is_decoder": False,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "num_nextn_predict_layers": 0,
+    "per_layer_config": {},
+    "pruned_heads": {},
+    "qkv_bias": False,
+    "resid_pdrop": 0.0,
+    "rope_interleaved": False,
+    "shared_expert_intermediate_size": 0,
+    "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
 _REQUIRED = object()
 _ROPE_NUMBERS = frozenset(
     (
@@ -78,18 +162,35 @@ _PACKING = "quantization_config"
 class PublishedConfig:
     """The values of a `config.json`. Families read them through `get`, which takes note.
 
+    A key that is missing has the default that its family states. A null in the file is not the
+    same: it has the meaning that null has in transformers, which callers of `get` give.
+
     Attributes:
       where: the file, for messages.
       values: all values.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str):
+    def __init__(self, values: Mapping[str, Any], where: str, ignored: Collection[str] = ()):
+        """Takes the values.
+
+        Args:
+          values: all values.
+          where: the file, for messages.
+          ignored: keys that may have any value though no family reads them.
+        """
         self.values, self.where = dict(values), where
         self._read: set[str] = set()
+        self._ignored = frozenset(ignored)
+        self._defaults: Mapping[str, Any] = {}
+        self._aliases: Mapping[str, str] = {}
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> PublishedConfig:
+    def load(cls, path: str | os.PathLike, ignored: Collection[str] = ()) -> PublishedConfig:
         """Reads a `config.json`, given as a file or as the directory that holds it.
+
+        Args:
+          path: the file or the directory.
+          ignored: keys that may have any value though no family reads them.
 
         Raises:
           UserError: the file is missing, or holds no JSON object.
@@ -109,7 +210,30 @@ class PublishedConfig:
             raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
-        return cls(values, str(file))
+        return cls(values, str(file), ignored)
+
+    def take_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        """Gives the keys that are missing their values.
+
+        Args:
+          defaults: key -> value.
+          aliases: another name of a key -> the key.
+
+        Raises:
+          UserError: the file has two values for a key.
+        """
+        self._defaults, self._aliases = defaults, aliases
+        for alias, name in aliases.items():
+            values = [self.values[key] for key in (alias, name) if key in self.values]
+            if len(values) == 2 and values[0] != values[1]:
+                raise UserError(
+                    f"{self.where}: {alias} is {values[0]!r} and {name} is {values[1]!r}, but they "
+                    "are two names of one setting; remove the wrong one"
+                )
+
+    def is_given(self, name: str) -> bool:
+        """Returns whether the file has a key, and not null."""
+        return self.values.get(name) is not None
 
     def get(
         self,
@@ -118,20 +242,20 @@ class PublishedConfig:
         kind: type | None = None,
         least: float | None = None,
     ) -> Any:
-        """Returns a value. None in the file, and a missing key, give the default.
+        """Returns a value. A key that the file lacks has the default of the family.
 
         Args:
           name: the key.
-          default: the default; a key without one must be there.
+          default: the value that null stands for. A missing key has it, too, if the family states
+            no default. Without this argument, the key must have a value.
           kind: the value's type. None takes the default's type; a key without a default must then
             have a whole number above 0.
           least: the least number; None: any.
 
         Raises:
-          UserError: the key is missing and has no default, or has a value of another type.
+          UserError: the key has no value and no default, or has a value of another type.
         """
-        self._read.add(name)
-        value = self.values.get(name)
+        value = self._value(name)
         if value is None and default is _REQUIRED:
             raise UserError(f"{self.where} lacks {name}, which this family needs")
         if value is None:
@@ -143,6 +267,13 @@ class PublishedConfig:
         if kind is not None:
             self._check(name, value, kind, least)
         return value
+
+    def _value(self, name: str) -> Any:
+        """Returns what the file has for a key, or the family's default; takes note."""
+        names_of = (name, *(alias for alias, key in self._aliases.items() if key == name))
+        self._read.update(names_of)
+        found = next((self.values[key] for key in names_of if key in self.values), _REQUIRED)
+        return self._defaults.get(name) if found is _REQUIRED else found
 
     def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
         """Raises ValueError if a value has another type, is too small, or is not finite."""
@@ -173,20 +304,50 @@ class PublishedConfig:
         """Returns the rotary parameters: `rope_type`, `rope_theta` and parameters of the scaling.
 
         transformers 5 writes them as `rope_parameters`. Earlier versions wrote two keys,
-        `rope_theta` and `rope_scaling`.
+        `rope_theta` and `rope_scaling`. If a file has both forms, `rope_scaling` replaces
+        `rope_parameters` as a whole, as in transformers.
+
+        Raises:
+          UserError: the base is missing, or would be lost with `rope_parameters`.
         """
-        found = self.get("rope_scaling", None, dict) or {}
-        found = self.get("rope_parameters", None, dict) or found
-        for key in _ROPE_NUMBERS.intersection(found):
-            if found[key] is not None:
-                self._check(f"{key} of the rotary parameters", found[key], float, None)
+        given = self.rope_entry("rope_parameters") or {}
+        scaling = self.rope_entry("rope_scaling")
+        found = scaling or given or self._defaults.get("rope_parameters", {})
         if "type" in found:
             found = {"rope_type": found["type"], **found}
-        usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", 10000.0)}
+        usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", None, float)}
         fraction = self.get("partial_rotary_factor", None, float)
         if fraction is not None:
             usual["partial_rotary_factor"] = fraction
-        return usual | found
+        merged = usual | found
+        base = given.get("rope_theta")
+        if scaling and base not in (None, merged["rope_theta"]):
+            raise UserError(
+                f"{self.where}: rope_scaling replaces rope_parameters, whose rope_theta of {base} "
+                f"would become {merged['rope_theta']}. Write the scaling into rope_parameters, or "
+                "rope_theta into rope_scaling"
+            )
+        if merged["rope_theta"] is None:
+            raise UserError(f"{self.where} lacks rope_theta, which this family needs")
+        return merged
+
+    def rope_entry(self, name: str) -> dict[str, Any] | None:
+        """Returns a key that has rotary parameters, whose numbers are numbers; None if it is null.
+
+        Entries by type of layer are not checked.
+        """
+        if name not in self.values:
+            self._read.add(name)
+            return None
+        found = self.get(name, None, dict)
+        self.check_rope(found or {})
+        return found
+
+    def check_rope(self, found: Mapping[str, Any]) -> None:
+        """Raises ValueError if a rotary parameter that is a number is none."""
+        for key in _ROPE_NUMBERS.intersection(found):
+            if found[key] is not None:
+                self._check(f"{key} of the rotary parameters", found[key], float, None)
 
     def check_unpacked(self) -> None:
         """Raises ValueError if the published tensors are packed, so that they cannot be read."""
@@ -197,16 +358,35 @@ class PublishedConfig:
             )
 
     def check_all_read(self) -> None:
-        """Raises ValueError naming keys that were not read and may change the model."""
+        """Raises ValueError naming keys that were not read and may change the model.
+
+        A null says that a key is not set.
+        """
         left = [
-            f"{name}={value!r}"
-            for name, value in self.values.items()
-            if value and name not in self._read and name not in (*_HARMLESS, _PACKING)
+            f"{name}={value!r}" for name, value in self.values.items() if self._matters(name, value)
         ]
         if left:
             known = sorted(self._read)
             first = left[0].partition("=")[0]
             raise UserError(
                 f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
-                f"family does not know it. {names.nearest(first, known)}"
+                f"family does not know it. {names.nearest(first, known)} If it does not "
+                f"matter, `ignore_keys={first}` says so"
             )
+
+    def unknown_to(self, known: Collection[str]) -> list[str]:
+        """Returns the keys that may change a model and are not among the known ones."""
+        return [
+            name
+            for name, value in self.values.items()
+            if name not in known and self._matters(name, value)
+        ]
+
+    def _matters(self, name: str, value: Any) -> bool:
+        """Returns whether an entry may change the model, and no family read it."""
+        if name in self._read or name in self._ignored or name == _PACKING:
+            return False
+        if name in _USUAL:
+            usual = _USUAL[name]
+            return value != usual and not (value is None and not usual)
+        return value is not None and name not in _HARMLESS and name not in _GENERATION

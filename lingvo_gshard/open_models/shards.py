@@ -29,6 +29,8 @@ from lingvo_gshard.core.errors import UserError
 
 SUFFIX = ".safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# The only file of a model that fits into one.
+_WHOLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERSION = (
     "model.save_pretrained(DIR) of transformers writes safetensors, and so does "
@@ -256,6 +258,9 @@ def _files(directory: pathlib.Path) -> list[str]:
     if not directory.is_dir():
         raise UserError(f"`from={directory}`: there is no such directory")
     files = sorted(path.name for path in directory.glob(f"*{SUFFIX}"))
+    if _WHOLE in files:
+        # Mistral's models have the same weights once more, under the names of another library.
+        files = [name for name in files if not name.startswith("consolidated")]
     if files:
         return files
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
@@ -387,4 +392,4 @@ def _write_header(file: BinaryIO, tensors: Sequence[Published]) -> None:
 
 
 def _file_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+    return _WHOLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"

@@ -20,7 +20,7 @@ _VIEWS += ("while", "conditional", "call")
 def bytes_by_class(
     program: Program, classes: Sequence[str], memory: dict[str, int], module: Module
 ) -> dict[str, int]:
-    """Returns the bytes of weights, moments, inputs, activations and program, and their peak.
+    """Returns the bytes of weights, moments, inputs, activations and program, their peak, and host.
 
     Inputs count with the padding of the compiler's layout. Activations are all temporaries,
     gradients included, and the outputs that do not reuse an input's memory.
@@ -32,6 +32,9 @@ def bytes_by_class(
       module: the compiled program of one device.
     """
     sizes = _input_bytes(program, module)
+    if memory.get("host"):
+        pairs = zip(sizes, program.inputs, strict=True)
+        sizes = [0 if array.is_on_host else size for size, array in pairs]
     found = {
         name: sum(size for size, each in zip(sizes, classes, strict=True) if each == name)
         for name in (WEIGHTS, MOMENTS, INPUTS)
@@ -40,7 +43,7 @@ def bytes_by_class(
     found[INPUTS] += max(memory["arguments"] - sum(sizes), 0)
     found["activations"] = memory["temporaries"] + memory["outputs"]
     found["program"] = memory["code"]
-    return {**found, "peak": memory["peak"]}
+    return {**found, "peak": memory["peak"], "host": memory.get("host", 0)}
 
 
 def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[TemporaryRow]:

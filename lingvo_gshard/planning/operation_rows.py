@@ -4,6 +4,7 @@ products              matrix products of experts, feed-forward layers and the so
 attention             all of attention layers, their projections included
 routing and dispatch  routers, and what brings tokens to experts and back
 collectives           communication between devices, whichever layer causes it
+host transfers        copies between the memories of a device and its host
 optimizer             the update of weights and optimizer state
 other computation     norms, activations, embeddings, the loss
 """
@@ -24,6 +25,7 @@ from lingvo_gshard.planning.plan.plan import (
     ACROSS_SLICES,
     CollectiveRow,
     FlopCounts,
+    HostTransferRow,
     LayerRow,
     WorkKindRow,
 )
@@ -34,9 +36,10 @@ PRODUCTS = "products"
 ATTENTION = "attention"
 ROUTING = "routing and dispatch"
 COLLECTIVES = "collectives"
+HOST_TRANSFERS = "host transfers"
 OPTIMIZER = "optimizer"
 OTHER = "other computation"
-KINDS = (PRODUCTS, ATTENTION, ROUTING, COLLECTIVES, OPTIMIZER, OTHER)
+KINDS = (PRODUCTS, ATTENTION, ROUTING, COLLECTIVES, HOST_TRANSFERS, OPTIMIZER, OTHER)
 
 # Class of a layer -> the kind of all work in the layer. With None, the operation decides the kind.
 _OF_CLASSES = {Attention: ATTENTION, Router: ROUTING, MixtureOfExperts: ROUTING, Experts: None}
@@ -62,6 +65,8 @@ def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
     """
     if operation.collective:
         return COLLECTIVES
+    if operation.host:
+        return HOST_TRANSFERS
     if operation.phase == OPTIMIZER_PHASE:
         return OPTIMIZER
     scopes = operation.layer.split("/")
@@ -156,6 +161,33 @@ def _collective_row(
         hidden_seconds=sum(each.hidden_seconds for each in calls),
         share=bound / communication_seconds if communication_seconds else 0.0,
         line=line,
+    )
+
+
+def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
+    """Returns a row for each direction, layer and phase, those with the most exposed time first."""
+    groups: dict[tuple[bool, str, str], list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation = each.operation
+        if operation.host is not None:
+            groups[operation.host.to_host, operation.layer, operation.phase].append(each)
+    rows = [_host_row(*key, group) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
+
+
+def _host_row(
+    to_host: bool, layer: str, phase: str, transfers: Sequence[TimedOperation]
+) -> HostTransferRow:
+    operations = [each.operation for each in transfers]
+    return HostTransferRow(
+        to_host=to_host,
+        layer=layer,
+        phase=phase,
+        bytes=sum(each.host.bytes * each.times for each in operations if each.host),
+        count=sum(each.times for each in operations),
+        seconds_bound=sum(each.host_seconds for each in transfers),
+        seconds=sum(each.seconds for each in transfers),
+        hidden_seconds=sum(each.hidden_seconds for each in transfers),
     )
 
 

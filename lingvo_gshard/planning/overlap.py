@@ -8,7 +8,8 @@ collective is the time that no operation hides. The step waits for it.
 A device's collectives share its links: XLA runs the collectives of a GPU in one stream, and of a
 TPU one after the other (xla_gpu_experimental_parallel_collective_overlap_limit and
 xla_max_concurrent_async_all_gathers are 1 by default). The data-center network between TPU slices
-has links of its own.
+has links of its own. So have copies to the host and copies from it, which are hidden in the same
+way.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.hlo.operations import Collective
+from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.planning.roofline import TimedOperation
 
 
 @dataclasses.dataclass
 class _Transfer:
-    """A collective that was started.
+    """A collective, or a copy between device and host, that was started.
 
     Attributes:
       index: position of the operation that starts it.
@@ -50,8 +51,8 @@ def hide(timed: Sequence[TimedOperation]) -> list[TimedOperation]:
     hidden: collections.defaultdict[int, float] = collections.defaultdict(float)
     for index, each in enumerate(timed):
         operation = each.operation
-        if operation.collective is not None:
-            links = _links(operation.collective)
+        links = _links(operation)
+        if links:
             transfers[operation.name] = _Transfer(index, links, each.seconds)
             continue
         free: dict[str, float] = {}
@@ -72,6 +73,10 @@ def _hidden(timed: TimedOperation, seconds: float) -> TimedOperation:
     return dataclasses.replace(timed, seconds=exposed, hidden_seconds=seconds)
 
 
-def _links(collective: Collective) -> str:
-    """Returns the name of the links that a collective uses."""
-    return "between slices" if collective.slices > 1 else "between chips"
+def _links(operation: Operation) -> str:
+    """Returns the name of the links that an operation moves data over; "" if it moves none."""
+    if operation.collective is not None:
+        return "between slices" if operation.collective.slices > 1 else "between chips"
+    if operation.host is not None:
+        return "to the host" if operation.host.to_host else "from the host"
+    return ""

@@ -23,7 +23,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
-from lingvo_gshard.runtime import eight_bits
+from lingvo_gshard.runtime import eight_bits, offloading
 from lingvo_gshard.runtime.compile_options import chosen_for, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
@@ -162,7 +162,7 @@ def plan_step(
     options = chosen_for(device, compile_options, trainer.p.precision)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    simulated = tuple(eight_bits.notes(trainer, platform))
+    simulated = (*eight_bits.notes(trainer, platform), *offloading.notes(trainer, platform))
     program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 
@@ -198,8 +198,7 @@ def plan_program(
     timed, step = _timed(found.operations, planned, topology, calibration)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration)]
-    notes += _notes_on_options(options or {})
+    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration, options or {})]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -216,6 +215,7 @@ def plan_program(
         tensors=list(planned.tensors),
         largest_temporaries=memory.largest_temporaries(compiled.module, planned.layers),
         collectives=operation_rows.collective_rows(timed, planned.lines),
+        host_transfers=operation_rows.host_rows(timed),
         flops=flops,
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
@@ -246,14 +246,35 @@ def _timed(
 
 
 def _notes_on_operations(
-    timed: Sequence[TimedOperation], topology: Topology, calibration: Calibration | None
+    timed: Sequence[TimedOperation],
+    topology: Topology,
+    calibration: Calibration | None,
+    options: Mapping[str, str],
 ) -> list[str]:
-    """Returns notes on the times, on what crosses slices, and on what a GPU computes again."""
+    """Returns notes on times, slices, the host, what a GPU computes again, and options."""
     notes = [calibration.note] if calibration else []
     notes += data_center_notes(timed, topology)
+    notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
-    return notes
+    return notes + _notes_on_options(options)
+
+
+def _notes_on_host(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:
+    """Returns a note on the rate of transfers to and from the host, if there are any."""
+    if not any(each.operation.host for each in timed):
+        return []
+    chip = topology.chip
+    source = chip.sources["host_bandwidth"]
+    if chip.host_bandwidth is None:
+        return [
+            f"the rate between {chip.name} and its host is unknown ({source}): copies to and from "
+            "the host take no time in the estimate"
+        ]
+    return [
+        f"{chip.host_bandwidth / 1e9:g} GB/s in each direction between a device and its host: "
+        f"{source}"
+    ]
 
 
 def _notes_on_options(options: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning.machines import efficiencies, interconnect
+from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.planning.machines.efficiencies import Efficiency
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
@@ -26,11 +27,12 @@ class TimedOperation:
       compute_seconds: lower bound on its arithmetic.
       memory_seconds: lower bound on its memory traffic.
       communication_seconds: lower bound on its communication.
-      seconds_bound: the largest of the three bounds.
+      seconds_bound: the largest of the bounds.
       seconds: the estimate of what the operation adds to the step: of a collective, the time that
         no computation hides.
-      hidden_seconds: the estimate of the time of its collective that computation hides
-        (planning/overlap.py).
+      hidden_seconds: the estimate of the time of its collective, or of its transfer to or from the
+        host, that computation hides (planning/overlap.py).
+      host_seconds: lower bound on its transfer to or from the host.
     """
 
     operation: Operation
@@ -40,6 +42,7 @@ class TimedOperation:
     seconds_bound: float
     seconds: float
     hidden_seconds: float = 0.0
+    host_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +105,9 @@ def step_time(timed: Sequence[TimedOperation]) -> StepTime:
     others = sum(
         max(operation.compute_seconds, operation.memory_seconds)
         for operation in timed
-        if operation.operation.collective is None
+        if operation.operation.collective is None and operation.operation.host is None
     )
-    bound = max(others, communication)
+    bound = max(others, communication, *_host_seconds(timed))
     return StepTime(
         compute_seconds=sum(operation.compute_seconds for operation in timed),
         memory_seconds=sum(operation.memory_seconds for operation in timed),
@@ -113,6 +116,15 @@ def step_time(timed: Sequence[TimedOperation]) -> StepTime:
         # The bound has one link for all collectives. Those of a step on several slices have two.
         seconds=max(bound, sum(operation.seconds for operation in timed)),
     )
+
+
+def _host_seconds(timed: Sequence[TimedOperation]) -> list[float]:
+    """Returns the bounds of all transfers to the host, and of all from it."""
+    pairs = [(each.operation.host, each.host_seconds) for each in timed]
+    return [
+        sum(seconds for host, seconds in pairs if host and host.to_host is to_host)
+        for to_host in (True, False)
+    ]
 
 
 def budget(tokens: float, seconds_per_token: float, topology: Topology) -> Budget:
@@ -175,16 +187,26 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
             estimates.append(max(formula / share.value, formula + latency))
         else:
             estimates.append(formula / share.value + latency)
-    bounds = [max(matmul, vector), memory, communication]
-    compute, memory, communication = (operation.times * seconds for seconds in bounds)
+    host = _host_transfer_seconds(operation, chip)
+    estimates.append(host)
+    bounds = [max(matmul, vector), memory, communication, host]
+    compute, memory, communication, host = (operation.times * seconds for seconds in bounds)
     return TimedOperation(
         operation,
         compute,
         memory,
         communication,
-        max(compute, memory, communication),
+        max(compute, memory, communication, host),
         operation.times * max(estimates),
+        host_seconds=host,
     )
+
+
+def _host_transfer_seconds(operation: Operation, chip: Chip) -> float:
+    """Returns the time of a transfer at the published rate; 0 if no rate is published."""
+    if operation.host is None or chip.host_bandwidth is None:
+        return 0.0
+    return operation.host.bytes / chip.host_bandwidth
 
 
 def _collective_efficiency(

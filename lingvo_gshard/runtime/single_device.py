@@ -15,7 +15,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.runtime import eight_bits
+from lingvo_gshard.runtime import eight_bits, offloading
 from lingvo_gshard.training.run.monitoring.compilations import (
     Compilation,
     Inputs,
@@ -48,8 +48,10 @@ class SingleDeviceRuntime:
         """Makes a runtime without a state.
 
         Raises:
-          UserError: the GPU lacks the products of `step.precision`.
+          UserError: the GPU lacks the products of `step.precision`, or the trainer needs host
+            memory.
         """
+        offloading.refuse(trainer.offload_settings, "local")
         self._trainer = trainer
         self._messages = _check_device(trainer)
         self._variables: NestedMap | None = None

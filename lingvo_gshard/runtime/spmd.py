@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.runtime import eight_bits, partitioning_log
+from lingvo_gshard.runtime import eight_bits, offloading, partitioning_log
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.executable import Executable
@@ -121,6 +121,7 @@ class SpmdRuntime:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
             *eight_bits.notes(trainer, partitioning.platform),
+            *offloading.notes(trainer, partitioning.platform),
             *partitioning_log.unused_axis_warnings(partitioning),
             *partitioning_log.describe_unsplit(unsplit),
         ]

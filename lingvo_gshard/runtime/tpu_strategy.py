@@ -17,7 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.token_kinds import WatchedKinds
-from lingvo_gshard.runtime import partitioning_log
+from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
@@ -56,14 +56,15 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
           max_replicated_megabytes: as in SpmdOptions.
 
         Raises:
-          UserError: the strategy has several replicas, `step.precision` rounds to 8 bits, or too
-            much is replicated.
+          UserError: the strategy has several replicas, `step.precision` rounds to 8 bits, the
+            trainer needs host memory, or too much is replicated.
         """
         if strategy.num_replicas_in_sync != 1:
             raise UserError(
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
+        offloading.refuse(trainer.offload_settings, "tpu_strategy")
         if trainer.precision.rounding:
             raise UserError(
                 f"step.precision is {trainer.p.precision!r}, which `runtime=tpu_strategy` does not "
@@ -158,6 +159,10 @@ class _AnnotatedTrainer:
     @property
     def precision(self) -> Precision:
         return self._trainer.precision
+
+    @property
+    def offload_settings(self) -> list[str]:
+        return self._trainer.offload_settings
 
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         return self._trainer.evaluated_theta(part)

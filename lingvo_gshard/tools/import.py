@@ -38,7 +38,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.run import define_settings_flags
+from lingvo_gshard.tools.flags.run import define_ignore_flag, define_settings_flags
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import PRECISIONS
 
@@ -64,6 +64,7 @@ def define_flags() -> flags.FlagValues:
         f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
         flag_values=values,
     )
+    define_ignore_flag(values)
     define_settings_flags(values)
     flags.DEFINE_string(
         "params",
@@ -91,6 +92,7 @@ def main(argv: list[str]) -> int:
         "precision": values.precision,
         "settings": values.gin_param,
         "gin_files": values.gin_file,
+        "ignore_keys": values.ignore_keys,
     }
     if values.params is not None:
         print(describe(open_model(source, **options), values.params), end="")

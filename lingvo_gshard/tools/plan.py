@@ -105,7 +105,11 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.flags.run import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.run import (
+    define_experiment_flags,
+    define_ignore_flag,
+    experiment_params,
+)
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
     goodput_report,
@@ -178,6 +182,7 @@ def define_config_flags(values: flags.FlagValues) -> None:
         f"{program.PRECISION} unless given.",
         flag_values=values,
     )
+    define_ignore_flag(values)
 
 
 def main(argv: list[str]) -> int:
@@ -229,10 +234,10 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
 def planned_params(values: flags.FlagValues) -> Params:
     """Returns the Params of --experiment or --config, with all settings."""
     if values.config is None:
-        for name in ("length", "precision"):
+        for name in ("length", "precision", "ignore_keys"):
             if values[name].present:
                 raise UserError(
-                    f"--{name}={values[name].value} applies to --config, which is not given; an "
+                    f"{values[name].serialize()} applies to --config, which is not given; an "
                     "experiment sets it by --gin_param"
                 )
         return experiment_params(values)
@@ -248,6 +253,7 @@ def planned_params(values: flags.FlagValues) -> Params:
         precision=program.PRECISION if is_narrow else values.precision,
         settings=values.gin_param,
         gin_files=values.gin_file,
+        ignore_keys=values.ignore_keys,
     )
 
 

@@ -21,9 +21,9 @@ A --source is a path, then field=value for what differs from the defaults:
     language_field, source_field, target_field, text_field
                      fields of JSON lines and columns of Parquet
 
-Files are plain, .gz, .xz or .zst, local or in a bucket (gs://, s3://), and may be globs. A row of
-a TSV file is language, source and target. The prefix data/train of Moses pairs finds data/train.en
-and every data/train.<language>.
+Files are plain, .bz2, .gz, .xz or .zst, local or in a bucket (gs://, s3://), and may be globs. A
+row of a TSV file is language, source and target. The prefix data/train of Moses pairs finds
+data/train.en and every data/train.<language>.
 
 The stages: files are read and cleaned, duplicates removed, the vocabulary trained, rows tokenized
 and shuffled, shards written. The output depends on files and settings alone, and not on --workers.

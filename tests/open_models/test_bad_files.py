@@ -131,3 +131,15 @@ def test_a_disk_that_is_too_small_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(ValueError, match="MB needed"):
         gshard.import_model(tmp_path / "model", tmp_path / "run")
+
+
+def test_weights_in_the_form_of_another_library_are_not_read(tmp_path):
+    """Mistral publishes consolidated.safetensors beside the file of transformers."""
+    tensors = published.write(tmp_path / "model")
+    other = {"layers.0.attention.wq.weight": tensors["model.layers.0.self_attn.q_proj.weight"]}
+    safetensors.numpy.save_file(other, tmp_path / "model" / "consolidated.safetensors")
+    found = gshard.import_model(tmp_path / "model", tmp_path / "run")
+    assert found.tensors == len(tensors)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="model.embed_tokens.weight is missing"):
+        gshard.import_model(tmp_path / "model", tmp_path / "other")

@@ -50,8 +50,6 @@ def test_a_task_gives_the_config_that_it_was_made_from(case):
     family.left_out(read)
     read.check_all_read()
     described = PublishedConfig(family.config_of(task), "described")
-    # Where the original length of a scaling is the number of positions.
-    described.values.setdefault("max_position_embeddings", 0)
     assert family.task_of(described) == task
     described.check_all_read()
 
@@ -67,10 +65,90 @@ def test_every_weight_has_a_tensor(case):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "lama"}, "the architecture 'lama' is unknown. Did you mean 'llama'?"),
+        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are deepsee"),
+        # A near name would be that of another kind of model.
+        (
+            {"model_type": "minimax_m2", "attn_type_list": [1], "use_routing_bias": False},
+            "t5. No family reads its attn_type_list, use_routing_bias.",
+        ),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; 'silu' was exp"),
         ({"hidden_size": None}, "config.json lacks hidden_size, which this family needs"),
         ({"residual_scale": 2.0}, "residual_scale=2.0 may change what the model computes"),
+        ({"is_causal": False}, "is_causal=False may change what the model computes"),
+        # transformers makes attention bidirectional.
+        ({"is_causal": None}, "is_causal=None may change what the model computes"),
+        ({"use_rope": False}, "use_rope=False may change what the model computes"),
+        ({"use_qk_norm": False}, "use_qk_norm=False may change what the model computes"),
+        ({"logit_scale": 0}, "logit_scale=0 may change what the model computes"),
+        ({"no_rope_layers": []}, "no_rope_layers=[] may change what the model computes"),
+        (
+            {"pruned_heads": {"0": [1]}},
+            "pruned_heads={'0': [1]} may change what the model computes",
+        ),
+        ({"tie_encoder_decoder": True}, "tie_encoder_decoder=True may change what the model"),
+        ({"logit_scale": 0}, "If it does not matter, `ignore_keys=logit_scale` says so"),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            },
+            "rope_scaling replaces rope_parameters, whose rope_theta of 500000.0 would",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "the rope_type 'linear' needs factor"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8.0}},
+            "the rope_type 'llama3' needs low_freq_factor",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": 0.0}},
+            "attention_factor is 0.0; a number above 0 was expected",
+        ),
+        ({"rope_theta": None}, "config.json lacks rope_theta"),
+        (
+            {"model_type": "mistral", "sliding_window": 1},
+            "sliding_window is 1; a whole number, 2 or more, was expected",
+        ),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0; a whole number, 2"),
+        ({"model_type": "gemma2", "sliding_window": 1}, "sliding_window is 1; a whole number, 2"),
+        (
+            {"model_type": "gpt_oss", "sliding_window": None},
+            "config.json lacks sliding_window, but",
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "linear", "factor": 2}},
+            "rope_parameters has factor, rope_type; only 'full_attention' and",
+        ),
+        (
+            {"model_type": "gemma2", "sliding_window_pattern": 3},
+            "sliding_window_pattern is 3, which Gemma 2 does not have",
+        ),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has 'sliding_attention', which is not supported without",
+        ),
+        (
+            {"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8},
+            "num_experts is 4 and num_local_experts is 8, but they are two names of one setting",
+        ),
+        (
+            {"model_type": "deepseek_v3", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5, but this family rotates qk_rope_head_dim dimensions",
+        ),
+        *(
+            (
+                {"model_type": name, "first_k_dense_replace": 2, "num_experts_per_tok": 2},
+                "first_k_dense_replace is 2 of num_hidden_layers=2, so that no layer has experts",
+            )
+            for name in ("deepseek_v2", "deepseek_v3", "glm4_moe")
+        ),
+        (
+            {"model_type": "t5", "num_hidden_layers": 2},
+            "has num_hidden_layers without num_layers",
+        ),
+        (
+            {"model_type": "t5", "num_hidden_layers": 6, "num_layers": 6, "dense_act_fn": "silu"},
+            "dense_act_fn is 'silu', which is not supported; 'relu' was expected",
+        ),
         ({"rope_scaling": {"type": "yarm"}}, "the rope_type 'yarm' is unknown. Did you mean 'yarn"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "attn_factor": 1.0}},
@@ -82,6 +160,63 @@ def test_what_is_not_supported_is_refused(values, message):
     with pytest.raises(ValueError) as error:
         experiment_of(config(**values))
     assert message in str(error.value)
+
+
+def test_harmless_keys_pass():
+    """As dumps of old versions, unsloth, SmolLM2 and Qwen3-Coder have them."""
+    generation = {"max_length": 20, "top_k": 50, "num_beam_groups": 1, "do_sample": False}
+    generation |= {"diversity_penalty": 0.0, "bad_words_ids": None, "no_repeat_ngram_size": 0}
+    old = {"pruned_heads": {}, "is_decoder": False, "tie_encoder_decoder": False}
+    old |= {"use_bfloat16": False, "torchscript": False, "cross_attention_hidden_size": None}
+    others = {"is_llama_config": True, "rope_interleaved": False, "unsloth_fixed": True}
+    others |= {"internal_version": "1", "is_causal": True, "unknown": None}
+    assert experiment_of(config(**generation, **old, **others)) == experiment_of(config())
+    coder = {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}
+    moe = {"model_type": "qwen3_moe"}
+    assert experiment_of(config(**moe, **coder)) == experiment_of(config(**moe))
+
+
+def test_parts_that_a_family_never_has_may_be_said_to_be_absent():
+    absent = {"attention_bias": False, "mlp_bias": False, "use_mrope": False, "resid_pdrop": 0.0}
+    for name in ("mistral", "qwen2"):
+        expected = experiment_of(config(model_type=name))
+        assert experiment_of(config(model_type=name, **absent)) == expected
+        for key in absent:
+            with pytest.raises(ValueError, match=f"{key}=1 may change what the model computes"):
+                experiment_of(config(model_type=name, **{key: 1}))
+
+
+def test_named_keys_are_ignored():
+    values = CONFIG | {"use_rope": False, "residual_scale": 2.0}
+    known = PublishedConfig(values, "config.json", ["use_rope", "residual_scale"])
+    assert experiment_of(known) == experiment_of(config())
+    with pytest.raises(ValueError, match="config.json: residual_scale=2.0 may change"):
+        experiment_of(PublishedConfig(values, "config.json", ["use_rope"]))
+
+
+def test_the_length_of_dynamic_scaling_is_the_number_of_positions():
+    rope = {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8}
+    task = experiment_of(config(rope_scaling=rope), length=64).task
+    assert task.decoder.layer.self_attention.rotary_scaling.original_length == 32
+
+
+def test_yarn_allows_texts_as_long_as_its_factor_says():
+    """A user of Qwen2.5 adds the scaling and leaves max_position_embeddings as it is."""
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert experiment_of(config(rope_scaling=rope), length=128).input.length == 128
+    with pytest.raises(ValueError, match="`length=129` is more than the 128 positions"):
+        experiment_of(config(rope_scaling=rope), length=129)
+    # Of a model that was trained with the scaling, the number is that after it.
+    trained = config(rope_scaling=rope, max_position_embeddings=128)
+    with pytest.raises(ValueError, match="`length=129` is more than the 128 positions"):
+        experiment_of(trained, length=129)
+
+
+def test_kimi_k2_is_a_deepseek_v3():
+    values = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    values["first_k_dense_replace"] = 1
+    kimi, deepseek = (config(model_type=m, **values) for m in ("kimi_k2", "deepseek_v3"))
+    assert experiment_of(kimi).task == experiment_of(deepseek).task
 
 
 def test_clipped_queries_are_refused():

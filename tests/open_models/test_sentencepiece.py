@@ -125,6 +125,30 @@ def test_texts_have_the_ids_of_the_model_alone(kind, tmp_path):
         assert "".join(map(vocabulary.piece, ids)) == "".join(map(model.id_to_piece, ids))
 
 
+@pytest.mark.parametrize(("value", "before"), [(True, (1,)), (False, ()), (None, ())])
+def test_a_setting_says_whether_a_text_of_the_model_has_a_beginning(value, before, tmp_path):
+    """As `tokenizer(text)` of transformers 5.24 does."""
+    write(tmp_path / "model", "llama", add_bos_token=value)
+    assert PublishedVocabulary(tmp_path / "model").before == before
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+@pytest.mark.parametrize("has_beginning", [True, False])
+def test_a_tokenizer_json_says_itself_whether_a_text_has_a_beginning(
+    has_beginning, value, tmp_path
+):
+    """transformers 5.24 drops `add_bos_token` where there is a tokenizer.json."""
+    published.write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    if not has_beginning:
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"post_processor": None}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    settings = {"bos_token": "<s>", "add_bos_token": value}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert PublishedVocabulary(tmp_path).before == ((1,) if has_beginning else ())
+
+
 def pieces(vocabulary, text):
     return [vocabulary.piece(index) for index in vocabulary.encode(text)]
 

@@ -2,6 +2,7 @@
 
 A policy names the matrix products whose results are saved. The backward pass recomputes everything
 else between the inputs and the output of a remat unit (Chen et al. 2016, arXiv 1604.06174).
+An offloaded policy keeps the saved tensors and the input of a unit in the memory of the host.
 
 The backward pass needs some tensors of the forward pass. Each is either saved or recomputed from
 other saved tensors. The choice with the least total cost is a minimum cut of the graph as a flow
@@ -226,6 +227,8 @@ def _repeats_annotation(operation: tf.Operation) -> bool:
 SavePolicy = Callable[[str, str, str], bool]
 
 NONE = "none"
+# Ends the name of a policy whose saved tensors are kept in host memory between the passes.
+_OFFLOADED = "_offloaded"
 
 
 def _has_weight_operand(left: str, right: str, output: str) -> bool:
@@ -233,7 +236,7 @@ def _has_weight_operand(left: str, right: str, output: str) -> bool:
     return not (set(left) & set(right) & set(output)) - set(letters.WEIGHT_BATCH)
 
 
-POLICIES: dict[str, SavePolicy] = {
+ON_DEVICE: dict[str, SavePolicy] = {
     NONE: lambda left, right, output: True,
     "full": lambda left, right, output: False,
     "products": _has_weight_operand,
@@ -241,6 +244,15 @@ POLICIES: dict[str, SavePolicy] = {
         _has_weight_operand(left, right, output) and not set(letters.HIDDEN) & set(output)
     ),
 }
+# Without a policy of its own a unit saves many small tensors, which are not worth a transfer each.
+POLICIES = ON_DEVICE | {
+    f"{name}{_OFFLOADED}": policy for name, policy in ON_DEVICE.items() if name != NONE
+}
+
+
+def is_offloaded(policy: str) -> bool:
+    """Returns whether a policy keeps the tensors that it saves in host memory."""
+    return policy.endswith(_OFFLOADED)
 
 
 def check(policy: str, where: str) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient, optimization_barrier
-from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts, is_offloaded
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.core.repetition import Iteration, Repetition
 
 Function: TypeAlias = "Callable[..., tf.Tensor]"
@@ -179,12 +180,24 @@ def rematerialized(
     def compute(*tensors: tf.Tensor):
         output, collected, saved = unit.forward(tensors)
         reports[:] = [collected]
+        # The first argument is a layer's input. All layers share the others.
+        kept = _between_passes(policy, [tensors[0], *saved.results])
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
-            return unit.gradients(tensors, saved.results, upstream, barrier_count=len(activations))
+            first, *results = kept()
+            arguments = [first, *tensors[1:]]
+            return unit.gradients(arguments, results, upstream, barrier_count=len(activations))
 
         return (output, *collected.values), gradient
 
     output, *values = compute(*activations, *weights)
     reports[0].add_to(context.current(), values)
     return output
+
+
+def _between_passes(policy: str, tensors: Sequence[tf.Tensor]) -> Callable[[], Sequence[tf.Tensor]]:
+    """Keeps tensors for the backward pass, which gets them by calling the result."""
+    if not is_offloaded(policy):
+        return lambda: tensors
+    on_host = [to_host(tensor) for tensor in tensors]
+    return lambda: [to_device(tensor) for tensor in on_host]

@@ -182,8 +182,7 @@ def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]
 
     The function returns a sentence with what is wrong if a field is missing or no text.
     """
-    is_text = of.content == manifest.TEXT
-    names = (of.text_field,) if is_text else (of.source_field, of.target_field)
+    is_text, names = of.content == manifest.TEXT, _text_fields(of)
 
     def make(fields: Mapping, path: str, number: int) -> Row | str:
         language = fields.get(of.language_field)
@@ -197,6 +196,11 @@ def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]
         return Row(language, "" if is_text else found[0], found[-1], path, number)
 
     return make
+
+
+def _text_fields(of: source.Source) -> tuple[str, ...]:
+    """Returns the names of the fields that have the texts of a row."""
+    return (of.text_field,) if of.content == manifest.TEXT else (of.source_field, of.target_field)
 
 
 def _missing(fields: Mapping, names: Sequence[str]) -> str:
@@ -217,16 +221,23 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
     if of.format == source.TEXT:
         params = _TextPart.params().set(document=of.document)
         return _TextPart(params, part, of, options)
-    if of.format in (source.MOSES, source.GETTEXT):
-        cls = _MosesPart if of.format == source.MOSES else _GettextPart
-        params = cls.params().set(target_language=of.target_language)
-        return cls(params, part, of, options)
     if of.format == source.PARQUET:
         # It derives from this file's class.
 
         return ParquetPart(ParquetPart.params(), part, of, options)
-    cls = _TsvPart if of.format == source.TSV else _JsonLinesPart
-    return cls(cls.params(), part, of, options)
+    kinds = {source.TSV: _TsvPart, source.MOSES: _MosesPart, source.GETTEXT: _GettextPart}
+    cls = kinds.get(of.format, _JsonLinesPart)
+    return cls(cls.params().set(**languages_of(of)), part, of, options)
+
+
+def languages_of(of: source.Source) -> dict[str, str]:
+    """Returns the settings of the reader of a format that say which languages its files have."""
+    language = "" if of.language == manifest.NO_LANGUAGE else of.language
+    return {
+        source.TSV: {"language": language},
+        source.MOSES: {"source_language": language, "target_language": of.target_language},
+        source.GETTEXT: {"language": language, "target_language": of.target_language},
+    }.get(of.format, {})
 
 
 _ROWS_AT_A_TIME = 4096
@@ -267,6 +278,16 @@ class ParquetPart(PartReader):
                     name for name in columns if pyarrow.types.is_string(schema.field(name).type)
                 ]
                 groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
+            if not set(_text_fields(of)).intersection(columns):
+                found = ", ".join(f"{field.name} ({field.type})" for field in schema)
+                names = " and ".join(map(repr, _text_fields(of)))
+                self._bad(
+                    f"{path}:{self.first_line}",
+                    NO_FIELD,
+                    f"expected columns of text {names}; found {found[:200] or 'none'}",
+                    count=sum(file.metadata.row_group(group).num_rows for group in groups),
+                )
+                return
             # A text that a page states once stays one text, however many rows have it.
             with (
                 objects.open_to_read(path) as stored,

@@ -16,7 +16,7 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.preparation import sources as formats
 from lingvo_gshard.data.preparation import sources as survey
 from lingvo_gshard.data.preparation.job import Job
-from lingvo_gshard.data.preparation.part_readers import Part, Span, row_groups
+from lingvo_gshard.data.preparation.part_readers import Part, Span, languages_of, row_groups
 from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
 
@@ -72,13 +72,17 @@ class SurveyFile:
         return found
 
 
-def find_files(sources: Sequence[Source]) -> list[Files]:
-    """Returns the files of all sources, in their order.
+def find_files(sources: Sequence[Source]) -> tuple[list[Files], list[str]]:
+    """Returns the files of all sources, in their order, and lines about files that are not read.
 
     Raises:
       UserError: a file is missing, or a glob matches none. The message names the source.
     """
-    return [files for number, source in enumerate(sources) for files in _find(number, source)]
+    notes: dict[str, None] = {}
+    found = [
+        files for number, source in enumerate(sources) for files in _find(number, source, notes)
+    ]
+    return found, list(notes)
 
 
 def parts_of(
@@ -130,7 +134,8 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
     return f"{place}: {moses.UNEQUAL}: {detail}"
 
 
-def _find(number: int, source: Source) -> Iterator[Files]:
+def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files]:
+    """Yields the files of a source, and adds lines about files that are not read to the notes."""
     setting = f"`source={source.path}`"
     if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
         raise UserError(
@@ -146,6 +151,7 @@ def _find(number: int, source: Source) -> Iterator[Files]:
                 yield Files(number, (other, path), language)
         else:
             yield Files(number, (path,))
+    notes |= dict.fromkeys(reader.file_notes)
 
 
 def _find_in_bucket(source: Source, setting: str) -> list[str]:
@@ -163,14 +169,10 @@ def _find_in_bucket(source: Source, setting: str) -> list[str]:
 
 def _reader(source: Source) -> Any:
     """Returns the reader that finds the whole files of a source."""
-    if source.format in (formats.MOSES, formats.GETTEXT):
-        cls = moses.MosesReader if source.format == formats.MOSES else gettext.GettextReader
-        params = cls.params().set(target_language=source.target_language)
-    else:
-        cls = tsv.TsvReader
-        params = cls.params()
+    kinds = {formats.MOSES: moses.MosesReader, formats.GETTEXT: gettext.GettextReader}
+    cls = kinds.get(source.format, tsv.TsvReader)
     assert issubclass(cls, readers.FileReader)
-    return cls(params.set(train=(source.path,)))
+    return cls(cls.params().set(train=(source.path,), **languages_of(source)))
 
 
 def _with_row_groups(found: Survey) -> Survey:

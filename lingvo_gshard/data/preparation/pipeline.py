@@ -114,9 +114,9 @@ def prepare(
         reading=PartOptions(options.on_bad_row, params.max_line_bytes),
     )
     # A missing file leaves no trace of the attempt.
-    files = parts.find_files(parsed)
+    files, notes = parts.find_files(parsed)
     with job.work.claimed(), _pool(job, options) as pool:
-        return _Run(job, pool, progress).run(files)
+        return _Run(job, pool, progress).run(files, notes)
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
@@ -134,11 +134,12 @@ class _Run:
         self._tally = Tally()
         self._inspector = Inspector(job, self._tally)
 
-    def run(self, files: Sequence[parts.Files]) -> Manifest:
+    def run(self, files: Sequence[parts.Files], file_notes: list[str]) -> Manifest:
         """Does what is left to do.
 
         Args:
           files: the files of all sources.
+          file_notes: lines about files that are not read.
         """
         settings = preparation.to_settings(self._job.params, self._job.sources)
         surveys = self._survey(files)
@@ -156,6 +157,7 @@ class _Run:
         tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
         shards = self._shards(tokens, vocabulary.id_bytes)
         manifest = describe(self._job, self._tally, settings, files, surveys, shards, vocabulary)
+        manifest = msgspec.structs.replace(manifest, file_notes=file_notes)
         manifests.write(manifest, self._job.local_output)
         self._job.deliver(manifests.FILE)
         self._job.work.remove()

@@ -35,9 +35,12 @@ def counts(manifest: Manifest) -> list[tuple[str, int]]:
 def notes(manifest: Manifest) -> list[str]:
     """Returns lines about reasons, languages and files, to be printed below the table."""
     lines = [
-        f"{one.reason}, for example {example}"
-        for one in manifest.rejections
-        for example in one.examples[:1]
+        *manifest.file_notes,
+        *(
+            f"{one.reason}, for example {example}"
+            for one in manifest.rejections
+            for example in one.examples[:1]
+        ),
     ]
     # Languages without any row left are not listed.
     kept = +collections.Counter(

@@ -39,6 +39,15 @@ _FORMAT_OF_ENDING = {
     ".parquet": PARQUET,
     ".txt": TEXT,
 }
+# Fields that only some formats have.
+_FORMATS_WITH = {
+    "target_language": (MOSES, GETTEXT),
+    "document": (TEXT,),
+    "language_field": (JSON_LINES, PARQUET),
+    "source_field": (JSON_LINES, PARQUET),
+    "target_field": (JSON_LINES, PARQUET),
+    "text_field": (JSON_LINES, PARQUET),
+}
 # Names of sources and languages become parts of file names.
 NAME = re.compile(r"[\w@+-][\w.@+-]*", re.ASCII)
 _UNFIT = re.compile(r"[^\w.@+-]+", re.ASCII)
@@ -54,7 +63,7 @@ class Source:
       name: what shards and weights call the source; "": from the path.
       content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
-      language: language of rows that name none.
+      language: language of rows and catalogs that name none; of Moses pairs, the only one to read.
       target_language: language of the targets, for Moses pairs and gettext catalogs.
       document: unit of a document of text: "file", "line" or "paragraph".
       language_field: field or column of the language, for JSON lines and Parquet.
@@ -93,6 +102,7 @@ class Source:
             if value not in choices:
                 hint = names.nearest(value, [choice for choice in choices if choice])
                 raise UserError(f"{self._flag()}: {field}={value} is unknown. {hint}")
+        self._check_fields()
         if self.format == TEXT and self.content != manifest.TEXT:
             raise UserError(f"{self._flag()}: files of text have content=text, not pairs")
         object.__setattr__(self, "name", self.name or _name_from(self.path))
@@ -101,6 +111,17 @@ class Source:
                 f"{self._flag()}: name={self.name} becomes part of file names: letters, digits and "
                 "_ . @ + - were expected, and no dot at the beginning"
             )
+
+    def _check_fields(self) -> None:
+        """Raises ValueError if a field is given that has no effect."""
+        for field in dataclasses.fields(self):
+            formats = _FORMATS_WITH.get(field.name, FORMATS)
+            value = getattr(self, field.name)
+            if value != field.default and self.format not in formats:
+                raise UserError(
+                    f"{self._flag()}: {field.name}={value} has no effect on format={self.format}; "
+                    f"it applies to {' and '.join(formats)}"
+                )
 
     @classmethod
     def parse(cls, text: str) -> Source:

@@ -225,6 +225,7 @@ class Manifest(msgspec.Struct, kw_only=True):
       content: PAIRS for sentence pairs, TEXT for text of language models.
       id_bytes: bytes of an integer of a record.
       sources: what was read.
+      file_notes: lines about files beside them that were not read.
       settings: the settings that determine the rows, by path.
       splits: split -> its shards, in the order of their files.
       languages: language -> what became of its rows.
@@ -237,6 +238,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     content: str = PAIRS
     id_bytes: int = 2
     sources: list[Source] = []
+    file_notes: list[str] = []
     settings: dict[str, Any] = {}
     splits: dict[str, list[Shard]] = {}
     languages: dict[str, LanguageCounts] = {}

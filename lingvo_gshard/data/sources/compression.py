@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
@@ -54,7 +55,7 @@ def _without_long(lines: list[bytes | None], longest: int) -> list[bytes | None]
     return [line if line is not None and len(line) <= longest else None for line in lines]
 
 
-SUFFIXES = (".gz", ".xz", ".zst")
+SUFFIXES = (".bz2", ".gz", ".xz", ".zst")
 
 
 # Errors that reading a damaged or truncated file raises.
@@ -76,6 +77,8 @@ def decompressed(path: str, file: BinaryIO) -> contextlib.AbstractContextManager
     if path.endswith(".gz"):
         plain: Any = gzip.open(file, "rb")
         return plain
+    if path.endswith(".bz2"):
+        return bz2.open(file, "rb")
     if path.endswith(".xz"):
         return lzma.open(file, "rb")
     if path.endswith(".zst"):

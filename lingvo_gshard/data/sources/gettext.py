@@ -215,6 +215,7 @@ class GettextReader(readers.FileReader):
             "Language of the messages themselves. Catalogs in it, or in a variant such as en_GB, "
             "are left out.",
         )
+        p.define("language", "", "Language of catalogs that name none; '': they are bad rows.")
         return p
 
     def _expand(self, pattern: str) -> list[str]:
@@ -236,7 +237,7 @@ class GettextReader(readers.FileReader):
         if catalog is None:
             return
         headers, entries = catalog
-        language = _language(path, headers)
+        language = _language(path, headers) or self.p.language
         if not language:
             self._bad(f"{path}:1", "the catalog's language is neither in its path nor its header")
             return

@@ -31,7 +31,7 @@ _FORMATS = {
     b"\x1f\x8b": "the file is compressed by gzip: its name must end in .gz",
     b"\xfd7zXZ": "the file is compressed by xz: its name must end in .xz",
     b"\x28\xb5\x2f\xfd": "the file is compressed by zstd: its name must end in .zst",
-    b"BZh": "the file is compressed by bzip2: decompress it, or compress it as .gz or .xz",
+    b"BZh": "the file is compressed by bzip2: its name must end in .bz2",
     b"PK\x03\x04": "the file is a zip archive: unpack it",
     b"\xff\xfe": "the file is in UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "the file is in UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`",
@@ -76,6 +76,8 @@ class Reader(Configurable, abc.ABC):
         self.progress: Progress = SILENT
         self.first_line = 1
         self._opened: BinaryIO | None = None
+        # By what they are about, so that files that are looked for again are told of once.
+        self._file_notes: dict[str, str] = {}
 
     @property
     @abc.abstractmethod
@@ -86,6 +88,11 @@ class Reader(Configurable, abc.ABC):
     def notes(self) -> list[str]:
         """Lines about the splits that a user should know; complete once a split has been read."""
         return []
+
+    @property
+    def file_notes(self) -> list[str]:
+        """Lines about files that are not read; complete once the files have been looked for."""
+        return list(self._file_notes.values())
 
     def check_files(self) -> None:
         """Raises ValueError if a file of any split is missing, before long reading starts."""
@@ -190,10 +197,12 @@ class Reader(Configurable, abc.ABC):
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            self._bad(place, "not UTF-8", _encoding(number, line, error))
+            what = _format_of(number, line)
+            about = f"byte {error.start} of the line is 0x{line[error.start]:02x}"
+            self._bad(place, "not UTF-8", what or about)
             return None
         if "\0" in text:
-            self._bad(place, "NUL bytes", "no text has any")
+            self._bad(place, "NUL bytes", _format_of(number, line) or "no text has any")
             return None
         text = text.removesuffix("\n").removesuffix("\r")
         return text.removeprefix("\ufeff") if number == 1 else text
@@ -289,8 +298,23 @@ class FileReader(Reader):
                 raise UserError(f"{setting}: {pattern}: {self._none_found(pattern)}")
             for path in paths:
                 _check_is_file(setting, path)
-            found += paths
+            found += self._without_links(pattern, paths)
         return found
+
+    def _without_links(self, pattern: str, paths: Sequence[str]) -> Sequence[str]:
+        """Returns the paths but for links to other ones, and notes how many links there are."""
+        kept: dict[str, str] = {}
+        # Files themselves come first.
+        for path in sorted(paths, key=os.path.islink):
+            kept.setdefault(os.path.realpath(path), path)
+        read = set(kept.values())
+        left = [path for path in paths if path not in read]
+        if left:
+            self._file_notes[pattern] = (
+                f"{pattern}: {len(left):,} of {len(paths):,} files are links to others of them and "
+                f"are not read again, such as {left[0]}"
+            )
+        return [path for path in paths if path in read]
 
     def _expand(self, pattern: str) -> list[str]:
         """Returns the files that one of the user's paths or globs stands for."""
@@ -327,10 +351,15 @@ def _refuse_unreadable(path: str) -> NoReturn:
     raise UserError(f"{path}: permission denied: this user may not read the file") from None
 
 
-def _encoding(number: int, line: bytes, error: UnicodeDecodeError) -> str:
-    """Returns what is known about a line that is not UTF-8."""
-    if number == 1:
-        for magic, what in _FORMATS.items():
-            if line.startswith(magic):
-                return what
-    return f"byte {error.start} of the line is 0x{line[error.start]:02x}"
+def _format_of(number: int, line: bytes) -> str:
+    """Returns what a file is whose first line is no text; "" if that is not known."""
+    if number > 1:
+        return ""
+    for magic, what in _FORMATS.items():
+        if line.startswith(magic):
+            return what
+    # Latin letters have a zero byte each, before or after the letter.
+    for name, zeros in (("UTF-16BE", line[::2]), ("UTF-16LE", line[1::2])):
+        if 2 * zeros.count(0) > len(zeros):
+            return f"the file seems to be in {name}: convert it by `iconv -f {name} -t UTF-8`"
+    return ""

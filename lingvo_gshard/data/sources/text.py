@@ -19,7 +19,7 @@ IN_HELD_OUT = "a text, but for case, digits and punctuation, of test or dev"
 
 
 class TextReader(readers.FileReader):
-    """Reads documents of UTF-8 text, plain or .gz, .xz or .zst, as rows without a source.
+    """Reads documents of UTF-8 text, plain or .bz2, .gz, .xz or .zst, as rows without a source.
 
     A document is a file, a line or a paragraph, as `document` chooses. Blank lines separate
     paragraphs. A document without any text is ignored.

@@ -2,18 +2,29 @@
 
 import importlib.resources
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.row import Row
 
 _COLUMNS = 3
 # Codes of any convention, but no text: one word without white space.
 _CODE = re.compile(r"\S{1,40}")
+# Names of the column of languages in a row that names columns. None is a code of a language.
+_HEADERS = frozenset(("lang", "language", "language_code", "locale", "source_language", "src_lang"))
+_SIDES = frozenset(("source", "src", "target", "tgt", "trg"))
+HEADER = "a row with the names of columns"
 
 
 class _TsvLines(readers.Reader):
-    """Reads rows of three columns and reports rows that have another number of them."""
+    """Reads rows of three columns and reports rows that have another number of them.
+
+    Attributes:
+      language: language of rows of two columns; "": no row has two.
+    """
+
+    language = ""
 
     def _read_file(self, path: str) -> Iterator[Row]:
         # Most rows have the code of a row before, so that each code is checked once.
@@ -22,6 +33,11 @@ class _TsvLines(readers.Reader):
             if line is None:
                 continue
             columns = line.split("\t")
+            if number == 1 and _names_columns(columns):
+                self._leave_out(HEADER, f"{path}:1: {line[:80]!r}")
+                continue
+            if self.language and len(columns) == _COLUMNS - 1:
+                columns.insert(0, self.language)
             if len(columns) != _COLUMNS:
                 self._bad(f"{path}:{number}", "wrong number of columns", _columns(line))
                 continue
@@ -40,6 +56,12 @@ class _TsvLines(readers.Reader):
             yield Row(language, source, target, path, number)
 
 
+def _names_columns(columns: Sequence[str]) -> bool:
+    """Returns whether a row has the names of columns, as spreadsheets write them first."""
+    found = [column.strip().casefold() for column in columns]
+    return found[0] in _HEADERS or len(found) > 1 and _HEADERS.union(_SIDES).issuperset(found)
+
+
 def _columns(line: str) -> str:
     """Returns what is wrong with a line without three columns."""
     if "\r" in line:
@@ -51,10 +73,21 @@ def _columns(line: str) -> str:
 
 
 class TsvReader(_TsvLines, readers.FileReader):
-    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or compressed (.gz, .xz, .zst).
+    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or .bz2, .gz, .xz or .zst.
 
-    Text is never quoted or escaped: everything between two tabs is taken as it is.
+    Text is never quoted or escaped: everything between two tabs is taken as it is. A first row such
+    as `language<TAB>source<TAB>target` is left out and counted.
     """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("language", "", "Language of rows `source<TAB>target`; '': all rows name theirs.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        self.language = self.p.language
 
 
 class EmbeddedCorpus(_TsvLines):

@@ -40,16 +40,20 @@ def _path(directory: str, name: str, kind: type[Vocabulary]) -> str:
     return os.path.join(directory, f"{name}{kind.suffix}")
 
 
-def of_others(files: str | Sequence[str]) -> tuple[Vocabulary, ...]:
+def of_others(
+    files: str | Sequence[str], end_token: str = "", begin_token: str = ""
+) -> tuple[Vocabulary, ...]:
     """Returns the vocabularies in files of others, used as they are.
 
     Args:
       files: one file or several: SentencePiece models, or tokenizer.json of the tokenizers package.
+      end_token: the token of a tokenizer.json that ends a text; "": a known one.
+      begin_token: the token of a tokenizer.json that begins a text; "": a known one.
 
     Raises:
       UserError: a file is missing, or is no vocabulary.
     """
-    return tuple(map(_of_others, paths_of(files)))
+    return tuple(_of_others(path, end_token, begin_token) for path in paths_of(files))
 
 
 def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
@@ -57,7 +61,7 @@ def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(map(os.path.expanduser, listed(files)))
 
 
-def _of_others(path: str) -> Vocabulary:
+def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -66,8 +70,16 @@ def _of_others(path: str) -> Vocabulary:
             f"input.vocabulary.files: {path}: {error.strerror}; a SentencePiece model or a "
             "tokenizer.json was expected"
         ) from None
-    kind = JsonVocabulary if JsonVocabulary.is_json(content) else Vocabulary
     try:
-        return kind(content)
+        if JsonVocabulary.is_json(content):
+            return JsonVocabulary(content, end_token, begin_token)
+        found = Vocabulary(content)
     except ValueError as error:
         raise UserError(f"input.vocabulary.files: {path}: {error}") from None
+    if end_token or begin_token:
+        raise UserError(
+            f"input.vocabulary.files: {path} is a SentencePiece model, which has an end and a "
+            "beginning of its own; input.vocabulary.end_token and begin_token are for a "
+            "tokenizer.json"
+        )
+    return found

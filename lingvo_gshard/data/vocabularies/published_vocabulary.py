@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
     import tokenizers
@@ -75,7 +75,11 @@ class Tokenizer(Protocol):
 
 
 class JsonTokenizer:
-    """A tokenizer of the tokenizers package."""
+    """A tokenizer of the tokenizers package.
+
+    The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
+    `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
+    """
 
     def __init__(self, path: pathlib.Path):
         # Imported here: most runs need no tokenizers.
@@ -263,7 +267,9 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     for name in SENTENCEPIECE_MODELS:
         if (directory / name).is_file():
             is_t5 = name == "spiece.model"
-            adds_bos = bool(settings.get("add_bos_token", not is_t5))
+            # transformers takes null for False.
+            written = read_json(directory / SETTINGS, keeps_nulls=True)
+            adds_bos = bool(written.get("add_bos_token", not is_t5))
             added = _added_tokens(directory, settings)
             if is_t5:
                 count = int(settings.get("extra_ids", 100))
@@ -391,15 +397,19 @@ def _without_first_space(
     return found, keeps_spaces
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file without its nulls; empty if there is no such file.
+def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
+    """Returns the object in a JSON file; empty if there is no such file.
+
+    Args:
+      path: the file.
+      keeps_nulls: whether keys whose value is null are in the result.
 
     Raises:
       UserError: it is no JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: v for name, v in found.items() if keeps_nulls or v is not None}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError) as error:
@@ -485,7 +495,8 @@ class PublishedVocabulary(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without ids that begin or end a text."""
-        return self._tokenizer.encode(text)
+        with encoding([text]):
+            return self._tokenizer.encode(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@contextlib.contextmanager
+def encoding(texts: Iterable[str]) -> Iterator[None]:
+    """Says which text has half of a character, if encoding the texts fails.
+
+    JSON can hold such a text: `"\\ud800"`. No library of tokenizers takes it.
+
+    Args:
+      texts: the texts that are encoded.
+
+    Raises:
+      UserError: a text has a lone surrogate.
+    """
+    try:
+        yield
+    except (TypeError, RuntimeError, UnicodeEncodeError):
+        for text in texts:
+            if found := _SURROGATE.search(text):
+                raise UserError(
+                    f"character {found.start() + 1} of the text is the lone surrogate "
+                    f"U+{ord(found[0]):X}, which is half of a character"
+                ) from None
+        raise
 
 
 class Vocabulary:
@@ -64,11 +92,13 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of one line, without BOS and EOS."""
-        return self._processor.encode(text)
+        with encoding([text]):
+            return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does."""
-        return self._processor.encode(list(texts), num_threads=num_threads)
+        with encoding(texts):
+            return self._processor.encode(list(texts), num_threads=num_threads)
 
     def sample_batch(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
         """Returns the ids of many lines, each with a segmentation into pieces drawn at random.

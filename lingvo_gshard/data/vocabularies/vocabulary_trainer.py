@@ -69,6 +69,16 @@ class VocabularyTrainer(Configurable):
             "Vocabularies of others, used as they are: a SentencePiece model or a tokenizer.json "
             "for both sides, or one for the source and one for the target; (): trained here.",
         )
+        p.define(
+            "end_token",
+            "",
+            "Special token that ends a text, of a tokenizer.json in `files`; '': a known one.",
+        )
+        p.define(
+            "begin_token",
+            "",
+            "Special token that begins a text, of a tokenizer.json in `files`; '': a known one.",
+        )
         p.define("model_type", "unigram", "'unigram' or 'bpe'.")
         p.define(
             "character_coverage",
@@ -108,6 +118,12 @@ class VocabularyTrainer(Configurable):
                 f"input.vocabulary.files names {count} files; one was expected, or two with "
                 "vocabulary.joint = False"
             )
+        for name in ("end_token", "begin_token"):
+            if p.get(name) and not p.files:
+                raise UserError(
+                    f"input.vocabulary.{name} is {p.get(name)!r}, but input.vocabulary.files has "
+                    "no tokenizer.json"
+                )
         if p.joint and p.target_size:
             raise UserError("input.vocabulary.target_size needs vocabulary.joint = False")
         self.unicode_form = NFC
@@ -128,7 +144,7 @@ class VocabularyTrainer(Configurable):
         """
         p = self.p
         if p.files:
-            found = of_others(p.files)
+            found = _of_others(p)
             return found[0], found[-1]
         sources = _by_language(rows)
         targets = {"": sorted({row.target for row in rows})}
@@ -145,7 +161,7 @@ class VocabularyTrainer(Configurable):
     def train_on(self, sentences: Mapping[str, Sequence[str]], temperature: float) -> Vocabulary:
         """Returns a vocabulary trained on sentences by language. Raises the errors of `train`."""
         if self.p.files:
-            return of_others(self.p.files)[0]
+            return _of_others(self.p)[0]
         return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
     def _train_or_load(
@@ -272,9 +288,13 @@ def configured_sizes(params: Params) -> tuple[int, int]:
       UserError: a file of others is no vocabulary.
     """
     if params.files:
-        found = of_others(params.files)
+        found = _of_others(params)
         return found[0].size, found[-1].size
     return params.size, params.target_size or params.size
+
+
+def _of_others(params: Params) -> tuple[Vocabulary, ...]:
+    return of_others(params.files, params.end_token, params.begin_token)
 
 
 def _covering(counts: Sequence[int], share: float) -> int:

@@ -7,7 +7,7 @@ All iterations read the same shared tensors, and each reads its own slice of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from lingvo_gshard.core import context
@@ -23,6 +23,7 @@ from lingvo_gshard.core.autodiff.remat_policy import (
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.execution import Execution
@@ -63,15 +64,18 @@ class _TracedBody:
       reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
       saved_shards: whether each saved tensor is a shard, computed inside a manual region.
+      saves_on_host: whether saved tensors are kept in host memory, except for shards and tensors
+        without letters.
     """
 
     joint: JointGraph
     reports: Reports
     saved_layouts: list[str | None]
     saved_shards: list[bool]
+    saves_on_host: bool
 
     def carried_specs(self) -> list[tf.TensorSpec]:
-        """Returns the specs of the results of `leave_regions`."""
+        """Returns the specs of the results of `leave`."""
         mesh = mesh_in_use()
         specs = map(spec_of, self.joint.saved)
         return [
@@ -79,28 +83,46 @@ class _TracedBody:
             for spec, is_shard in zip(specs, self.saved_shards, strict=True)
         ]
 
-    def leave_regions(self, saved: Tensors) -> list[tf.Tensor]:
-        """Returns the saved tensors as the loop carries them: full tensors in place of shards."""
-        pairs = zip(saved, self.saved_shards, strict=True)
-        return [stack_of_shards(x) if is_shard else x for x, is_shard in pairs]
+    def leave(self, saved: Tensors) -> list[tf.Tensor]:
+        """Returns the saved tensors as the loop carries them.
 
-    def enter_regions(self, saved: Tensors) -> list[tf.Tensor]:
+        Full tensors take the place of shards. Offloaded tensors are in host memory.
+        """
+        return [self._left(*each) for each in self._with_layouts(saved)]
+
+    def enter(self, saved: Tensors) -> list[tf.Tensor]:
         """Returns the saved tensors as the backward pass of an iteration reads them."""
-        pairs = zip(saved, self.saved_shards, strict=True)
-        return [own_shard(x) if is_shard else x for x, is_shard in pairs]
+        return [self._entered(*each) for each in self._with_layouts(saved)]
 
     def annotate_stacks(self, stacks: Tensors) -> list[tf.Tensor]:
-        """Returns the stacks of the saved tensors over all iterations, annotated."""
-        annotated = []
-        for stack, layout, is_shard in zip(
-            stacks, self.saved_layouts, self.saved_shards, strict=True
-        ):
-            if is_shard:
-                stack = annotate_stack(stack, 1)
-            elif layout is not None:
-                stack = annotate(stack, f"R{layout}")
-            annotated.append(stack)
-        return annotated
+        """Returns the stacks of the saved tensors over all iterations, annotated.
+
+        Stacks in host memory are not: an annotation would copy them.
+        """
+        return [self._annotated(*each) for each in self._with_layouts(stacks)]
+
+    def _with_layouts(self, tensors: Tensors) -> Iterable[tuple[tf.Tensor, str | None, bool]]:
+        return zip(tensors, self.saved_layouts, self.saved_shards, strict=True)
+
+    def _is_on_host(self, layout: str | None, is_shard: bool) -> bool:
+        return self.saves_on_host and layout is not None and not is_shard
+
+    def _left(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
+        if layout is not None and self._is_on_host(layout, is_shard):
+            return to_host(annotate(x, layout))
+        return stack_of_shards(x) if is_shard else x
+
+    def _entered(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
+        if layout is not None and self._is_on_host(layout, is_shard):
+            return annotate(to_device(x), layout)
+        return own_shard(x) if is_shard else x
+
+    def _annotated(self, stack: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
+        if is_shard:
+            return annotate_stack(stack, 1)
+        if layout is None or self._is_on_host(layout, is_shard):
+            return stack
+        return annotate(stack, f"R{layout}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +196,7 @@ class Loop:
             reports,
             [layouts.get(id(x)) for x in joint.saved],
             [x.name in shards for x in joint.saved],
+            remat_policy.is_offloaded(self.body.policy),
         )
 
     def _annotate_gradients(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
@@ -191,7 +214,7 @@ class Loop:
 
         def step(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
             (output, *values), saved = joint.forward([x], self._inputs_of_iteration(r, tensors))
-            results = [*values, *traced.leave_regions(saved)]
+            results = [*values, *traced.leave(saved)]
             stacks = [s.write(r, y) for s, y in zip(stacks, results, strict=True)]
             return r + 1, output, stacks
 
@@ -221,7 +244,7 @@ class Loop:
 
         def iteration_gradients(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
             upstream = [dx, *(read(d, r) for d in d_values)]
-            saved_here = traced.enter_regions([read(stack, r) for stack in saved])
+            saved_here = traced.enter([read(stack, r) for stack in saved])
             return joint.backward(self._inputs_of_iteration(r, tensors), saved_here, upstream)
 
         present = [i for i, gradient in enumerate(joint.gradients) if gradient is not None]

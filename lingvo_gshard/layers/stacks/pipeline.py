@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
@@ -76,6 +78,12 @@ class Pipeline(Execution):
         Raises:
           UserError: the options do not fit one another, or a layer cannot run in a pipeline.
         """
+        if remat_policy.is_offloaded(params.rematerialize):
+            raise UserError(
+                f"{path}.rematerialize is {params.rematerialize!r}, but a Pipeline keeps what its "
+                "stages save on the devices. "
+                f"{names.nearest(params.rematerialize, remat_policy.ON_DEVICE)}"
+            )
         result = super().for_layers(params, layers, period, path)
         result.micro_batches = params.micro_batches or params.stages
         least = params.stages if params.circulations > 1 else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import (
@@ -29,6 +28,7 @@ FAMILIES = {
     for family in (
         deepseek.V2,
         deepseek.V3,
+        deepseek.KIMI_K2,
         gemma.GEMMA2,
         gemma.GEMMA3,
         glm4_moe.FAMILY,
@@ -45,22 +45,34 @@ FAMILIES = {
         nllb_moe.FAMILY,
         switch.FAMILY,
         t5.FAMILY,
+        t5.MT5,
     )
 }
+
+# Keys of a config that an error message names.
+_SHOWN = 12
+# Keys that families read, though their classes in transformers state no value for them.
+_OFTEN_READ = {"hidden_act", "layer_types", "rope_parameters", "rope_scaling"}
 
 
 def family_of(config: PublishedConfig) -> Family:
     """Returns the family of a config.
 
     Raises:
-      UserError: the architecture is unknown; the message has the nearest known one.
+      UserError: the architecture is unknown. The message has the known ones, and keys of the config
+        that no family reads. The name of a real model is often nearest to one of another kind.
     """
     name = config.get("model_type", kind=str)
-    if name not in FAMILIES:
-        raise UserError(
-            f"{config.where}: the architecture {name!r} is unknown. {names.nearest(name, FAMILIES)}"
-        )
-    return FAMILIES[name]
+    if name in FAMILIES:
+        return FAMILIES[name]
+    known = {key for family in FAMILIES.values() for key in (*family.defaults, *family.aliases)}
+    known |= _OFTEN_READ
+    others = config.unknown_to(known)
+    lacks = f" No family reads its {', '.join(others[:_SHOWN])}." if others else ""
+    raise UserError(
+        f"{config.where}: the architecture {name!r} is unknown. The families are "
+        f"{', '.join(sorted(FAMILIES))}.{lacks}"
+    )
 
 
 __all__ = ["FAMILIES", "Family", "family_of"]

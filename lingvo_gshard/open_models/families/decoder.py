@@ -99,22 +99,24 @@ FEED_FORWARD = (
         "model.layers.{layer}.mlp.down_proj.weight", "decoder.{layer}.feed_forward.w_out", "MH->HM"
     ),
 )
+# Defaults of most classes of transformers for the keys that `decoder_task` reads.
+DECODER_DEFAULTS: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 
 
-def decoder_task(config: PublishedConfig, ties_by_default: bool = False) -> Params:
-    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries.
-
-    Args:
-      config: the values of a `config.json`.
-      ties_by_default: whether the softmax shares the table if the config does not say.
-    """
+def decoder_task(config: PublishedConfig) -> Params:
+    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries."""
     config.expect("hidden_act", "silu")
-    task = plain_task(config, ties_by_default)
+    task = plain_task(config)
     set_rope(config, task.decoder.layer.self_attention, config.rope())
     return task
 
 
-def plain_task(config: PublishedConfig, ties_by_default: bool = False) -> Params:
+def plain_task(config: PublishedConfig) -> Params:
     """Returns `decoder_task` without rotations, whatever the activation that the config names."""
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
@@ -138,7 +140,7 @@ def plain_task(config: PublishedConfig, ties_by_default: bool = False) -> Params
         decoder=decoder,
         add_positions=False,
         embedding_scale=1.0,
-        tie_softmax=config.get("tie_word_embeddings", ties_by_default),
+        tie_softmax=config.get("tie_word_embeddings", False),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -9,6 +10,7 @@ from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
@@ -16,7 +18,9 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import (
+    EXPERT_ALIASES,
     SHARED_EXPERT,
+    dense_layers,
     expert_rows,
     sigmoid_config,
     sigmoid_experts,
@@ -53,6 +57,57 @@ _ATTENTION = (
     _row("o_proj.bias", "b_out", "M->M"),
 )
 _TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "first_k_dense_replace": 0,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "moe_intermediate_size": 1407,
+    "n_group": None,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": None,
+    "num_hidden_layers": 32,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.0,
+    "topk_group": None,
+    "topk_method": _GREEDY,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+_V3_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 4,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
 
 
 def _latent_task(config: PublishedConfig) -> Params:
@@ -75,7 +130,7 @@ def _latent_task(config: PublishedConfig) -> Params:
     rope = config.rope()
     set_rope(config, attention, rope)
     if rope.get("mscale_all_dim") and rope["rope_type"] != "default":
-        steeper = mscale(rope["factor"], rope["mscale_all_dim"])
+        steeper = mscale(attention.rotary_scaling.factor, rope["mscale_all_dim"])
         attention.query_scale = (plain + rotated) ** -0.5 * steeper**2
     task.decoder.layer.self_attention = attention
     return task
@@ -105,11 +160,11 @@ def _v3_task(config: PublishedConfig) -> Params:
     config.expect("topk_method", "noaux_tc")
     for name in ("aux_loss_alpha", "seq_aux"):
         config.get(name, None)
-    interleaved = config.get("rope_interleave", True)
+    interleaved = config.get("rope_interleave", False)
     pairs = rotary.NEIGHBORS if interleaved else rotary.HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
-    first = config.get("first_k_dense_replace", 3)
-    task.decoder.set(dense_first=first, moe_every=1, moe=sigmoid_experts(config))
+    moe = sigmoid_experts(config)
+    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
     return task
 
 
@@ -139,11 +194,11 @@ def _v2_task(config: PublishedConfig) -> Params:
         balance_weight=config.get("aux_loss_alpha", 0.001),
     )
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
-    moe.router.scale = config.get("routed_scaling_factor", 1.0)
+    moe.router.scale = config.get("routed_scaling_factor", kind=float)
     groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
         moe.router.set(expert_groups=groups, groups_per_token=chosen)
-    task.decoder.set(dense_first=config.get("first_k_dense_replace", 0), moe_every=1, moe=moe)
+    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
     return task
 
 
@@ -161,14 +216,20 @@ V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
     table=_TABLE,
-    task_of=_v2_task,
+    read_task=_v2_task,
     config_of=_v2_config,
+    defaults=_DEFAULTS,
+    aliases={"num_experts": "n_routed_experts"},
 )
 V3 = Family(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     table=_TABLE,
-    task_of=_v3_task,
+    read_task=_v3_task,
     config_of=_v3_config,
-    left_out=extra_layers,
+    defaults=_V3_DEFAULTS,
+    aliases=EXPERT_ALIASES,
+    read_left_out=extra_layers,
 )
+# Its config names the classes of DeepSeek-V3.
+KIMI_K2 = dataclasses.replace(V3, model_type="kimi_k2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
@@ -30,6 +31,11 @@ SHARED_EXPERT = (
         "E->E",
     ),
 )
+# Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
+EXPERT_ALIASES = {
+    "num_local_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
 
 
 def expert_rows(
@@ -108,11 +114,11 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
 
     Training changes the selection bias as arXiv 2408.15664 does, which balances loads.
     """
-    groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+    groups, chosen = config.get("n_group"), config.get("topk_group")
     router = SigmoidRouter.params().set(
         k=config.get("num_experts_per_tok"),
-        normalize=config.get("norm_topk_prob", True),
-        scale=config.get("routed_scaling_factor", 1.0),
+        normalize=config.get("norm_topk_prob", False),
+        scale=config.get("routed_scaling_factor", kind=float),
     )
     if groups > 1:
         router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
@@ -126,6 +132,22 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
     )
     moe.experts.activation = "swiglu"
     return moe
+
+
+def dense_layers(config: PublishedConfig) -> int:
+    """Returns the number of layers before the first one with experts.
+
+    Raises:
+      UserError: no layer would have experts.
+    """
+    first = config.get("first_k_dense_replace", kind=int, least=0)
+    layers = config.get("num_hidden_layers")
+    if first >= layers:
+        raise UserError(
+            f"{config.where}: first_k_dense_replace is {first} of num_hidden_layers={layers}, so "
+            "that no layer has experts; a smaller number was expected"
+        )
+    return first
 
 
 def sigmoid_config(decoder: Params) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import random_numbers
@@ -16,6 +16,8 @@ from lingvo_gshard.open_models.table import Table
 
 # Most positions of a row unless the user asks for another number.
 USUAL_LENGTH = 1024
+# The version of transformers whose config classes have the defaults that families state.
+TRANSFORMERS = "5.24.0"
 
 
 def text_input(length: int) -> Params:
@@ -25,10 +27,28 @@ def text_input(length: int) -> Params:
 
 def rotary_positions(config: PublishedConfig) -> tuple[int, bool]:
     """Returns `max_position_embeddings`, or what the scaling of rotary positions makes of them."""
-    positions, rope = config.get("max_position_embeddings", USUAL_LENGTH), config.rope()
-    # With this scaling, the number is that before it.
-    is_before = rope.get("rope_type") == "dynamic"
-    return (random_numbers.floor(positions * rope["factor"]) if is_before else positions), False
+    positions, rope = config.get("max_position_embeddings"), config.rope()
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind == "dynamic":
+        # The number is that before the scaling.
+        return random_numbers.floor(positions * factor), False
+    if kind == "yarn":
+        # Users add the scaling to a config whose number stays that before it.
+        original = original_length(config, rope)
+        return max(positions, random_numbers.floor(original * factor)), False
+    return positions, False
+
+
+def original_length(config: PublishedConfig, rope: Mapping[str, Any]) -> int:
+    """Returns the positions of the texts that a model was trained on before its scaling.
+
+    Args:
+      config: the config. A key of its own precedes the rotary parameter, as in transformers.
+      rope: the rotary parameters.
+    """
+    name = "original_max_position_embeddings"
+    own = config.get(name, None, int, 1)
+    return own or rope.get(name) or config.get("max_position_embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +59,16 @@ class Family:
       model_type: the name of the architecture in `config.json`.
       architecture: the class of transformers that runs it.
       table: the weight that each published tensor goes to.
-      task_of: returns the Params of the task that a config describes; raises UserError if the
+      read_task: returns the Params of the task that a config describes; raises UserError if the
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
         not describe every task in full, so callers make the task of these values and compare.
-      left_out: returns the beginnings of the names of tensors that are not imported.
+      defaults: key of `config.json` -> the value that a missing key has, as the config class of
+        transformers (version TRANSFORMERS) states it, for the keys that the family reads.
+      aliases: another name of a key -> the key, as in the class's `attribute_map`.
+      read_left_out: returns the beginnings of the names of tensors that are not imported.
       input_of: returns the Params of the input, given the positions of a row.
-      positions_of: returns the positions that the model was made for, and whether texts may have
+      read_positions: returns the positions that the model was made for, and whether texts may have
         more.
       copies: name of a tensor that may be a copy of a shared table -> names that this table may
         have. The first of these names that the model needs is the table.
@@ -54,14 +77,36 @@ class Family:
     model_type: str
     architecture: str
     table: Table
-    task_of: Callable[[PublishedConfig], Params]
+    read_task: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
-    left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
     input_of: Callable[[int], Params] = text_input
-    positions_of: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
+    read_positions: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
     copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
     )
+
+    def task_of(self, config: PublishedConfig) -> Params:
+        """Returns the Params of the task that a config describes.
+
+        Raises:
+          UserError: the config asks for something that is not supported.
+        """
+        return self.read_task(self._with_defaults(config))
+
+    def left_out(self, config: PublishedConfig) -> tuple[str, ...]:
+        """Returns the beginnings of the names of tensors that are not imported."""
+        return self.read_left_out(self._with_defaults(config))
+
+    def positions_of(self, config: PublishedConfig) -> tuple[int, bool]:
+        """Returns the positions that the model was made for, and whether texts may have more."""
+        return self.read_positions(self._with_defaults(config))
+
+    def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
+        config.take_defaults(self.defaults, self.aliases)
+        return config
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
@@ -76,27 +121,49 @@ def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def layer_types(config: PublishedConfig, usual_period: int) -> list[str]:
+def layer_types(config: PublishedConfig, period: int) -> list[str]:
     """Returns the type of each layer's attention.
 
     Args:
       config: the config.
-      usual_period: number of layers of a period, if the config has neither `layer_types` nor a
-        period. The last layer of a period has full attention, the other layers have a sliding
-        window.
+      period: number of layers of a period, if the config has no `layer_types`. The last layer of a
+        period has full attention, the other layers have a sliding window.
 
     Raises:
       UserError: `layer_types` has the wrong length.
     """
     layers = config.get("num_hidden_layers")
-    period = config.get(
-        "sliding_window_pattern", config.get("_sliding_window_pattern", usual_period)
-    )
     usual = [FULL if (index + 1) % period == 0 else SLIDING for index in range(layers)]
-    found = config.get("layer_types", usual)
+    found = config.get("layer_types", usual, list)
     if len(found) != layers:
         raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
     return found
+
+
+def sliding_window(config: PublishedConfig) -> int:
+    """Returns the largest distance within the sliding window; 0 if there is no window.
+
+    A published window counts the position itself.
+
+    Raises:
+      UserError: the window has no position but the query's own, or none at all.
+    """
+    return config.get("sliding_window", 1, least=2) - 1
+
+
+def window_config(attentions: Iterable[Params]) -> int | None:
+    """Returns `sliding_window` from the Params of the attentions of all layers."""
+    window = max(attention.window for attention in attentions)
+    return window + 1 if window else None
+
+
+def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention: one with the window, and one without."""
+    window = sliding_window(config)
+    attentions = {FULL: attention.copy()}
+    if window:
+        attentions[SLIDING] = attention.copy().set(window=window)
+    return attentions
 
 
 def set_pattern(
@@ -117,6 +184,8 @@ def set_pattern(
       UserError: a type is unknown.
     """
     for kind in kinds:
+        if kind == SLIDING and kind not in attentions:
+            raise UserError(f"{config.where} lacks sliding_window, but layer_types has {SLIDING!r}")
         if kind not in attentions:
             raise UserError(
                 f"{config.where}: the layer type {kind!r} is unknown. "

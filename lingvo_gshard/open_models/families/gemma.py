@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
@@ -18,9 +20,11 @@ from lingvo_gshard.open_models.families.family import (
     FULL,
     SLIDING,
     Family,
+    attentions_by_type,
     layer_types,
     pattern_config,
     set_pattern,
+    window_config,
 )
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
@@ -40,6 +44,33 @@ _TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": _GELU,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": None,
+    "vocab_size": 256000,
+}
+_GEMMA3_DEFAULTS = _DEFAULTS | {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "max_position_embeddings": 131072,
+    "rope_local_base_freq": 10000.0,
+    "rope_theta": 1e6,
+    "use_bidirectional_attention": False,
+    "vocab_size": 262208,
+}
 
 
 def _common(config: PublishedConfig) -> Params:
@@ -50,13 +81,13 @@ def _common(config: PublishedConfig) -> Params:
     for name in ("hidden_act", "cache_implementation"):
         # Some configs also have these keys; no model reads them.
         config.get(name, None)
-    task = plain_task(config, ties_by_default=True)
+    task = plain_task(config)
     layer = task.decoder.layer
     layer.norm_position = "both"
     layer.norm.zero_centered = True
     layer.feed_forward.activation = "geglu_tanh"
     layer.self_attention.set(
-        query_scale=config.get("query_pre_attn_scalar", 256.0, least=1) ** -0.5,
+        query_scale=config.get("query_pre_attn_scalar", kind=float, least=1) ** -0.5,
         logit_cap=config.get("attn_logit_softcapping", 0.0),
     )
     # 0 stands for the square root of the model dimension.
@@ -67,7 +98,6 @@ def _common_config(task: Params) -> dict[str, Any]:
     decoder = task.decoder
     attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
-    windows = [each.window for each in decoder.attention_pattern or (attention,)]
     return {
         **plain_config(task),
         "hidden_activation": _GELU,
@@ -75,24 +105,24 @@ def _common_config(task: Params) -> dict[str, Any]:
         "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
         "final_logit_softcapping": task.logit_cap or None,
-        "sliding_window": max(windows) + 1,
+        "sliding_window": window_config(decoder.attention_pattern or (attention,)),
         "layer_types": pattern_config(decoder),
     }
-
-
-def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params of the self-attention, with windows."""
-    # A published window counts the position itself; ours is the largest distance.
-    window = config.get("sliding_window", 4096) - 1
-    return {SLIDING: attention.copy().set(window=window), FULL: attention.copy()}
 
 
 def _gemma2_task(config: PublishedConfig) -> Params:
     task = _common(config)
     attention = task.decoder.layer.self_attention
     set_rope(config, attention, config.rope())
-    kinds = layer_types(config, usual_period=2)
-    set_pattern(config, task.decoder, kinds, _attentions(config, attention))
+    pattern = config.get("sliding_window_pattern", 2)
+    if pattern != 2 and not config.is_given("layer_types"):
+        raise UserError(
+            f"{config.where}: sliding_window_pattern is {pattern!r}, which Gemma 2 does not "
+            "have; 2 was expected"
+        )
+    set_pattern(
+        config, task.decoder, layer_types(config, period=2), attentions_by_type(config, attention)
+    )
     return task
 
 
@@ -105,42 +135,70 @@ def _gemma3_task(config: PublishedConfig) -> Params:
     attention = task.decoder.layer.self_attention
     attention.qk_norm = True
     attention.query_key_norm.set(epsilon=config.get("rms_norm_eps", kind=float), zero_centered=True)
-    attentions, rope = _attentions(config, attention), config.rope()
-    local = {"rope_theta": config.get("rope_local_base_freq", _LOCAL_BASE)}
-    if FULL in rope:
-        rope, local = rope[FULL], rope[SLIDING]
-    else:
-        rope["rope_theta"] = config.get("rope_theta", _GLOBAL_BASE)
-    set_rope(config, attentions[FULL], rope)
-    set_rope(config, attentions[SLIDING], local)
-    kinds = layer_types(config, usual_period=6)
-    set_pattern(config, task.decoder, kinds, attentions)
+    attentions, ropes = attentions_by_type(config, attention), _gemma3_ropes(config)
+    for kind, each in attentions.items():
+        set_rope(config, each, ropes[kind])
+    period = config.get("sliding_window_pattern", 6, least=1)
+    # transformers writes it and never reads it.
+    written = config.get("_sliding_window_pattern", period)
+    if written != period and not config.is_given("layer_types"):
+        raise UserError(
+            f"{config.where}: _sliding_window_pattern is {written!r}, which has no effect; name it "
+            "sliding_window_pattern"
+        )
+    set_pattern(config, task.decoder, layer_types(config, period), attentions)
     return task
+
+
+def _gemma3_ropes(config: PublishedConfig) -> dict[str, dict[str, Any]]:
+    """Returns type of attention -> rotary parameters. An old `rope_scaling` is of full attention.
+
+    Raises:
+      UserError: there are rotary parameters that are not of a type.
+    """
+    given = config.get("rope_parameters", None, dict) or {}
+    others = given.keys() - {FULL, SLIDING}
+    if others:
+        raise UserError(
+            f"{config.where}: rope_parameters has {', '.join(sorted(others))}; only {FULL!r} and "
+            f"{SLIDING!r} were expected, with the parameters of each"
+        )
+    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    ropes = {}
+    for kind, name in bases.items():
+        found = dict(given.get(kind) or {})
+        if kind == FULL:
+            found |= config.rope_entry("rope_scaling") or {}
+        config.check_rope(found)
+        base = config.get(name, None, float)
+        ropes[kind] = {"rope_type": found.get("type", "default"), "rope_theta": base, **found}
+    return ropes
 
 
 def _gemma3_config(task: Params) -> dict[str, Any]:
     decoder = task.decoder
     pattern = decoder.attention_pattern or (decoder.layer.self_attention,)
-    ropes = {
-        SLIDING if attention.window else FULL: rope_config(attention)["rope_parameters"]
-        for attention in pattern
-    }
+    described = {SLIDING if each.window else FULL: rope_config(each) for each in pattern}
+    ropes = {kind: config.pop("rope_parameters") for kind, config in described.items()}
     ropes.setdefault(SLIDING, {"rope_type": "default", "rope_theta": _LOCAL_BASE})
     ropes.setdefault(FULL, {"rope_type": "default", "rope_theta": _GLOBAL_BASE})
-    return {**_common_config(task), "rope_parameters": ropes}
+    positions = described.get(FULL, {})
+    return {**_common_config(task), **positions, "rope_parameters": ropes}
 
 
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     table=_TABLE,
-    task_of=_gemma2_task,
+    read_task=_gemma2_task,
     config_of=_gemma2_config,
+    defaults=_DEFAULTS,
 )
 GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     table=(*_TABLE, *HEAD_NORMS),
-    task_of=_gemma3_task,
+    read_task=_gemma3_task,
     config_of=_gemma3_config,
+    defaults=_GEMMA3_DEFAULTS,
 )

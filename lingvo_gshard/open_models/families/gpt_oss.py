@@ -9,6 +9,7 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
     decoder_task,
@@ -16,12 +17,12 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight, top_k_experts
 from lingvo_gshard.open_models.families.family import (
-    FULL,
-    SLIDING,
     Family,
+    attentions_by_type,
     layer_types,
     pattern_config,
     set_pattern,
+    window_config,
 )
 from lingvo_gshard.open_models.families.rope import rope_config
 from lingvo_gshard.open_models.table import TensorPattern
@@ -56,17 +57,42 @@ _EXPERTS = (
 _SINKS = TensorPattern(
     "model.layers.{layer}.self_attn.sinks", "decoder.{layer}.self_attention.sinks", "N->N"
 )
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "rope_theta": 150000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": 128,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+    "vocab_size": 201088,
+}
 
 
 def _task(config: PublishedConfig) -> Params:
     task = decoder_task(config)
     decoder, attention = task.decoder, task.decoder.layer.self_attention
-    has_bias = config.get("attention_bias", True)
+    has_bias = config.get("attention_bias", False)
     attention.set(use_bias=has_bias, use_output_bias=has_bias, use_sinks=True)
-    window = config.get("sliding_window", 128) - 1
-    kinds = layer_types(config, usual_period=2)
-    attentions = {SLIDING: attention.copy().set(window=window), FULL: attention.copy()}
-    set_pattern(config, decoder, kinds, attentions)
+    kinds = layer_types(config, period=2)
+    set_pattern(config, decoder, kinds, attentions_by_type(config, attention))
     for name in ("initial_context_length", "experts_per_token"):
         # The first is also in the rotary parameters, the second is num_experts_per_tok.
         config.get(name, None)
@@ -83,8 +109,8 @@ def _task(config: PublishedConfig) -> Params:
     decoder.moe.experts.set(
         use_bias=True,
         activation="clamped_swiglu",
-        gate_alpha=config.get("swiglu_alpha", 1.702),
-        gate_limit=config.get("swiglu_limit", 7.0),
+        gate_alpha=config.get("swiglu_alpha", kind=float),
+        gate_limit=config.get("swiglu_limit", kind=float),
     )
     return task
 
@@ -98,7 +124,7 @@ def _config(task: Params) -> dict[str, Any]:
         **rope_config(pattern[0]),
         "hidden_act": "silu",
         "attention_bias": pattern[0].use_bias,
-        "sliding_window": max(attention.window for attention in pattern) + 1,
+        "sliding_window": window_config(pattern),
         "layer_types": pattern_config(decoder),
         "intermediate_size": moe.hidden_dim,
         "num_local_experts": moe.num_experts,
@@ -115,6 +141,8 @@ FAMILY = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
     table=(*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, _SINKS, *NORMS, *_EXPERTS),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
+    aliases={"num_experts": "num_local_experts"},
 )

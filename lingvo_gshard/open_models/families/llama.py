@@ -9,6 +9,7 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     FEED_FORWARD_BIASES,
@@ -17,6 +18,17 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.family import Family
+
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -47,6 +59,7 @@ FAMILY = Family(
         *FEED_FORWARD,
         *FEED_FORWARD_BIASES,
     ),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
 )

@@ -9,6 +9,7 @@ from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
     decoder_config,
@@ -31,6 +32,21 @@ _HEADS_NORMS = tuple(
     )
     for published, ours in (("q", "query"), ("k", "key"))
 )
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "clip_qkv": None,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "rms_norm_eps": 1e-5,
+    "router_aux_loss_coef": 0.01,
+    "vocab_size": 50304,
+}
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -72,6 +88,8 @@ FAMILY = Family(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
     table=(*EMBEDDINGS, *ATTENTION, *_HEADS_NORMS, *NORMS, *expert_rows("mlp")),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
+    aliases={"num_local_experts": "num_experts"},
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
+    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
@@ -22,13 +24,40 @@ from lingvo_gshard.open_models.families.experts import (
     loss_weight,
     top_k_experts,
 )
-from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.family import FULL, Family
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
+_QWEN2_DEFAULTS = DECODER_DEFAULTS | {
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+_DEFAULTS = _QWEN2_DEFAULTS | {"attention_bias": False, "head_dim": 128}
+_EXPERTS_DEFAULTS = _QWEN2_DEFAULTS | {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": None,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "router_aux_loss_coef": 0.001,
+}
 
 
 def _task(config: PublishedConfig) -> Params:
     task = without_windows(config)
+    config.expect("use_qk_norm", True)
     attention, has_bias = task.decoder.layer.self_attention, config.get("attention_bias", False)
     attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True)
     attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
@@ -44,9 +73,15 @@ def _qwen2_task(config: PublishedConfig) -> Params:
 def without_windows(config: PublishedConfig) -> Params:
     """Returns `decoder_task` for a config that may, but must not, ask for sliding windows."""
     config.expect("use_sliding_window", False)
-    for name in ("sliding_window", "max_window_layers", "layer_types"):
+    for name in ("sliding_window", "max_window_layers"):
         # They have no meaning without use_sliding_window.
         config.get(name, None)
+    for kind in config.get("layer_types", [], list):
+        if kind != FULL:
+            raise UserError(
+                f"{config.where}: layer_types has {kind!r}, which is not supported without "
+                f"use_sliding_window; {FULL!r} was expected"
+            )
     return decoder_task(config)
 
 
@@ -54,11 +89,10 @@ def _moe_task(config: PublishedConfig) -> Params:
     config.expect("decoder_sparse_step", 1)
     config.expect("mlp_only_layers", [])
     task = _task(config)
-    experts = config.get("num_experts", None)
     task.decoder.moe_every = 1
     k = config.get("num_experts_per_tok")
     task.decoder.moe = top_k_experts(
-        experts=experts or config.get("num_local_experts"),
+        experts=config.get("num_experts"),
         k=k,
         hidden_dim=config.get("moe_intermediate_size"),
         normalize=config.get("norm_topk_prob", False),
@@ -97,20 +131,24 @@ QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     table=_ROWS,
-    task_of=_qwen2_task,
+    read_task=_qwen2_task,
     config_of=_qwen2_config,
+    defaults=_QWEN2_DEFAULTS,
 )
 DENSE = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     table=(*_ROWS, *HEAD_NORMS),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
 )
 EXPERTS = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     table=(*_ROWS, *HEAD_NORMS, *expert_rows("mlp")),
-    task_of=_moe_task,
+    read_task=_moe_task,
     config_of=_moe_config,
+    defaults=_EXPERTS_DEFAULTS,
+    aliases={"num_local_experts": "num_experts"},
 )

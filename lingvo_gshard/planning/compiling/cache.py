@@ -28,6 +28,7 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
+from lingvo_gshard.hlo.host_transfers import HOST_SPACE
 from lingvo_gshard.hlo.messages import HloProto
 
 # Files used longest ago are removed when all together have more bytes.
@@ -215,15 +216,20 @@ def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
       code: bytes of the device's code.
 
     Returns:
-      the program, and the bytes of arguments, outputs, temporaries, code and their peak.
+      the program, and the bytes of arguments, outputs, temporaries, code and their peak, and in
+      the memory of the host.
     """
     (path,) = pathlib.Path(directory).glob(_BUFFERS)
     proto = HloProto.FromString(path.read_bytes())
     sizes = collections.Counter({"arguments": 0, "outputs": 0, "temporaries": 0, "code": code})
+    host = 0
     for buffer in proto.buffer_assignment.buffer_allocations:
         if buffer.color == _HBM:
             sizes[_kind(buffer)] += buffer.size
-    return proto.hlo_module.SerializeToString(), {**sizes, "peak": sizes.total()}
+        elif buffer.color == HOST_SPACE:
+            host += buffer.size
+    memory = {**sizes, "peak": sizes.total(), "host": host}
+    return proto.hlo_module.SerializeToString(), memory
 
 
 def _kind(buffer: Any) -> str:

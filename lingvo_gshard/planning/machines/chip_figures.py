@@ -66,6 +66,7 @@ _EC2 = (
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
 _JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
+_TYPICAL = ": about 15 GB/s of PCI Express for each chip"
 _OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
 _NO_GPU = "it is no GPU"
@@ -124,6 +125,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V2),
         "pod_shape": ((16, 16), _V2),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (280, _V2 + ": thermal design power"),
         "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
         "example": ("v2:16x16", "a slice that exists"),
@@ -150,6 +152,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V3),
         "pod_shape": ((32, 32), _V3),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (220, _V3 + ": mean of the measured power"),
         "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
         "example": ("v3:32x32", "a slice that exists"),
@@ -180,6 +183,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V4),
         "pod_shape": ((16, 16, 16), _V4),
         "network_bandwidth": (None, _NO_SOURCE),
+        "host_bandwidth": (16e9, _SCALING + ": PCI Express, each way"),
         "watts": (170, _V4 + ": mean of the measured power"),
         "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
         "example": ("v4:8x8x8", "a slice that exists"),
@@ -206,6 +210,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V5E),
         "network_bandwidth": (6.4e12 / 256 / 8, _V5E + _OF_POD),
+        "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "watts": (None, _NO_SOURCE),
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5e:16x16", "a slice that exists"),
@@ -235,6 +240,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 20, 28), _SCALING),
         "network_bandwidth": (50e9 / 8, _V5P),
+        "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "watts": (None, _NO_SOURCE),
         "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
         "example": ("v5p:8x8x8", "a slice that exists"),
@@ -264,6 +270,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V6E),
         "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
+        "host_bandwidth": (32e9, _SCALING + ": PCI Express"),
         "watts": (None, _NO_SOURCE),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
         "example": ("v6e:16x16", "a slice that exists"),
@@ -293,6 +300,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _V7X),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
         "network_bandwidth": (100e9 / 8 / 2, _V7X),
+        "host_bandwidth": (None, _NO_SOURCE),
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
         "example": ("tpu7x:8x8x8", "a slice that exists"),
@@ -497,8 +505,25 @@ _GPUS = {
     ),
 }
 
+# Bytes per second of PCI Express in both directions together, where the datasheet states them.
+_PCI_EXPRESS: dict[str, float] = {key: 64e9 for key in ("a100-40gb", "a100", "l40s", "l4")}
+_PCI_EXPRESS |= {key: 128e9 for key in ("h100", "h100-pcie", "h200")}
+
+
+def _of_host(key: str, datasheet: str) -> tuple[float | None, str]:
+    """Returns a GPU's rate to its host in one direction, with its source."""
+    rate = _PCI_EXPRESS.get(key)
+    if rate is None:
+        return None, _NO_SOURCE
+    return rate / 2, _HALF.format(datasheet, f"PCI Express, {rate / 1e9:g} GB/s")
+
+
 FIGURES |= {
-    key: {**figures, "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs")}
+    key: {
+        **figures,
+        "host_bandwidth": _of_host(key, figures["name"][1]),
+        "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs"),
+    }
     for key, figures in _GPUS.items()
 }
 FIGURES |= {
@@ -525,6 +550,7 @@ FIGURES |= {
         "host_chips": (96, _EPYC),
         "pod_shape": ((), "cores share memory"),
         "network_bandwidth": (None, "a CPU topology is a single machine"),
+        "host_bandwidth": (None, "a CPU is its own host"),
         "watts": (360 / 96, _EPYC + ": default TDP of a socket, divided by 96 cores"),
         "price": (None, "single cores are not for rent"),
         "example": ("cpu:8", "eight cores"),

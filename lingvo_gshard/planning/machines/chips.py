@@ -68,6 +68,8 @@ class Chip:
       pod_shape: shape of the largest torus, in chips; () if there is no torus.
       network_bandwidth: bytes per second from one partition to other hosts in one direction;
         None if it is not published.
+      host_bandwidth: bytes per second between the memories of one partition and its host in one
+        direction; None if it is not published.
       watts: power of one chip; None if it is not published.
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
@@ -98,6 +100,7 @@ class Chip:
     host_chips: int
     pod_shape: tuple[int, ...]
     network_bandwidth: float | None
+    host_bandwidth: float | None
     watts: float | None
     price: Price | None
     example: str

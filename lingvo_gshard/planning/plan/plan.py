@@ -39,6 +39,7 @@ class MemoryBytes(Record, frozen=True, kw_only=True):
       program: code.
       peak: maximum in use at any time.
       capacity: bytes that a program may use.
+      host: bytes in the memory of the device's host. They do not count in the classes.
     """
 
     weights: int
@@ -48,6 +49,7 @@ class MemoryBytes(Record, frozen=True, kw_only=True):
     program: int
     peak: int
     capacity: int
+    host: int = 0
 
 
 class ParameterCounts(Record, frozen=True, kw_only=True):
@@ -156,6 +158,30 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     line: str = ""
 
 
+class HostTransferRow(Record, frozen=True, kw_only=True):
+    """All copies of a layer, in one direction and phase, between device and host in a step.
+
+    Attributes:
+      to_host: whether they copy from the device to the host.
+      layer: name scope of the operations.
+      phase: one of `hlo.operation.PHASES`.
+      bytes: size of all copies of one device.
+      count: copies in a step.
+      seconds_bound: lower bound for all copies; 0 if the rate is not published.
+      seconds: estimate of the exposed time, which the step waits for.
+      hidden_seconds: estimate of the time that computation hides.
+    """
+
+    to_host: bool
+    layer: str
+    phase: str
+    bytes: int
+    count: int
+    seconds_bound: float
+    seconds: float
+    hidden_seconds: float
+
+
 class LayerRow(Record, frozen=True, kw_only=True):
     """The operations of one layer in one phase of a step, of one device.
 
@@ -238,6 +264,7 @@ class Plan(Record, frozen=True, kw_only=True):
       tensors: weights and moments.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
+      host_transfers: most exposed seconds first; empty in plans of earlier versions.
       flops: arithmetic of one device.
       layers: in the order of their first operation.
       kinds: time by kind of work; empty in plans of earlier versions.
@@ -279,6 +306,7 @@ class Plan(Record, frozen=True, kw_only=True):
     tensors: list[TensorRow]
     largest_temporaries: list[TemporaryRow]
     collectives: list[CollectiveRow]
+    host_transfers: list[HostTransferRow] = []
     flops: FlopCounts
     layers: list[LayerRow]
     kinds: list[WorkKindRow] = []

@@ -220,7 +220,7 @@ def search_experiment(
         rates_of(topology),
         compile_candidate,
         compile_best=options.search_compilations,
-        policies=tuple(remat_policy.POLICIES) if paths.rematerialize else (remat_policy.NONE,),
+        policies=tuple(remat_policy.ON_DEVICE) if paths.rematerialize else (remat_policy.NONE,),
         torus=_torus(topology),
         progress=progress,
         others=steps[1:],

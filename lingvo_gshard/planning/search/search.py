@@ -109,7 +109,7 @@ def search(
     rates: Rates,
     compile_candidate: CompileCandidate | None = None,
     compile_best: int = 4,
-    policies: Sequence[str] = tuple(remat_policy.POLICIES),
+    policies: Sequence[str] = tuple(remat_policy.ON_DEVICE),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
     progress: Progress = SILENT,

@@ -412,6 +412,12 @@ def _unused_steps_warning(trainer: Trainer) -> list[str]:
 
 
 def _check(trainer: Trainer) -> None:
+    if trainer.p.offload_moments:
+        raise UserError(
+            "step.offload_moments cannot be combined with "
+            f"step.local_updates.every={trainer.local_updates.p.every}: each worker's moments are "
+            "kept on its devices"
+        )
     if trainer.p.average_decay:
         raise UserError(
             f"step.average_decay={trainer.p.average_decay} cannot be combined with "

@@ -31,6 +31,7 @@ from lingvo_gshard.runtime.lowering.folding import (
 )
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
+from lingvo_gshard.runtime.lowering.placements import name_memory_kinds
 from lingvo_gshard.runtime.lowering.shardy import shorten_shardings, to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
@@ -202,9 +203,12 @@ def _portable(
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
-        if partitioning.platform in kernel.PLATFORMS:
+        has_moves = name_memory_kinds(parsed) > 0
+        has_kernels = partitioning.platform in kernel.PLATFORMS
+        if has_kernels:
             splicing.replace_markers(parsed, partitioning.platform)
-            # The oldest version has no custom calls with a dictionary, which kernels consist of.
+        if has_kernels or has_moves:
+            # The oldest version has no custom calls with a dictionary, which kernels and moves are.
             weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
         make_constants(parsed, constants)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core.memory_kinds import HOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +22,15 @@ class Array:
       dtype: name of the NumPy dtype.
       split: for each dimension the mesh axes it is split over. None, for outputs only, leaves the
         layout to the partitioner.
+      is_on_host: whether the array lives in the memory of each device's host. UNSET is False:
+        files of programs without such arrays do not have the field.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     split: tuple[tuple[str, ...], ...] | None
+    is_on_host: bool | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self):
         if any(size < 0 for size in self.shape):
@@ -40,7 +45,9 @@ class Array:
         if self.split is None:
             return None
         return jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec(*(axes or None for axes in self.split))
+            mesh,
+            jax.sharding.PartitionSpec(*(axes or None for axes in self.split)),
+            memory_kind=HOST if self.is_on_host else None,
         )
 
     def known_sharding(self, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
@@ -98,5 +105,11 @@ class Array:
 
 def _copy_of_shards(array: jax.Array) -> jax.Array:
     """Returns a copy that shares no memory. The result of device_put may, even with donation."""
-    shards = [jax.device_put(np.array(s.data), s.device) for s in array.addressable_shards]
+    kind = array.sharding.memory_kind
+    shards = [
+        jax.device_put(
+            np.array(s.data), jax.sharding.SingleDeviceSharding(s.device, memory_kind=kind)
+        )
+        for s in array.addressable_shards
+    ]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)

@@ -19,12 +19,13 @@ import msgspec
 import numpy as np
 
 import lingvo_gshard
+from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program import program_file
+from lingvo_gshard.runtime.program import host_arrays, program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
@@ -38,7 +39,13 @@ _CALLS_OF_KERNELS = (("tpu_custom_call", "tpu"), ("__gpu$", "cuda"), ("__cudnn$"
 
 _CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 # Calls that are part of every compiler of XLA.
-_OF_ALL = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.FuncResultSharding"}
+_OF_ALL = {
+    memory_kinds.MOVE,
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "xla.sdy.FuncResultSharding",
+}
 
 
 def calls_of_libraries(module: str) -> list[str]:
@@ -183,7 +190,10 @@ class Program:
             out_shardings=tuple(a.sharding(mesh) for a in self.outputs),
         )
         with using_partitioner(self.partitioner), jax.enable_x64(True):
-            return jitted.lower(*arguments)
+            lowered = jitted.lower(*arguments)
+        if any(array.is_on_host for array in (*self.inputs, *self.outputs)):
+            host_arrays.name_kinds(lowered, self.inputs, self.outputs)
+        return lowered
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the program as one file, which has a body for each platform with kernels."""
@@ -303,19 +313,23 @@ def _describe(mesh: Mesh) -> str:
 def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Returns bytes per device of a compiled program: arguments, outputs, temporaries, code, peak.
 
-    An output that reuses an argument's memory counts as an argument only.
+    An output that reuses an argument's memory counts as an argument only. What is in the memory of
+    the host counts as `host` only.
     """
     analysis: Any = compiled.memory_analysis()
     arguments = analysis.argument_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
     code = analysis.generated_code_size_in_bytes
+    host = analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes
+    host += analysis.host_output_size_in_bytes - analysis.host_alias_size_in_bytes
     return {
         "arguments": arguments,
         "outputs": outputs,
         "temporaries": temporaries,
         "code": code,
         "peak": arguments + outputs + temporaries + code,
+        "host": host,
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
@@ -17,7 +18,7 @@ from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.program_file import Work
-from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding.annotate import annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
@@ -31,7 +32,7 @@ _BATCH_LAYOUT = "BL"
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
     """Returns the arrays of the trainer's state as a flat list, with padding (padding.py)."""
     return [
-        _state_array(path, spec, partitioning, trainer.sharded_parts)
+        _state_array(path, spec, partitioning, trainer)
         for path, spec in trainer.state_specs().flatten_items()
     ]
 
@@ -57,9 +58,12 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
 
     def init() -> list:
         state = annotated(trainer.init_state(), trainer)
-        return _described(arrays, state)
+        pairs = zip(arrays, state.flatten(), strict=True)
+        placed = [to_host(value) if array.is_on_host else value for array, value in pairs]
+        return _described(arrays, state.pack(placed))
 
-    return _lower("init_state", init, [], trainer, partitioning, partitioner)
+    program = _lower("init_state", init, [], trainer, partitioning, partitioner)
+    return _with_hosted(program, arrays)
 
 
 def train_program(
@@ -101,7 +105,8 @@ def train_program(
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
     program = _lower("train_step", train_step, inputs, trainer, partitioning, partitioner, donated)
-    return dataclasses.replace(program, work=_work(trainer.task, batch)), names
+    program = dataclasses.replace(program, work=_work(trainer.task, batch))
+    return _with_hosted(program, arrays), names
 
 
 def eval_program(
@@ -193,12 +198,19 @@ def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with sharding annotations on all tensors of its sharded parts."""
+    """Returns the state with sharding annotations on all tensors of its sharded parts.
+
+    An annotation of an array in host memory would copy it.
+    """
     specs = trainer.state_specs()
     marked = NestedMap(state)
     for part, kind in trainer.sharded_parts.items():
         if part in state:
-            marked[part] = annotate_weights(state[part], specs[part], kind)
+            pairs = zip(state[part].flatten(), specs[part].flatten(), strict=True)
+            marked[part] = state[part].pack(
+                tensor if trainer.is_on_host(part, spec) else annotate_like(tensor, spec, kind)
+                for tensor, spec in pairs
+            )
     return marked
 
 
@@ -209,11 +221,26 @@ def _work(task: Task, batch: BatchSpecs) -> Work:
 
 
 def _state_array(
-    path: str, spec: VariableSpec, partitioning: Partitioning, kinds: Mapping[str, str]
+    path: str, spec: VariableSpec, partitioning: Partitioning, trainer: Trainer
 ) -> Array:
-    kind = kinds.get(path.partition(".")[0], "weights")
+    """Returns an array of the state. Arrays in host memory have no padding to cut off."""
+    part = path.partition(".")[0]
+    kind = trainer.sharded_parts.get(part, "weights")
+    if trainer.is_on_host(part, spec):
+        split = partitioning.storage_split(spec.shape, partitioning.spec_split(spec, kind))
+        return Array(path, spec.shape, spec.dtype, split, is_on_host=True)
     split = partitioning.spec_storage_split(spec, kind)
     return Array(path, partitioning.stored_shape(spec.shape, split), spec.dtype, split)
+
+
+def _with_hosted(program: Program, arrays: Sequence[Array]) -> Program:
+    """Returns a program whose outputs are in host memory where the state's arrays are."""
+    hosted = {array.path for array in arrays if array.is_on_host}
+    outputs = [
+        dataclasses.replace(output, is_on_host=True) if output.path in hosted else output
+        for output in program.outputs
+    ]
+    return dataclasses.replace(program, outputs=tuple(outputs))
 
 
 def _unpadded(tensors: Sequence[tf.Tensor], specs: NestedMap) -> NestedMap:

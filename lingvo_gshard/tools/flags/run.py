@@ -78,6 +78,17 @@ def define_settings_flags(values: flags.FlagValues) -> None:
     )
 
 
+def define_ignore_flag(values: flags.FlagValues) -> None:
+    """Defines --ignore_keys."""
+    flags.DEFINE_list(
+        "ignore_keys",
+        [],
+        "Keys of config.json that do not change what the model computes, though its family does "
+        "not know them; with commas between them.",
+        flag_values=values,
+    )
+
+
 def experiment_params(values: flags.FlagValues) -> Params:
     """Returns the experiment's Params with all settings; ValueError if a name is wrong."""
     return experiment(values.experiment or "", values.gin_param, values.gin_file)

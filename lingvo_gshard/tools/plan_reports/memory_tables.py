@@ -11,6 +11,7 @@ from lingvo_gshard.planning.plan.plan import (
     MEMORY_CLASSES,
     CollectiveRow,
     FlopCounts,
+    HostTransferRow,
     LayerRow,
     MemoryBytes,
     TemporaryRow,
@@ -54,6 +55,8 @@ def print_memory(console: rich.console.Console, memory: MemoryBytes) -> None:
     table.add_section()
     add("peak", memory.peak)
     table.add_row("capacity", units.in_bytes(memory.capacity), "", "")
+    if memory.host:
+        table.add_row("in the host's memory", units.in_bytes(memory.host), "", "")
     print_table(console, table)
 
 
@@ -155,6 +158,28 @@ def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
         units.in_seconds(sum(row.seconds for row in rows)),
         units.in_share(sum(row.share for row in rows)),
     )
+
+
+def print_host_transfers(
+    console: rich.console.Console, transfers: Sequence[HostTransferRow]
+) -> None:
+    """Prints the copies between device and host; nothing without any."""
+    if not transfers:
+        return
+    table = make_table("copies", "layer", right=("bytes", "calls", "bound", "hidden", "exposed"))
+    rows = sorted(transfers, key=lambda row: (-row.seconds, -row.hidden_seconds))
+    for row in rows[:MAX_ROWS]:
+        table.add_row(
+            f"{'to the host' if row.to_host else 'from the host'}, {row.phase}",
+            escape(row.layer or "(no layer)"),
+            units.in_bytes(row.bytes),
+            units.in_count(row.count),
+            units.in_seconds(row.seconds_bound),
+            units.in_seconds(row.hidden_seconds),
+            units.in_seconds(row.seconds),
+        )
+    print_table(console, table)
+    say_hidden(console, rows, lambda row: row.seconds, units.in_seconds)
 
 
 def print_arithmetic(console: rich.console.Console, flops: FlopCounts) -> None:

@@ -26,6 +26,7 @@ def print_plan(plan: Plan, console: rich.console.Console) -> None:
     memory_tables.print_tensors(console, plan.tensors)
     memory_tables.print_temporaries(console, plan.largest_temporaries)
     memory_tables.print_collectives(console, plan.collectives)
+    memory_tables.print_host_transfers(console, plan.host_transfers)
     memory_tables.print_arithmetic(console, plan.flops)
     memory_tables.print_layer_times(console, plan.layers)
     _print_totals(console, plan)
@@ -103,6 +104,14 @@ def _print_totals(console: rich.console.Console, plan: Plan) -> None:
             console,
             f"Computation hides {units.in_seconds(hidden)} of the communication; the step waits "
             f"for the other {units.in_seconds(exposed)}.",
+        )
+    if plan.host_transfers:
+        hidden = sum(row.hidden_seconds for row in plan.host_transfers)
+        exposed = sum(row.seconds for row in plan.host_transfers)
+        say(
+            console,
+            f"Computation hides {units.in_seconds(hidden)} of the copies to and from the host; the "
+            f"step waits for the other {units.in_seconds(exposed)}.",
         )
     say(
         console,

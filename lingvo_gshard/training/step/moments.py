@@ -26,7 +26,6 @@ from lingvo_gshard.training.step.optimizer import (
     dequantize_square,
     quantize,
     quantize_square,
-    rounding_key,
     to_bfloat16,
 )
 
@@ -129,7 +128,7 @@ class MomentOptimizer(Optimizer):
         if dtype == FLOAT32:
             value = step.commit(moments[name], value)
             return value, {name: value}
-        key = rounding_key(f"{step.spec.path}/{name}", step.number)
+        key = step.rounding_key(f"{step.spec.path}/{name}")
         if dtype == BFLOAT16:
             return value, {name: step.commit(moments[name], to_bfloat16(value, key))}
         write = quantize_square if name == SECOND else quantize

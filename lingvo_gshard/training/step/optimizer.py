@@ -110,6 +110,8 @@ class WeightStep:
       number: an int32 scalar, the number of the step, which counts from 0.
       learning_rate: a float32 scalar.
       is_skipped: a bool scalar; if true, the step must not change weight and moments.
+      first_element: for one of several stacked layers, the index of its first element in the stack
+        modulo 2^32, an int32 scalar. None stands for 0.
     """
 
     spec: VariableSpec
@@ -119,6 +121,21 @@ class WeightStep:
     number: tf.Tensor
     learning_rate: tf.Tensor
     is_skipped: tf.Tensor | bool = False
+    first_element: tf.Tensor | None = None
+
+    def rounding_key(self, path: str) -> tf.Tensor:
+        """Returns the int32 [2] key of the random numbers that round an array after the step.
+
+        A layer of a stack is rounded as the whole stack would be: the numbers are hashes of the key
+        plus the index of an element.
+
+        Args:
+          path: path of the array.
+        """
+        key = rounding_key(path, self.number)
+        if self.first_element is None:
+            return key
+        return key + tf.stack([self.first_element, 0])
 
     def commit(self, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
         """Returns the new value of a weight or a moment, the old one if the step is skipped."""
@@ -252,7 +269,7 @@ class Optimizer(Configurable):
           learning_rate: as in `update`.
         """
         found = []
-        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
+        for spec, weight, gradient, own in self.rows(specs, theta, gradients, moments):
             if self.moves(spec):
                 weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
                 rate = self.learning_rate_factor(spec) * learning_rate
@@ -299,16 +316,25 @@ class Optimizer(Configurable):
           is_skipped: a bool scalar; if true, theta and moments are returned unchanged.
         """
         new_weights, new_moments = [], []
-        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
-            with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
-                new_weight, own = self._update_one(
-                    WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped)
-                )
-                new_weights.append(_stored(spec, new_weight, weight.dtype, step))
+        for spec, weight, gradient, own in self.rows(specs, theta, gradients, moments):
+            new_weight, own = self.update_one(
+                WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped)
+            )
+            new_weights.append(new_weight)
             new_moments.append(NestedMap(own))
         return specs.pack(new_weights), specs.pack(new_moments)
 
-    def _rows(
+    def update_one(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
+        """Returns a weight, in its own dtype, and its moments after one step.
+
+        Args:
+          step: the weight and its gradient in their own dtypes.
+        """
+        with tf.name_scope(f"{SCOPE}/{scope_name(step.spec.path)}/"):
+            updated, moments = self._update_by_rule(step)
+            return _stored(step, updated), moments
+
+    def rows(
         self, specs: NestedMap, theta: NestedMap, gradients: NestedMap, moments: NestedMap
     ) -> Iterator[tuple[VariableSpec, tf.Tensor, tf.Tensor, Moments]]:
         """Yields each weight's spec, value, gradient and moments by name."""
@@ -318,7 +344,7 @@ class Optimizer(Configurable):
             own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
             yield spec, weight, gradient, own
 
-    def _update_one(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
+    def _update_by_rule(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         """Updates one weight by its own rule, by `update_weight`, or not at all.
 
         Args:
@@ -341,10 +367,11 @@ class Optimizer(Configurable):
         return self.moment_layouts(spec) if self.moves(spec) else {}
 
 
-def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
+def _stored(step: WeightStep, updated: tf.Tensor) -> tf.Tensor:
     """Returns an updated weight in its own dtype. Values that the dtype holds do not change."""
+    dtype = step.weight.dtype
     if dtype == tf.bfloat16 and updated.dtype == tf.float32:
-        return to_bfloat16(updated, rounding_key(spec.path, step))
+        return to_bfloat16(updated, step.rounding_key(step.spec.path))
     return tf.cast(updated, dtype)
 
 

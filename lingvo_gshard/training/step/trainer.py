@@ -11,17 +11,21 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import (
     averages,
     master_weights,
     micro_batches,
+    offload,
     optimizer,
     precision,
     update_ratios,
@@ -32,7 +36,7 @@ from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
-from lingvo_gshard.training.step.update_ratios import UpdateRatios
+from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
 
 # The parts of a state whose tensors are split over devices.
 SHARDED_PARTS = ("theta", "moments", averages.PART)
@@ -66,12 +70,8 @@ class Trainer(Configurable):
         )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
-        p.define(
-            "micro_batches",
-            1,
-            "Number of parts of a batch that are computed in sequence.",
-            minimum=1,
-        )
+        parts = "Number of parts of a batch that are computed in sequence."
+        p.define("micro_batches", 1, parts, minimum=1)
         p.define(
             "reduce_dtype",
             "float32",
@@ -115,6 +115,12 @@ class Trainer(Configurable):
             minimum=0,
             changes_results=False,
         )
+        p.define(
+            "offload_moments",
+            False,
+            "Whether the optimizer's moments stay in host memory between updates.",
+            changes_results=False,
+        )
         return p
 
     def __init__(self, params: Params, task: Task | Params, steps: int = 1000):
@@ -148,6 +154,12 @@ class Trainer(Configurable):
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
+        if params.offload_moments and params.update_ratios_every:
+            raise UserError(
+                f"step.update_ratios_every is {params.update_ratios_every}, but update-to-weight "
+                "ratios need all moments on the device, which step.offload_moments keeps in host "
+                "memory. Set step.update_ratios_every = 0 or step.offload_moments = False"
+            )
         self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
     @property
@@ -266,9 +278,7 @@ class Trainer(Configurable):
             )
             learning_rate = self.schedule(state.step)
 
-            def clipped() -> NestedMap:
-                return update_ratios.clipped(gradients, specs, norm, self.p.clip_norm)
-
+            clipped = Clipping(gradients, specs, norm, self.p.clip_norm)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
@@ -284,7 +294,7 @@ class Trainer(Configurable):
     def _next_state(
         self,
         state: NestedMap,
-        clipped: Callable[[], NestedMap],
+        clipped: Clipping,
         learning_rate: tf.Tensor,
         finite: tf.Tensor,
         verdict: spikes.Verdict | None,
@@ -293,7 +303,7 @@ class Trainer(Configurable):
 
         Args:
           state: the state before the step.
-          clipped: returns the gradients, clipped.
+          clipped: the gradients and how they are clipped.
           learning_rate: the step's learning rate.
           finite: whether the step's loss and gradient are finite.
           verdict: what is known of spikes.
@@ -307,15 +317,7 @@ class Trainer(Configurable):
         if verdict:
             is_skipped |= verdict.is_skipped
             updates -= state.spikes.skipped
-        theta, moments = self.optimizer.update(
-            self.theta_specs,
-            state.theta,
-            clipped(),
-            state.moments,
-            updates,
-            learning_rate,
-            is_skipped,
-        )
+        theta, moments = self._updated(state, clipped, updates, learning_rate, is_skipped)
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
         if self.p.average_decay:
@@ -327,6 +329,38 @@ class Trainer(Configurable):
             new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
         ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_skipped)
         return new_state, ratios
+
+    def _updated(
+        self,
+        state: NestedMap,
+        clipped: Clipping,
+        updates: tf.Tensor,
+        learning_rate: tf.Tensor,
+        is_skipped: tf.Tensor,
+    ) -> tuple[NestedMap, NestedMap]:
+        """Returns the weights and the moments after a step."""
+        specs, rest = self.theta_specs, (updates, learning_rate, is_skipped)
+        if self.p.offload_moments:
+            return offload.update(self.optimizer, specs, state, clipped, *rest)
+        return self.optimizer.update(specs, state.theta, clipped(), state.moments, *rest)
+
+    @property
+    def offload_settings(self) -> list[str]:
+        """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
+        found = ["step.offload_moments = True"] if self.p.offload_moments else []
+        for layer in self.task.all_layers():
+            if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
+                found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
+        return found
+
+    def is_on_host(self, part: str, spec: VariableSpec) -> bool:
+        """Returns whether an array of the state is kept in host memory.
+
+        Args:
+          part: the part of the state, such as "moments".
+          spec: the array's spec.
+        """
+        return part == "moments" and self.p.offload_moments and offload.is_offloaded(spec)
 
     def _next_averages(
         self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_skipped: tf.Tensor

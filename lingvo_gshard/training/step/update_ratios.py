@@ -11,6 +11,7 @@ weights would have to be copied, since a step overwrites them.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -32,22 +33,39 @@ def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([_sum_of_squares(g) for counted, g in pairs if counted]))
 
 
-def clipped(gradients: NestedMap, specs: NestedMap, norm: tf.Tensor, clip_norm: float) -> NestedMap:
-    """Returns the gradients in float32, scaled to a norm of at most `clip_norm`.
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """The gradients of a step, scaled to a norm of at most `clip_norm`.
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, section 3.2.
 
-    Args:
+    Attributes:
       gradients: the gradients of the weights.
       specs: the weights' tree of VariableSpec. What weights with an update rule get is not scaled.
       norm: their global norm.
       clip_norm: the largest norm; 0 disables clipping.
     """
-    scale = clip_norm / tf.maximum(norm, clip_norm) if clip_norm else tf.constant(1.0)
-    pairs = zip(specs.flatten(), gradients.flatten(), strict=True)
-    return gradients.pack(
-        tf.cast(g, tf.float32) * (1.0 if spec.update_rule else scale) for spec, g in pairs
-    )
+
+    gradients: NestedMap
+    specs: NestedMap
+    norm: tf.Tensor
+    clip_norm: float
+
+    def __call__(self) -> NestedMap:
+        """Returns all gradients in float32, scaled."""
+        scale = self.scale()
+        pairs = zip(self.specs.flatten(), self.gradients.flatten(), strict=True)
+        return self.gradients.pack(self.scaled(*pair, scale) for pair in pairs)
+
+    def scale(self) -> tf.Tensor:
+        """Returns the factor of the gradients, a float32 scalar."""
+        if not self.clip_norm:
+            return tf.constant(1.0)
+        return self.clip_norm / tf.maximum(self.norm, self.clip_norm)
+
+    def scaled(self, spec: VariableSpec, gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of one weight, or of one layer of a stack, in float32 and scaled."""
+        return tf.cast(gradient, tf.float32) * (1.0 if spec.update_rule else scale)
 
 
 def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:

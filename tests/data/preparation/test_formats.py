@@ -6,6 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lingvo_gshard.data.preparation import preparation
 from lingvo_gshard.data.preparation import sources as survey
 from tests.data.preparation import raw
 
@@ -40,6 +41,13 @@ def test_parquet(tmp_path, monkeypatch):
     found, prepared = _prepared(tmp_path, monkeypatch, path)
     assert found == EXPECTED
     assert prepared.sources[0].files[0].bytes == path.stat().st_size
+    nested = pyarrow.table({"translation": [{"en": "a", "hau": "b"}] * 3, "language": ["de"] * 3})
+    pyarrow.parquet.write_table(nested, tmp_path / "nested.parquet")
+    message = (
+        r"nested\.parquet:1: .*expected columns of text 'source' and 'target'; found translation"
+    )
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [str(tmp_path / "nested.parquet")], output="nested")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=f"^{path}:1: the file cannot be read: "):
         raw.run(tmp_path, [str(path)], output="other")
@@ -60,6 +68,50 @@ def test_moses_pairs(tmp_path, monkeypatch, suffix):
     found, prepared = _prepared(tmp_path, monkeypatch, f"{tmp_path}/*-en/train,format=moses")
     assert found == EXPECTED
     assert [len(source.files) for source in prepared.sources] == [4]
+
+
+def test_an_opus_folder(tmp_path, monkeypatch):
+    pairs = [row for row in ROWS if row[0] == "de"]
+    sides = {"de": [row[1] for row in pairs], "en": [row[2] for row in pairs]}
+    sides |= {"ids": ["x"] * len(pairs), "fr": ["y"] * len(pairs)}
+    for ending, lines in sides.items():
+        (tmp_path / f"Corp.de-en.{ending}").write_text("".join(f"{line}\n" for line in lines))
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{tmp_path}/Corp.de-en,format=moses")
+    assert found == sorted(("train", *row) for row in pairs)
+    assert [note.partition(" ")[0][-4:] for note in prepared.file_notes] == ["n.fr", ".ids"]
+    assert preparation.notes(prepared)[:2] == prepared.file_notes
+    # What is prepared already is told of in the same way.
+    assert _prepared(tmp_path, monkeypatch, f"{tmp_path}/Corp.de-en,format=moses")[1] == prepared
+
+
+def test_the_language_of_a_source_chooses_moses_pairs_and_names_that_of_rows(tmp_path, monkeypatch):
+    pairs = [row for row in ROWS if row[0] == "de"]
+    for ending, column in (("de", 1), ("en", 2), ("fr", 1)):
+        content = "".join(f"{row[column]}\n" for row in pairs)
+        (tmp_path / f"train.{ending}").write_text(content)
+    source = f"{tmp_path}/train,format=moses,language=de"
+    found, prepared = _prepared(tmp_path, monkeypatch, source)
+    assert found == sorted(("train", *row) for row in pairs) and not prepared.file_notes
+    path = raw.write_tsv(tmp_path / "two.tsv", [("source", "target"), *(row[1:] for row in pairs)])
+    _, prepared = raw.run(tmp_path, [f"{path},split=train,language=de"], output="other")
+    assert raw.texts(tmp_path / "other") == found
+    assert [one.reason for one in prepared.rejections] == ["a row with the names of columns"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a.tsv,document=line", "document=line has no effect on format=tsv; it applies to text"),
+        (
+            "a.tsv,target_language=de",
+            "has no effect on format=tsv; it applies to moses and gettext",
+        ),
+        ("a,format=moses,source_field=x", "source_field=x has no effect on format=moses"),
+    ],
+)
+def test_fields_that_have_no_effect_are_refused(source, message):
+    with pytest.raises(ValueError, match=message):
+        survey.Source.parse(source)
 
 
 def test_gettext_catalogs(tmp_path, monkeypatch):

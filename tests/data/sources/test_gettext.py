@@ -80,6 +80,29 @@ def test_language_of_the_header(tmp_path):
     assert {row.language for row in reader(tmp_path).rows("train")} == {"nl", "ca"}
 
 
+def test_linked_catalogs_are_read_once(tmp_path):
+    """As glibc's and Debian's folders link catalogs, of LC_TIME and of variants."""
+    folder = tmp_path / "locale" / "de" / "LC_MESSAGES"
+    for other in ("de/LC_TIME", "de_AT/LC_MESSAGES", "at/LC_MESSAGES"):
+        (tmp_path / "locale" / other).mkdir(parents=True)
+        (tmp_path / "locale" / other / "app.mo").symlink_to(folder / "app.mo")
+    folder.mkdir()
+    catalog().save_as_mofile(str(folder / "app.mo"))
+    for pattern in (tmp_path, tmp_path / "**" / "*.mo"):
+        r = reader(pattern)
+        rows = r.rows("train")
+        assert {row[:3] for row in rows} == PAIRS and len(rows) == len(PAIRS)
+        assert {row.file for row in rows} == {str(folder / "app.mo")}
+        assert len(r.file_notes) == 1 and ": 3 of 4 files are links to others" in r.file_notes[0]
+
+
+def test_a_setting_names_the_language_of_catalogs_that_name_none(tmp_path):
+    for name in ("messages", "nl"):
+        catalog().save(str(tmp_path / f"{name}.po"))
+    rows = reader(tmp_path, language="de").rows("train")
+    assert {row.language for row in rows} == {"de", "nl"}
+
+
 def test_catalogs_of_the_target_language_and_without_a_language(tmp_path):
     (tmp_path / "po").mkdir()
     catalog().save(str(tmp_path / "po" / "en_GB.po"))

@@ -32,6 +32,75 @@ def test_reads_every_language_of_a_prefix(tmp_path):
     assert rows[1].file == str(tmp_path / "train.de") and rows[1].line == 2
 
 
+def test_an_opus_folder_has_one_pair(tmp_path):
+    """As OPUS packs its corpora: alignments and identifiers have as many lines as the texts."""
+    for name in ("README", "LICENSE"):
+        write(tmp_path / name, "one\ntwo\n")
+    texts = {"de": "eins\nzwei\n", "en": "one\ntwo\n", "ids": "a.xml\nb.xml\n", "xml": "<a/>\n\n"}
+    for ending, text in texts.items():
+        write(tmp_path / f"Corp.de-en.{ending}", text)
+    for pattern in ("Corp.de-en", "*"):
+        r = reader(train=str(tmp_path / pattern), test="x")
+        assert [row[:3] for row in r.rows("train")] == [
+            ("de", "eins", "one"),
+            ("de", "zwei", "two"),
+        ]
+        assert len(r.file_notes) == 2
+        assert f"{tmp_path}/Corp.de-en.ids is not read: it is no side of a pair" in r.file_notes[0]
+    other = reader(train=str(tmp_path / "Corp.de-en"), test="x", target_language="de")
+    assert [row[:3] for row in other.rows("train")] == [
+        ("en", "one", "eins"),
+        ("en", "two", "zwei"),
+    ]
+
+
+def test_files_of_other_kinds_are_no_languages(tmp_path):
+    for ending in ("en", "de", "txt", "tsv", "xml.gz"):
+        write(tmp_path / f"train.{ending}", "one\n")
+    r = reader(train=str(tmp_path / "train"), test="x")
+    assert [row.language for row in r.rows("train")] == ["de"]
+    names = [note.partition(" ")[0] for note in r.file_notes]
+    assert names == [str(tmp_path / f"train.{ending}") for ending in ("tsv", "txt", "xml.gz")]
+
+
+def test_a_pair_in_the_name_of_a_prefix_whose_files_have_other_languages(tmp_path):
+    for ending in ("en", "de", "fr"):
+        write(tmp_path / f"my-en.{ending}", "one\n")
+    rows = reader(train=str(tmp_path / "my-en"), test="x").rows("train")
+    assert [row.language for row in rows] == ["de", "fr"]
+
+
+def test_only_the_named_source_language_is_read(tmp_path):
+    for ending in ("en", "de", "fr", "txt"):
+        write(tmp_path / f"train.{ending}", "one\n")
+    for language in ("fr", "txt"):
+        r = reader(train=str(tmp_path / "train"), test="x", source_language=language)
+        assert [row.language for row in r.rows("train")] == [language] and not r.file_notes
+    with pytest.raises(ValueError, match=r"train\.nl was expected$"):
+        reader(train=str(tmp_path / "train"), test="x", source_language="nl").rows("train")
+
+
+def test_a_glob_finds_the_pairs_of_the_named_source_language(tmp_path):
+    for name in ("de", "fr"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / f"train.{name}", f"{name}\n")
+        write(tmp_path / name / "train.en", "one\n")
+    r = reader(train=str(tmp_path / "*" / "train"), test="x", source_language="fr")
+    assert [row[:3] for row in r.rows("train")] == [("fr", "fr", "one")]
+    with pytest.raises(ValueError, match="no file matches this glob"):
+        reader(train=str(tmp_path / "*" / "train"), source_language="nl").rows("train")
+
+
+def test_a_target_may_be_linked_beside_each_source(tmp_path):
+    for name in ("de", "fr"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / f"train.{name}", f"{name}\n")
+    write(tmp_path / "de" / "train.en", "one\n")
+    (tmp_path / "fr" / "train.en").symlink_to(tmp_path / "de" / "train.en")
+    rows = reader(train=str(tmp_path / "*" / "train"), test="x").rows("train")
+    assert [row[:3] for row in rows] == [("de", "de", "one"), ("fr", "fr", "one")]
+
+
 def test_globs_of_prefixes_and_another_target_language(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -1,10 +1,13 @@
 """Tests TsvReader and EmbeddedCorpus, with errors and counts of invalid rows."""
 
+import bz2
 import collections
 import gzip
+import io
 import lzma
 import os
 import re
+import zipfile
 
 import pytest
 
@@ -21,11 +24,20 @@ def write(path, content, opener=open):
     return str(path)
 
 
+def zipped(content):
+    """Returns an archive whose first line is UTF-8 with NUL bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a\n", (1980, 1, 1, 0, 0, 0)), content)
+    return file.getvalue()
+
+
 GOOD = "de\tGuten Tag\tGood day\nfr\tMerci à tous\tThanks to all\n".encode()
 
 
 @pytest.mark.parametrize(
-    ("name", "opener"), [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open)]
+    ("name", "opener"),
+    [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open), ("a.tsv.bz2", bz2.open)],
 )
 def test_reads_plain_and_compressed_files(tmp_path, name, opener):
     path = write(tmp_path / name, GOOD, opener)
@@ -47,6 +59,43 @@ def test_globs_and_lists(tmp_path):
         write(tmp_path / f"{name}.tsv", f"de\t{name}\t{name * 2}\n".encode())
     r = reader(train=(str(tmp_path / "[ab].tsv"), str(tmp_path / "b.tsv")), test="x")
     assert [row.source for row in r.rows("train")] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    "header", ["language\tsource\ttarget", "Lang\tde\ten", "source\ttarget\tlanguage"]
+)
+def test_a_row_with_the_names_of_columns_is_left_out(tmp_path, header):
+    path = write(tmp_path / "a.tsv", header.encode() + b"\n" + GOOD)
+    r = reader(train=path, test=path)
+    assert [(row.language, row.line) for row in r.rows("train")] == [("de", 2), ("fr", 3)]
+    assert r.left_out == {tsv.HEADER: 1} and r.examples[tsv.HEADER].startswith(f"{path}:1: ")
+
+
+def test_only_the_first_row_names_columns(tmp_path):
+    path = write(tmp_path / "a.tsv", GOOD + b"language\tSprache\tlanguage\n")
+    assert [row.language for row in reader(train=path, test=path).rows("train")][2] == "language"
+
+
+def test_rows_of_two_columns_have_the_language_of_the_setting(tmp_path):
+    path = write(tmp_path / "a.tsv", b"source\ttarget\nJa\tYes\nfr\tOui\tYes\n")
+    r = reader(train=path, test=path, language="de")
+    assert [row[:3] for row in r.rows("train")] == [("de", "Ja", "Yes"), ("fr", "Oui", "Yes")]
+    with pytest.raises(ValueError, match="a.tsv:2: wrong number of columns"):
+        reader(train=path, test=path).rows("train")
+
+
+def test_links_to_files_of_the_same_glob_are_read_once(tmp_path):
+    path = write(tmp_path / "b.tsv", GOOD)
+    (tmp_path / "a.tsv").symlink_to(path)
+    (tmp_path / "c.tsv").symlink_to(path)
+    r = reader(train=f"{tmp_path}/*.tsv", test="x")
+    assert {row.file for row in r.rows("train")} == {path} and len(r.rows("train")) == 2
+    assert r.file_notes == [
+        f"{tmp_path}/*.tsv: 2 of 3 files are links to others of them and are not read again, such "
+        f"as {tmp_path}/a.tsv"
+    ]
+    # A file that is named twice is read twice.
+    assert len(reader(train=(path, f"{tmp_path}/a.tsv"), test="x").rows("train")) == 4
 
 
 BAD_ROWS = [
@@ -111,7 +160,12 @@ def test_a_file_without_permission_is_never_skipped(tmp_path, monkeypatch):
     [
         (gzip.compress(GOOD, mtime=0), "its name must end in .gz"),
         (lzma.compress(GOOD), "its name must end in .xz"),
+        (bz2.compress(GOOD), "its name must end in .bz2"),
+        (zipped(GOOD), "the file is a zip archive: unpack it"),
         ("de\tJa\tYes\n".encode("utf-16"), "the file is in UTF-16"),
+        ("de\tJa\tYes\n".encode("utf-16-le"), "the file seems to be in UTF-16LE"),
+        ("de\tJa\tYes\n".encode("utf-16-be"), "the file seems to be in UTF-16BE"),
+        (b"de\tJa\0\tYes\n", "NUL bytes: no text has any"),
         ("de\tSch\xf6n\tFine\n".encode("latin-1"), "byte 6 of the line is 0xf6"),
         (GOOD.replace(b"\n", b"\r"), "the line has carriage returns in it"),
     ],
@@ -122,7 +176,9 @@ def test_the_error_says_what_a_file_is_instead(tmp_path, content, hint):
         reader(train=path, test=path).rows("train")
 
 
-@pytest.mark.parametrize(("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open)])
+@pytest.mark.parametrize(
+    ("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open), ("a.bz2", bz2.open)]
+)
 def test_truncated_file(tmp_path, name, opener):
     path = write(tmp_path / name, GOOD * 1000, opener)
     with open(path, "rb") as file:

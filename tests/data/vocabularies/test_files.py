@@ -71,5 +71,8 @@ def test_wrong_files_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.json: This is no tokenizer.json"):
         files.of_others(str(tmp_path / "a.json"))
+    (tmp_path / "their.model").write_bytes(sentencepiece_model())
+    with pytest.raises(ValueError, match="is a SentencePiece model, which has an end and a begin"):
+        files.of_others(str(tmp_path / "their.model"), "<eos>")
     with pytest.raises(ValueError, match="names 2 files; one was expected"):
         corpora.trainer(tmp_path, files=("a", "b"))

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.remat_policy import POLICIES
+from lingvo_gshard.core.autodiff.remat_policy import ON_DEVICE
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
@@ -124,7 +124,7 @@ class RepeatTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(other.active_parameters(), layers.active_parameters())
         self.assertGreater(layers.active_parameters(), 0)
 
-    @parameterized.product(policy=tuple(POLICIES), execution=[sequential, loop])
+    @parameterized.product(policy=tuple(ON_DEVICE), execution=[sequential, loop])
     def test_eager_results_are_bitwise_equal(self, execution, policy):
         found = run(execution=execution(policy))
         self.assertAllClose(found, one_by_one(), rtol=0, atol=0)
@@ -188,7 +188,7 @@ class ProgramTest(testing.TestCase):
 
     @pytest.mark.slow
     def test_policies_that_save_less_compile_to_more_products(self):
-        counts = {policy: optimized_products(policy) for policy in POLICIES}
+        counts = {policy: optimized_products(policy) for policy in ON_DEVICE}
         kept, but_hidden = counts["products"], counts["products_but_hidden"]
         self.assertLess(counts["none"], kept, counts)
         self.assertLess(kept, but_hidden, counts)

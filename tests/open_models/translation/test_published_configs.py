@@ -65,6 +65,13 @@ PUBLISHED = {
         | {"dense_act_fn": "gelu_new", "tie_word_embeddings": False},
         76_961_152,
     ),
+    "mt5-small": (
+        {k: v for k, v in T5.items() if k not in ("n_positions", "output_past")}
+        | {"model_type": "mt5", "d_ff": 1024, "d_kv": 64, "d_model": 512, "num_heads": 6}
+        | {"num_layers": 8, "num_decoder_layers": 8, "feed_forward_proj": "gated-gelu"}
+        | {"tie_word_embeddings": False, "tokenizer_class": "T5Tokenizer", "vocab_size": 250112},
+        300_176_768,
+    ),
     "m2m100_418M": (
         FAIRSEQ
         | {"model_type": "m2m_100", "d_model": 1024, "vocab_size": 128112}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -23,8 +23,6 @@ from lingvo_gshard.open_models.table import Table, TensorPattern
 # PyTorch's default, which no config has.
 _EPSILON = 1e-5
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "out_proj")
-# Positions of a row if the config does not say.
-_POSITIONS = 1024
 _SIDES = ("encoder", "decoder")
 # Some files have the sinusoids. They are computed here, and not imported.
 _SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
@@ -35,13 +33,40 @@ _COPIES = {
     "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
 }
 
+# Defaults of the classes of transformers for the keys that `fairseq_task` reads.
+FAIRSEQ_DEFAULTS: dict[str, Any] = {
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "attention_dropout": 0.1,
+    "d_model": 1024,
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
+    "decoder_layerdrop": 0.05,
+    "decoder_layers": 12,
+    "dropout": 0.1,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "encoder_layerdrop": 0.05,
+    "encoder_layers": 12,
+    "max_position_embeddings": 1024,
+    "scale_embedding": True,
+    "tie_word_embeddings": True,
+    "vocab_size": 128112,
+}
+_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+
 
 def fairseq_family(
     model_type: str,
     architecture: str,
     table: Table,
-    task_of: Callable[[PublishedConfig], Params],
+    read_task: Callable[[PublishedConfig], Params],
     config_of: Callable[[Params], dict[str, Any]],
+    defaults: Mapping[str, Any],
 ) -> Family:
     """Returns a family with what all of fairseq's share: input, positions and copies of tables.
 
@@ -49,18 +74,21 @@ def fairseq_family(
       model_type: as in `Family`.
       architecture: as in `Family`.
       table: as in `Family`.
-      task_of: as in `Family`.
+      read_task: as in `Family`.
       config_of: as in `Family`.
+      defaults: as in `Family`.
     """
     return Family(
         model_type=model_type,
         architecture=architecture,
         table=table,
-        task_of=task_of,
+        read_task=read_task,
         config_of=config_of,
-        left_out=lambda config: _SINUSOIDS,
+        defaults=defaults,
+        aliases=_ALIASES,
+        read_left_out=lambda config: _SINUSOIDS,
         input_of=translation_input,
-        positions_of=fairseq_positions,
+        read_positions=fairseq_positions,
         copies=_COPIES,
     )
 
@@ -105,7 +133,7 @@ def fairseq_task(config: PublishedConfig) -> Params:
     """Returns an encoder-decoder whose norms stand before the sublayers."""
     for side in _SIDES:
         config.get(f"{side}_layerdrop", 0.0)
-    rate = config.get("dropout", 0.1)
+    rate = config.get("dropout", 0.0)
     encoder, decoder = stacks_of(
         [config.get(f"{side}_layers") for side in _SIDES],
         input_dropout_rate=rate,
@@ -114,7 +142,7 @@ def fairseq_task(config: PublishedConfig) -> Params:
     )
     # Dropped in training only, and within the feed-forward layer.
     config.get("activation_dropout", 0.0)
-    name = config.get("activation_function", "relu")
+    name = config.get("activation_function", kind=str)
     activation = activation_of(config, "activation_function", name)
     for side, stack in zip(_SIDES, (encoder, decoder), strict=True):
         stack.set(
@@ -126,7 +154,7 @@ def fairseq_task(config: PublishedConfig) -> Params:
             attention.set(use_bias=True, use_output_bias=True)
         stack.layer.feed_forward.set(activation=activation, use_bias=True)
     task = task_of(config, encoder, decoder)
-    task.positions.max_length = config.get("max_position_embeddings", _POSITIONS)
+    task.positions.max_length = config.get("max_position_embeddings")
     # 0 stands for the square root of the model dimension.
     return task.set(embedding_scale=0.0 if config.get("scale_embedding", False) else 1.0)
 
@@ -154,4 +182,4 @@ def fairseq_config(task: Params) -> dict[str, Any]:
 
 def fairseq_positions(config: PublishedConfig) -> tuple[int, bool]:
     """Returns the positions that the model was made for."""
-    return config.get("max_position_embeddings", _POSITIONS), False
+    return config.get("max_position_embeddings"), False

@@ -7,6 +7,7 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.translation.fairseq import (
+    FAIRSEQ_DEFAULTS,
     fairseq_config,
     fairseq_family,
     fairseq_rows,
@@ -19,12 +20,14 @@ TABLES = (
     TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
 )
 
+M2M_100_DEFAULTS = FAIRSEQ_DEFAULTS | {"pad_token_id": 1}
+
 
 def m2m_100_task(config: PublishedConfig) -> Params:
     """Returns the task of an M2M-100 model. Each text begins with the token of its language."""
     task = fairseq_task(config)
     # fairseq numbers the first position with the padding's id plus 1.
-    first = config.get("pad_token_id", 1) + 1
+    first = config.get("pad_token_id", kind=int, least=0) + 1
     task.positions.set(first_position=first, reaches_base=True)
     # If this is False, transformers 5 has a table for each side and one more that no layer reads.
     config.expect("tie_word_embeddings", True)
@@ -44,6 +47,7 @@ FAMILY = fairseq_family(
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-    task_of=m2m_100_task,
+    read_task=m2m_100_task,
     config_of=m2m_100_config,
+    defaults=M2M_100_DEFAULTS,
 )

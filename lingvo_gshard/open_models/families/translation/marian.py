@@ -8,6 +8,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.translation.fairseq import (
+    FAIRSEQ_DEFAULTS,
     fairseq_config,
     fairseq_family,
     fairseq_rows,
@@ -34,6 +35,18 @@ _FIXED = {
     "static_position_embeddings": True,
 }
 
+_DEFAULTS = FAIRSEQ_DEFAULTS | {
+    "activation_function": "gelu",
+    "attention_dropout": 0.0,
+    "decoder_layerdrop": 0.0,
+    "decoder_vocab_size": None,
+    "encoder_layerdrop": 0.0,
+    "is_decoder": False,
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+    "vocab_size": 58101,
+}
+
 
 def _task(config: PublishedConfig) -> Params:
     for name, value in _FIXED.items():
@@ -44,11 +57,11 @@ def _task(config: PublishedConfig) -> Params:
     for stack in (task.encoder, task.decoder):
         stack.has_final_norm = False
         stack.layer.norm_position = "sum"
-    shares = config.get("share_encoder_decoder_embeddings", True)
+    shares = config.get("share_encoder_decoder_embeddings", False)
     if shares:
         # Without it, transformers 5 has a table for each side besides one that no layer reads.
         config.expect("tie_word_embeddings", True)
-    target = config.get("decoder_vocab_size", task.source_vocabulary_size)
+    target = config.get("decoder_vocab_size", 0) or task.source_vocabulary_size
     if shares and target != task.source_vocabulary_size:
         raise UserError(
             f"{config.where}: decoder_vocab_size is {target} and vocab_size is "
@@ -76,6 +89,7 @@ FAMILY = fairseq_family(
     model_type="marian",
     architecture="MarianMTModel",
     table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
 )

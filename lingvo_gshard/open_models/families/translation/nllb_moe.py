@@ -16,6 +16,7 @@ from lingvo_gshard.open_models.families.translation.fairseq import (
     fairseq_rows,
 )
 from lingvo_gshard.open_models.families.translation.m2m_100 import (
+    M2M_100_DEFAULTS,
     TABLES,
     m2m_100_config,
     m2m_100_task,
@@ -32,6 +33,23 @@ _CAPACITY = (
     "moe_eval_capacity_token_fraction",
     "router_ignore_padding_tokens",
 )
+
+_DEFAULTS = M2M_100_DEFAULTS | {
+    "batch_prioritized_routing": False,
+    "decoder_sparse_step": 4,
+    "encoder_sparse_step": 4,
+    "expert_capacity": 64,
+    "moe_eval_capacity_token_fraction": 1.0,
+    "moe_token_dropout": 0.2,
+    "normalize_router_prob_before_dropping": False,
+    "num_experts": 128,
+    "router_aux_loss_coef": 0.001,
+    "router_bias": False,
+    "router_dtype": "float32",
+    "router_ignore_padding_tokens": False,
+    "router_z_loss_coef": 0.001,
+    "second_expert_policy": "all",
+}
 
 
 def _expert_rows() -> Table:
@@ -63,7 +81,7 @@ def _task(config: PublishedConfig) -> Params:
         k=_EXPERTS_PER_TOKEN,
         normalize=True,
         # Training drops outputs of experts, and inference scales them instead (section 6.2).
-        scale=1.0 - config.get("moe_token_dropout", 0.2),
+        scale=1.0 - config.get("moe_token_dropout", kind=float),
         use_bias=config.get("router_bias", False),
     )
     for side in _SIDES:
@@ -75,7 +93,7 @@ def _task(config: PublishedConfig) -> Params:
         )
         activation = stack.layer.feed_forward.activation
         stack.moe.experts.set(activation=activation, use_bias=True)
-        set_experts(stack, config.get(f"{side}_sparse_step", 4))
+        set_experts(stack, config.get(f"{side}_sparse_step", kind=int, least=0))
         stack.moe.router.set(
             auxiliary_loss_weight=loss_weight(
                 config.get("router_aux_loss_coef", 0.001), stack, _EXPERTS_PER_TOKEN
@@ -109,6 +127,7 @@ FAMILY = fairseq_family(
     model_type="nllb-moe",
     architecture="NllbMoeForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_expert_rows()),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
 )

@@ -19,7 +19,9 @@ from lingvo_gshard.open_models.families.translation.common import (
     translation_input,
 )
 from lingvo_gshard.open_models.families.translation.t5 import (
+    T5_ALIASES,
     T5_COPIES,
+    T5_DEFAULTS,
     t5_config,
     t5_positions,
     t5_rows,
@@ -31,6 +33,28 @@ from lingvo_gshard.open_models.table import Table, TensorPattern
 _SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
 # These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
 _CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
+
+_DEFAULTS = T5_DEFAULTS | {
+    "add_router_probs": False,
+    "d_model": 768,
+    "dense_act_fn": "relu",
+    "expert_capacity": 64,
+    "num_decoder_layers": 12,
+    "num_experts": 8,
+    "num_heads": 12,
+    "num_layers": 12,
+    "num_sparse_decoder_layers": 3,
+    "num_sparse_encoder_layers": 3,
+    "router_aux_loss_coef": 0.001,
+    "router_bias": False,
+    "router_dtype": "float32",
+    "router_ignore_padding_tokens": False,
+    "router_jitter_noise": 0.01,
+    "router_z_loss_coef": 0.001,
+    "tie_word_embeddings": True,
+}
+# A head's size has another name in T5 only.
+_ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
 
 
 def _expert_rows() -> Table:
@@ -55,7 +79,8 @@ def _task(config: PublishedConfig) -> Params:
     config.expect("is_gated_act", False)
     for name in _CAPACITY:
         config.get(name, None)
-    published = config.get("dense_act_fn", config.get("feed_forward_proj", "relu"))
+    published = config.get("dense_act_fn", kind=str)
+    # Old files have it, too. transformers does not read it.
     config.get("feed_forward_proj", None)
     activation = activation_of(config, "dense_act_fn", published)
     # Without it, transformers 5 has a table for each side besides one that no layer reads.
@@ -63,7 +88,7 @@ def _task(config: PublishedConfig) -> Params:
     task = t5_task(config, activation, is_scaled=True, is_tied=True)
     router = SwitchRouter.params().set(
         capacity_factor=0.0,
-        jitter=config.get("router_jitter_noise", 0.01),
+        jitter=config.get("router_jitter_noise", kind=float),
         use_bias=config.get("router_bias", False),
     )
     for side in _SIDES:
@@ -90,7 +115,7 @@ def _sparse_step(config: PublishedConfig, side: str, layers: int) -> int:
     Raises:
       UserError: the config gives two different ones.
     """
-    sparse = config.get(f"num_sparse_{side}_layers", 3)
+    sparse = config.get(f"num_sparse_{side}_layers", kind=int, least=0)
     step = layers // sparse if sparse else layers
     given = config.get(f"{side}_sparse_step", step)
     if f"num_sparse_{side}_layers" in config.values and given != step:
@@ -123,10 +148,14 @@ FAMILY = Family(
     model_type="switch_transformers",
     architecture="SwitchTransformersForConditionalGeneration",
     table=(*t5_rows("mlp"), *_expert_rows()),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
-    left_out=lambda config: ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
+    defaults=_DEFAULTS,
+    aliases=_ALIASES,
+    read_left_out=lambda config: (
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+    ),
     input_of=translation_input,
-    positions_of=t5_positions,
+    read_positions=t5_positions,
     copies=T5_COPIES,
 )

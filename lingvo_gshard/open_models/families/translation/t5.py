@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -29,6 +30,37 @@ T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("shared.weight",),
 )
 _ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
+
+# Defaults of the classes of transformers for the keys that `t5_task` reads.
+T5_DEFAULTS: dict[str, Any] = {
+    "d_ff": 2048,
+    "d_kv": 64,
+    "d_model": 512,
+    "dropout_rate": 0.1,
+    "is_decoder": False,
+    "layer_norm_epsilon": 1e-6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "num_layers": 6,
+    "relative_attention_max_distance": 128,
+    "relative_attention_num_buckets": 32,
+    "vocab_size": 32128,
+}
+T5_ALIASES = {
+    "head_dim": "d_kv",
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+}
+_DEFAULTS = T5_DEFAULTS | {"feed_forward_proj": "relu"}
+_MT5_DEFAULTS = _DEFAULTS | {
+    "d_ff": 1024,
+    "feed_forward_proj": "gated-gelu",
+    "num_heads": 6,
+    "num_layers": 8,
+    "tie_word_embeddings": True,
+    "vocab_size": 250112,
+}
 
 
 def t5_rows(feed_forward: str) -> Table:
@@ -77,8 +109,16 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
       activation: our name of the activation.
       is_scaled: whether the decoder's output is divided by sqrt(M) before the softmax.
       is_tied: whether the softmax shares the table.
+
+    Raises:
+      UserError: only `num_hidden_layers` says how many layers the encoder has.
     """
-    layers, rate = config.get("num_layers"), config.get("dropout_rate", 0.1)
+    if "num_hidden_layers" in config.values and "num_layers" not in config.values:
+        raise UserError(
+            f"{config.where} has num_hidden_layers without num_layers, so that encoder and decoder "
+            "differ in transformers; name it num_layers"
+        )
+    layers, rate = config.get("num_layers"), config.get("dropout_rate", 0.0)
     encoder, decoder = stacks_of(
         (layers, config.get("num_decoder_layers", layers)),
         num_heads=config.get("num_heads"),
@@ -89,13 +129,13 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
     )
     for stack in (encoder, decoder):
         layer = stack.layer
-        layer.norm = RMSNorm.params().set(epsilon=config.get("layer_norm_epsilon", 1e-6))
+        layer.norm = RMSNorm.params().set(epsilon=config.get("layer_norm_epsilon", kind=float))
         for attention in (layer.self_attention, layer.cross_attention):
             attention.set(head_dim=config.get("d_kv"), query_scale=1.0)
         layer.feed_forward.set(activation=activation, use_bias=False)
         stack.shared_relative_bias.set(
-            buckets=config.get("relative_attention_num_buckets", 32),
-            max_distance=config.get("relative_attention_max_distance", 128),
+            buckets=config.get("relative_attention_num_buckets"),
+            max_distance=config.get("relative_attention_max_distance"),
         )
     task = task_of(config, encoder, decoder)
     return task.set(
@@ -131,12 +171,30 @@ def t5_positions(config: PublishedConfig) -> tuple[int, bool]:
 
 
 def _task(config: PublishedConfig) -> Params:
-    published = config.get("feed_forward_proj", "relu")
+    # transformers 5 writes the second key, and always True for the first one.
+    is_tied = config.get("tie_word_embeddings", True)
+    is_tied = config.get("scale_decoder_outputs", is_tied) and is_tied
+    return t5_task(config, _activation(config), is_scaled=is_tied, is_tied=is_tied)
+
+
+def _mt5_task(config: PublishedConfig) -> Params:
+    is_tied = config.get("tie_word_embeddings", True)
+    return t5_task(config, _activation(config), is_scaled=False, is_tied=is_tied)
+
+
+def _activation(config: PublishedConfig) -> str:
+    """Returns our name of the activation.
+
+    Raises:
+      UserError: it is unknown, or two keys say different things.
+    """
+    published = config.get("feed_forward_proj", kind=str)
     gate, _, name = published.rpartition("-")
-    config.get("dense_act_fn", None)
-    config.get("is_gated_act", None)
     # The name that T5 1.1 gave it.
     name = "gelu_new" if published == "gated-gelu" else name
+    # transformers prefers these keys if a file has them.
+    config.expect("dense_act_fn", name)
+    config.expect("is_gated_act", gate == "gated")
     activation = activation_of(config, "feed_forward_proj", name)
     if gate:
         activation = _GATED.get(activation, "") if gate == "gated" else ""
@@ -145,10 +203,7 @@ def _task(config: PublishedConfig) -> Params:
                 f"{config.where}: feed_forward_proj is {published!r}, which is not supported; "
                 "'relu' or 'gated-gelu' was expected"
             )
-    # transformers 5 writes the second key, and always True for the first one.
-    is_tied = config.get("tie_word_embeddings", True)
-    is_tied = config.get("scale_decoder_outputs", is_tied) and is_tied
-    return t5_task(config, activation, is_scaled=is_tied, is_tied=is_tied)
+    return activation
 
 
 def _config(task: Params) -> dict[str, Any]:
@@ -169,11 +224,23 @@ FAMILY = Family(
     model_type="t5",
     architecture="T5ForConditionalGeneration",
     table=t5_rows("DenseReluDense"),
-    task_of=_task,
+    read_task=_task,
     config_of=_config,
+    defaults=_DEFAULTS,
+    aliases=T5_ALIASES,
     # Older files have a bias that no layer reads.
-    left_out=lambda config: ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
+    read_left_out=lambda config: (
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+    ),
     input_of=translation_input,
-    positions_of=t5_positions,
+    read_positions=t5_positions,
     copies=T5_COPIES,
+)
+# T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
+MT5 = dataclasses.replace(
+    FAMILY,
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    read_task=_mt5_task,
+    defaults=_MT5_DEFAULTS,
 )
