@@ -302,7 +302,10 @@ class _Rewriting:
             term = self._build(one.term)
             axes = self._paths.axes_of(one.term)
             assert axes is not None
-            kind = type_like(one.result, [self._mesh.parts(axes), *shape_of(one.result)])
+            if one in self._sums:
+                with ir.InsertionPoint(one.update), one.update.location:
+                    term = _converted(term, one.result)
+            kind = type_like(term, [self._mesh.parts(axes), *shape_of(one.result)])
             split = self._paths.splits.of(one.returned) or self._paths.splits.of(one.term)
             split = with_first(axes, split or ((),) * len(shape_of(one.result)))
             body.arguments[index].set_type(kind)
@@ -368,14 +371,19 @@ class _Rewriting:
             return split_over(built, with_first(partial.axes, split), self._mesh)
 
     def _computed(self, maker: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
-        """Returns the result of an operation on partial sums."""
-        x, result = operands[0], maker.results[0]
+        """Returns the result of an operation on partial sums.
+
+        Partial sums are not rounded to a narrower type: the program would round their sum only.
+        """
+        x, result = max(operands, key=_bits), maker.results[0]
         if passes(maker):
             axes = self._paths.axes_of(result)
             assert axes is not None
             return moved(x, [maker], axes, self._mesh)
+        if maker.name == _CONVERT:
+            return x if _bits(result) < _bits(x) else _converted(x, result)
         count = shape_of(x)[0]
-        kind = type_like(result, [count, *shape_of(result)])
+        kind = type_like(x, [count, *shape_of(result)])
         if maker.name == _SLICE:
             extended = {"start_indices": 0, "limit_indices": count, "strides": 1}
             attributes: dict[str, ir.Attribute] = {
@@ -389,9 +397,10 @@ class _Rewriting:
             numbers = [_number(operand) for operand in reversed(maker.operands)]
             number = next(each for each in numbers if each is not None)
             nowhere = ir.DenseI64ArrayAttr.get([])
+            number = _converted(number, x)
             number = create(_BROADCAST, [number], kind, {"broadcast_dimensions": nowhere})
             return create(maker.name, [x, number], kind)
-        return create(maker.name, operands, kind)
+        return create(maker.name, [_converted(operand, x) for operand in operands], kind)
 
     def _reduce(self, one: _Carried) -> None:
         """Replaces a sum by the sum of its partial sums over devices.
@@ -408,19 +417,23 @@ class _Rewriting:
                 break
         with ir.InsertionPoint(one.loop), one.loop.location:
             if rounding is not None:
-                kind = type_like(rounding.results[0], shape_of(partial))
-                partial = create(_CONVERT, [partial], kind)
+                partial = _converted(partial, rounding.results[0])
             total = summed(partial, [0])
             if annotations := [mover for mover in one.movers if annotation_of(mover)]:
                 total = moved(total, annotations[-1:])
-            if rounding is not None:
-                total = create(_CONVERT, [total], value.type)
+            total = _converted(total, value)
         value.replace_all_uses_with(total)
 
 
 def _only_user(value: ir.Value) -> ir.Operation | None:
     users = [use.owner.operation for use in value.uses]
     return users[0] if len(users) == 1 else None
+
+
+def _converted(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Returns a value with the type of element of another value."""
+    kind = type_like(like, shape_of(value))
+    return value if kind == value.type else create(_CONVERT, [value], kind)
 
 
 def _bits(value: ir.Value) -> int:
