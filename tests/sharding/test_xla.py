@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core import lazy
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
@@ -57,6 +58,8 @@ class PrivateModuleTest(testing.TestCase):
 
     def test_a_missing_private_module_raises_import_error(self):
         self.enter_context(mock.patch.dict(sys.modules, {PRIVATE_MODULE: None}))
+        # As if the module had not been used before.
+        self.enter_context(mock.patch.dict(vars(lazy.xla_sharding), {"_module": None}))
         with self.assertRaisesRegex(
             ImportError, f"no longer has its private {PRIVATE_MODULE}.Sharding"
         ):
