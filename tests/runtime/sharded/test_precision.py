@@ -78,8 +78,8 @@ def check_split(precision, repeat, partitioning, devices):
     for row in zip(*rows, strict=True):
         assert row[-1]["loss"] < 0.8 * row[0]["loss"]
     one, other = (np.asarray(r.state().averages.encoder.final_norm.scale) for r in (local, split))
-    # In 8 bits more gradients change their sign by rounding, which Adam's first steps follow. On one
-    # device bfloat16 weights that begin one bit away have scales that differ by 0.01 to 0.03.
+    # In 8 bits more gradients change their sign by rounding, which Adam's first steps follow. On
+    # one device, bfloat16 weights that begin one bit away have scales that differ by 0.01 to 0.03.
     is_coarse = get(precision).rounding or get(precision).weights == "bfloat16"
     np.testing.assert_allclose(one, other, atol=4e-2 if is_coarse else 1e-2)
     for runtime in (local, split):
