@@ -124,6 +124,8 @@ def _import_everything() -> None:
     # Each command prepares for its first use of a library, such as by hiding what it says then,
     # and a library that is not imported yet has asked absl for nothing and logs nothing.
     lazy._used.clear()
+    for module in used_late:
+        vars(module).pop("_module", None)
     app._init_callbacks.clear()
     logging.getLogger().handlers.clear()
     # jax keeps libtpu from waiting for the metadata of a TPU by a variable.
