@@ -52,6 +52,7 @@ class TokenEmbedding(Layer):
         scale = self.p.scale or math.sqrt(self.p.model_dim)
         table_VM = whole_rows(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
+        ids_BL = tf.convert_to_tensor(ids_BL)
         is_single = ids_BL.shape.num_elements() == 1
         # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
         ids_BL = tf.tile(ids_BL, [1, 2]) if is_single else ids_BL

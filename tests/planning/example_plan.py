@@ -73,6 +73,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "tensors": tensors,
         "largest_temporaries": _temporaries(),
         "collectives": collectives,
+        "host_transfers": [],
         "flops": {
             "useful": int(useful * 0.93),
             "executed": int((useful + again) * 1.02),
@@ -187,7 +188,8 @@ def _memory(tensors: list[dict]) -> dict:
         for kind in ("weights", "moments")
     }
     classes = held | {"activations": 2_380_000_000, "inputs": 65_536, "program": 41_000_000}
-    return classes | {"peak": sum(classes.values()) + 96_000_000, "capacity": CAPACITY}
+    peak = sum(classes.values()) + 96_000_000
+    return classes | {"peak": peak, "capacity": CAPACITY, "host": 0}
 
 
 def _by_layer_and_kind(layers: list[dict]) -> dict:

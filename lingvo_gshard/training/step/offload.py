@@ -30,7 +30,7 @@ from lingvo_gshard.training.step.update_ratios import Clipping
 _LAYERS = "R"
 
 # Returns a weight, in its own dtype, and its moments after a step.
-Update: TypeAlias = Callable[[WeightStep], tuple[tf.Tensor, Moments]]
+Update: TypeAlias = "Callable[[WeightStep], tuple[tf.Tensor, Moments]]"
 
 
 def is_offloaded(moment: VariableSpec) -> bool:
