@@ -19,7 +19,7 @@ from tests.tools.tiny_quickstart import FLAGS as TINY
 
 REQUIRED = {
     "bytes_per_device": {
-        *("weights", "moments", "activations", "inputs", "program", "peak", "capacity")
+        *("weights", "moments", "activations", "inputs", "program", "peak", "capacity", "host")
     },
     "parameters": {"total", "active"},
     "flops": {"useful", "executed", "rematerialized", "dispatch", "padding"},
