@@ -464,7 +464,7 @@ def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:
 
 
 def capped(cap: float, products: Any) -> tuple[Any, Any]:
-    """Returns the logits of products q k, and the derivative by them.
+    """Returns the logits that belong to products q k, and the derivatives of the logits by them.
 
     Args:
       cap: c of c tanh(q k / c); 0 disables it.

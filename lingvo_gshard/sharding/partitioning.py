@@ -117,8 +117,9 @@ def _largest(
     return max(parts, key=parts.__getitem__, default=None)
 
 
-# The kind of master weights, which a step casts and gathers for its layers (master_weights.py).
-# They are split like moments, unless a table splits weights further than their moments.
+# The kind of master weights, which a step casts and gathers for its layers
+# (training/step/precision.py). They are split like moments, unless a table splits weights further
+# than their moments.
 MASTERS = "masters"
 _OVERRIDES = "sharding.overrides"
 # A dimension of the state is padded if it is at least this many times as large as its padding.

@@ -352,7 +352,12 @@ def _refuse_unreadable(path: str) -> NoReturn:
 
 
 def _format_of(number: int, line: bytes) -> str:
-    """Returns what a file is whose first line is no text; "" if that is not known."""
+    """Returns the format of a file that is no text; "" if its first line does not show it.
+
+    Args:
+      number: number of a line that is no text.
+      line: the line.
+    """
     if number > 1:
         return ""
     for magic, what in _FORMATS.items():

@@ -104,25 +104,20 @@ class _TracedBody:
     def _with_layouts(self, tensors: Tensors) -> Iterable[tuple[tf.Tensor, str | None, bool]]:
         return zip(tensors, self.saved_layouts, self.saved_shards, strict=True)
 
-    def _is_on_host(self, layout: str | None, is_shard: bool) -> bool:
-        return self.saves_on_host and layout is not None and not is_shard
-
     def _left(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
-        if layout is not None and self._is_on_host(layout, is_shard):
-            return to_host(annotate(x, layout))
-        return stack_of_shards(x) if is_shard else x
+        if is_shard:
+            return stack_of_shards(x)
+        return x if layout is None or not self.saves_on_host else to_host(annotate(x, layout))
 
     def _entered(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
-        if layout is not None and self._is_on_host(layout, is_shard):
-            return annotate(to_device(x), layout)
-        return own_shard(x) if is_shard else x
+        if is_shard:
+            return own_shard(x)
+        return x if layout is None or not self.saves_on_host else annotate(to_device(x), layout)
 
     def _annotated(self, stack: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
         if is_shard:
             return annotate_stack(stack, 1)
-        if layout is None or self._is_on_host(layout, is_shard):
-            return stack
-        return annotate(stack, f"R{layout}")
+        return stack if layout is None or self.saves_on_host else annotate(stack, f"R{layout}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,10 +151,12 @@ def _gemma3_task(config: PublishedConfig) -> Params:
 
 
 def _gemma3_ropes(config: PublishedConfig) -> dict[str, dict[str, Any]]:
-    """Returns type of attention -> rotary parameters. An old `rope_scaling` is of full attention.
+    """Returns the rotary parameters of each type of attention.
+
+    The `rope_scaling` of old files belongs to full attention.
 
     Raises:
-      UserError: there are rotary parameters that are not of a type.
+      UserError: the file has rotary parameters of another type.
     """
     given = config.get("rope_parameters", None, dict) or {}
     others = given.keys() - {FULL, SLIDING}

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
+from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import kernel, splicing
 from lingvo_gshard.runtime.lowering.folding import (
@@ -31,8 +32,7 @@ from lingvo_gshard.runtime.lowering.folding import (
 )
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
-from lingvo_gshard.runtime.lowering.placements import name_memory_kinds
-from lingvo_gshard.runtime.lowering.shardy import shorten_shardings, to_shardy
+from lingvo_gshard.runtime.lowering.shardy import call_target, shorten_shardings, to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
@@ -203,7 +203,7 @@ def _portable(
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
-        has_moves = name_memory_kinds(parsed) > 0
+        has_moves = _name_memory_kinds(parsed)
         has_kernels = partitioning.platform in kernel.PLATFORMS
         if has_kernels:
             splicing.replace_markers(parsed, partitioning.platform)
@@ -224,6 +224,35 @@ def _portable(
         if partitioner == "shardy":
             to_shardy(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
+
+
+# Attributes of the moves between device and host that core/memory_kinds.py marks.
+_CONFIG, _PLACEMENT = "backend_config", "_xla_buffer_placement"
+# XLA knows the call without the attributes that TensorFlow adds.
+_TENSORFLOWS = ("api_version", "operand_layouts", "result_layouts")
+
+
+def _name_memory_kinds(module: ir.Module) -> bool:
+    """Rewrites the moves between device and host in place; returns whether there are any.
+
+    XLA reads the memory kind from a frontend attribute, which TensorFlow's custom calls lack.
+    """
+    moves: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if call_target(operation) == MOVE:
+            moves.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for move in moves:
+        kind = move.attributes[_CONFIG]
+        for name in _TENSORFLOWS:
+            if name in move.attributes:
+                del move.attributes[name]
+        move.attributes[_CONFIG] = ir.StringAttr.get("")
+        move.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({_PLACEMENT: kind})
+    return bool(moves)
 
 
 # TensorFlow copies constants into functions, and numbers the copies in an order that differs.

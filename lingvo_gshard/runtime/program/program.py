@@ -22,10 +22,10 @@ import lingvo_gshard
 from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
+from lingvo_gshard.core.lazy import Device, ir, jax, jax_export, jnp
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program import host_arrays, program_file
+from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
@@ -192,7 +192,7 @@ class Program:
         with using_partitioner(self.partitioner), jax.enable_x64(True):
             lowered = jitted.lower(*arguments)
         if any(array.is_on_host for array in (*self.inputs, *self.outputs)):
-            host_arrays.name_kinds(lowered, self.inputs, self.outputs)
+            _name_memory_kinds(lowered, self.inputs, self.outputs)
         return lowered
 
     def save(self, path: str | os.PathLike) -> None:
@@ -308,6 +308,29 @@ def writers_versions(**others: str) -> tuple[tuple[str, str], ...]:
 
 def _describe(mesh: Mesh) -> str:
     return f"{mesh} ({mesh.device_order})"
+
+
+def _name_memory_kinds(
+    lowered: jax.stages.Lowered, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    """Writes the memory kind of each argument and result into a lowered program.
+
+    jax has written them, except for the GPUs of a described topology, whose memories it does not
+    know.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        main = ir.SymbolTable(module.operation)["main"]
+        for name, arrays in (("arg_attrs", inputs), ("res_attrs", outputs)):
+            found = ir.ArrayAttr(main.attributes[name])
+            pairs = zip(found, arrays, strict=True)
+            main.attributes[name] = ir.ArrayAttr.get([_with_memory_kind(*pair) for pair in pairs])
+
+
+def _with_memory_kind(attributes: ir.Attribute, array: Array) -> ir.Attribute:
+    named = {each.name: each.attr for each in ir.DictAttr(attributes)}
+    kind = memory_kinds.HOST if array.is_on_host else memory_kinds.DEVICE
+    return ir.DictAttr.get({**named, "mhlo.memory_kind": ir.StringAttr.get(kind)})
 
 
 def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:

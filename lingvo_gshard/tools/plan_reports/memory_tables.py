@@ -167,8 +167,7 @@ def print_host_transfers(
     if not transfers:
         return
     table = make_table("copies", "layer", right=("bytes", "calls", "bound", "hidden", "exposed"))
-    rows = sorted(transfers, key=lambda row: (-row.seconds, -row.hidden_seconds))
-    for row in rows[:MAX_ROWS]:
+    for row in transfers[:MAX_ROWS]:
         table.add_row(
             f"{'to the host' if row.to_host else 'from the host'}, {row.phase}",
             escape(row.layer or "(no layer)"),
@@ -179,7 +178,7 @@ def print_host_transfers(
             units.in_seconds(row.seconds),
         )
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.seconds, units.in_seconds)
+    say_hidden(console, transfers, lambda row: row.seconds, units.in_seconds)
 
 
 def print_arithmetic(console: rich.console.Console, flops: FlopCounts) -> None:

@@ -97,22 +97,19 @@ def _print_totals(console: rich.console.Console, plan: Plan) -> None:
         f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
         "overlapped).",
     )
-    if plan.collectives:
-        hidden = sum(row.hidden_seconds for row in plan.collectives)
-        exposed = sum(row.seconds for row in plan.collectives)
-        say(
-            console,
-            f"Computation hides {units.in_seconds(hidden)} of the communication; the step waits "
-            f"for the other {units.in_seconds(exposed)}.",
-        )
-    if plan.host_transfers:
-        hidden = sum(row.hidden_seconds for row in plan.host_transfers)
-        exposed = sum(row.seconds for row in plan.host_transfers)
-        say(
-            console,
-            f"Computation hides {units.in_seconds(hidden)} of the copies to and from the host; the "
-            f"step waits for the other {units.in_seconds(exposed)}.",
-        )
+    moved = {
+        "communication": plan.collectives,
+        "copies to and from the host": plan.host_transfers,
+    }
+    for what, rows in moved.items():
+        if rows:
+            hidden = units.in_seconds(sum(row.hidden_seconds for row in rows))
+            exposed = units.in_seconds(sum(row.seconds for row in rows))
+            say(
+                console,
+                f"Computation hides {hidden} of the {what}; the step waits for the other "
+                f"{exposed}.",
+            )
     say(
         console,
         f"The model has {units.in_large(plan.parameters.total)} parameters, "

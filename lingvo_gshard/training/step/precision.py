@@ -11,6 +11,12 @@ With float16, the backward pass computes the gradient of the loss times a scale;
 then divided by the scale in float32. The scale is as large as the type allows: it grows after many
 finite steps in a row. If a gradient is not finite, the step is skipped and the scale becomes
 smaller. Micikevicius et al. 2018, arXiv 1710.03740, section 3.2.
+
+With 16-bit activations and float32 weights, the optimizer updates master weights in float32, and
+products read them in 16 bits. A strategy may split moments further than weights, as zero1 does.
+Master weights are then stored and updated split like their moments, and the step begins by
+gathering a copy. The factors of products are rounded to 16 bits before they are gathered, which
+halves the bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +29,13 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.layer import TABLE, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import ProductContext
 from lingvo_gshard.layers.rounding import ROUNDINGS
+from lingvo_gshard.sharding import annotate_like
+from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.tasks.task import Task
 
 # The part of a trainer's state that holds the scale.
@@ -155,6 +163,27 @@ class Precision:
         rounding, dtype = ROUNDINGS.get(self.rounding), self.table_dtype
         return {ProductContext: ProductContext(rounding=rounding, table_dtype=dtype)}
 
+    def layer_weights(self, specs: NestedMap, theta: NestedMap) -> NestedMap:
+        """Returns the weights that layers compute with, made of the weights of the state.
+
+        A weight that is split as its master weight is, or that no partitioning splits, is the
+        master weight itself.
+
+        Args:
+          specs: the weights' tree of VariableSpec.
+          theta: the weights of the state.
+        """
+        if not self.has_master_weights:
+            return theta
+        pairs = zip(specs.flatten(), theta.flatten(), strict=True)
+        return theta.pack(_gathered(spec, weight, self._narrow(spec)) for spec, weight in pairs)
+
+    def _narrow(self, spec: VariableSpec) -> str:
+        """Returns the type that layers cast a weight to before anything else; "" if to none."""
+        if spec.inputs:
+            return self.activations
+        return self.table_dtype if spec.role == TABLE else ""
+
     def typed(self, task: Params) -> Params:
         """Returns a task's Params with these types.
 
@@ -191,6 +220,15 @@ class Precision:
             f"task.{name} is {found!r}, but {_PARAM}={self.name!r} needs {expected!r}. {advice}, "
             f"or choose another {_PARAM}"
         )
+
+
+def _gathered(spec: VariableSpec, master: tf.Tensor, dtype: str) -> tf.Tensor:
+    current = None if tf.executing_eagerly() else current_partitioning()
+    if current is None or current.spec_split(spec, MASTERS) == current.spec_split(spec):
+        return master
+    if dtype:
+        master = annotate_like(tf.cast(master, dtype), spec, MASTERS)
+    return annotate_like(master, spec)
 
 
 PRECISIONS = {

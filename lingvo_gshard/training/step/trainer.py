@@ -23,7 +23,6 @@ from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import (
     averages,
-    master_weights,
     micro_batches,
     offload,
     optimizer,
@@ -179,10 +178,7 @@ class Trainer(Configurable):
 
     def layer_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights that layers compute with, made of the state's weights."""
-        if not self.precision.has_master_weights:
-            return theta
-        dtypes = self.precision.activations, self.precision.table_dtype
-        return master_weights.gathered(self.theta_specs, theta, *dtypes)
+        return self.precision.layer_weights(self.theta_specs, theta)
 
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
