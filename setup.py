@@ -21,6 +21,7 @@ TOOLS = (
     "experts",
     "export",
     "import",
+    "launch",
     "serve",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.

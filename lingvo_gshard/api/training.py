@@ -37,6 +37,7 @@ from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
+from lingvo_gshard.training.run.monitoring.step_reporter import StepReporter
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.run.starting import FirstWeights, StartingPoint
@@ -221,7 +222,7 @@ def _train(
             params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
         )
         watching = [make(run) for make in observers]
-        watching.append(HangWatch(params.run, backend.cluster.roll_call))
+        watching += [HangWatch(params.run, backend.cluster.roll_call), StepReporter()]
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching
         )

@@ -33,6 +33,8 @@ from lingvo_gshard.training.run.signals import called_before_abrupt_end
 Say = Callable[[str], None]
 
 _PARAMS, _LOCK = "params.txt", "run.lock"
+# Folder where the agents of a cluster meet, unless they meet elsewhere.
+AGENTS = "agents"
 
 
 def _warn(text: str) -> None:
@@ -294,7 +296,9 @@ class Logdir:
 def _stays_in_bucket(name: str) -> bool:
     """Returns whether a file or folder of a log directory has no local copy."""
     # Each launch writes curves for TensorBoard to a file of its own.
-    return name in ("checkpoints", "events") or name.startswith((_LOCK, "damaged-", ".shared-"))
+    return name in ("checkpoints", "events", AGENTS) or name.startswith(
+        (_LOCK, "damaged-", ".shared-")
+    )
 
 
 def _params_in(path: pathlib.Path) -> Params:
