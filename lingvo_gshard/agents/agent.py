@@ -8,6 +8,7 @@ names the hosts of a round, the address where their workers meet, and the mesh.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import secrets
 import signal
 import socket
@@ -53,10 +54,12 @@ class Host:
     Attributes:
       name: differs from those of all other hosts.
       address: where other hosts reach it.
+      alive_file: file to touch with each sign of life; None for none.
     """
 
     name: str
     address: str
+    alive_file: str | None = None
 
 
 class Agent:
@@ -191,6 +194,9 @@ class Agent:
                 report.own_seconds if report else None,
             )
         )
+
+        if self._host.alive_file is not None:
+            pathlib.Path(self._host.alive_file).touch()
 
     def _leading_sign(self) -> Beat | None:
         """Returns the sign of the agent that leads; None if this one does.

@@ -90,8 +90,11 @@ class HostOptions(Options):
     """Who a host is to the other hosts of its job."""
 
     host: str | None = option(
-        None, "Name of this host, different from all others; by default the machine's."
+        None, "Name of this host, different from all others; by default Slurm's or the machine's."
     )
     address: str | None = option(
         None, "Address where the other hosts reach this one; by default its name."
+    )
+    alive_file: str | None = option(
+        None, "File that the agent touches with each sign of life, for a probe."
     )

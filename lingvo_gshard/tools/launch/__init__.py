@@ -5,6 +5,7 @@
     gshard-launch slurm --nodes=4 -- gshard-train ... --mesh=data=32
 
 local runs all hosts on this machine. slurm writes a batch script, submits it and follows its log.
+kubernetes applies a JobSet. tpu_vm asks for a TPU of Google Cloud and starts an agent on its hosts.
 agent is what runs on each host: it starts the worker, which is the command after the two dashes,
 and watches it. When a worker ends too early, the agents meet again, agree on who is there, and
 start workers again from the newest checkpoint.
@@ -18,7 +19,10 @@ from __future__ import annotations
 from lingvo_gshard.tools.console import subcommands
 
 NAME = "gshard-launch"
-SUBCOMMANDS = {name: f"lingvo_gshard.tools.launch.{name}" for name in ("local", "slurm", "agent")}
+SUBCOMMANDS = {
+    name: f"lingvo_gshard.tools.launch.{name}"
+    for name in ("local", "slurm", "kubernetes", "tpu_vm", "agent")
+}
 _SEPARATOR = "--"
 
 

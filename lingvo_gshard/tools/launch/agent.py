@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import socket
 from collections.abc import Sequence
 
@@ -32,6 +33,9 @@ from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.run_lock import JOB
+
+# Slurm's name of a node, which others reach it by.
+_SLURM_NODE = "SLURMD_NODENAME"
 
 
 def define_flags() -> flags.FlagValues:
@@ -69,10 +73,11 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
 
 def _host(options: HostOptions) -> Host:
     """Returns this host. Raises UserError if its name cannot be a file's."""
-    name = options.host or socket.gethostname()
+    machine = os.environ.get(_SLURM_NODE) or socket.gethostname()
+    name = options.host or machine
     if "/" in name or name.startswith("."):
         raise UserError(f"`host={name}` cannot be the name of a file, as a host's must be")
-    return Host(name, options.address or socket.gethostname())
+    return Host(name, options.address or machine, options.alive_file)
 
 
 def _say(host: str, text: str) -> None:

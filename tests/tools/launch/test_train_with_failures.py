@@ -1,0 +1,79 @@
+"""Checks that a training whose processes are killed equals one without failures, to the bit."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from tests.agents.test_agents import children
+from tests.tools import tiny_translation
+from tests.tools.train.train_processes import losses
+
+_STEPS = 16
+_SETTINGS = {
+    "input__batch_rows": 8,
+    "input__source_length": 32,
+    "input__target_length": 32,
+    "task__encoder__moe__group_size": 32,
+    "task__decoder__moe__group_size": 32,
+    "run__checkpoint_every_steps": 4,
+}
+
+
+def start(flags: list[str], logdir: pathlib.Path, cache: pathlib.Path) -> subprocess.Popen:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "lingvo_gshard", "launch", "local", "--hosts=2", "--"]
+    worker = ["gshard-train", *flags, f"--logdir={logdir}", f"--steps={_STEPS}"]
+    worker += ["--mesh=data=4", "--strategy=expert", f"--compilation_cache={cache}"]
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command + worker, env=environment, stdout=pipe, stderr=same, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    said, _ = process.communicate(timeout=540)
+    assert process.returncode == 0, said
+    return said
+
+
+def kill_after(launcher: subprocess.Popen, logdir: pathlib.Path, step: int, process: int) -> None:
+    """Kills a worker when a step is done."""
+    deadline = time.monotonic() + 300
+    while launcher.poll() is None and time.monotonic() < deadline:
+        if (logdir / "metrics.jsonl").exists() and len(losses(logdir)) >= step:
+            (worker,) = children(launcher.pid, f"--process_id={process}")[-1:]
+            os.kill(worker, signal.SIGKILL)
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} did not come")
+
+
+def state_of(logdir: pathlib.Path) -> dict[str, np.ndarray]:
+    checkpoint = CheckpointStore(logdir / "checkpoints", writable=False).restore()
+    assert checkpoint is not None and checkpoint.step == _STEPS
+    return {
+        f"{part}.{k}": v for part in checkpoint.arrays for k, v in checkpoint.arrays[part].items()
+    }
+
+
+@pytest.mark.slow
+def test_kill_9_of_either_worker_changes_no_bit(tmp_path):
+    flags = tiny_translation.write(tmp_path, **_SETTINGS)
+    cache, calm, stormy = tmp_path / "cache", tmp_path / "calm", tmp_path / "stormy"
+    finish(start(flags, calm, cache))
+    launcher = start(flags, stormy, cache)
+    kill_after(launcher, stormy, 6, process=1)
+    kill_after(launcher, stormy, 11, process=0)
+    said = finish(launcher)
+    assert "Round 2 after" in said and "Round 3 after" in said, said
+    assert "was killed by SIGKILL" in said
+    assert losses(stormy) == losses(calm)
+    expected, found = state_of(calm), state_of(stormy)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
