@@ -32,13 +32,13 @@ from lingvo_gshard.training.run.signals import (
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What one worker of a round is.
+    """The place of one worker in a round.
 
     Attributes:
       index: number of the worker, from 0.
       count: number of workers.
       coordinator: host:port where they meet.
-      mesh: the mesh of the round; None leaves that of the command.
+      mesh: the mesh of the round; None leaves the command's own.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Host:
     """A host as its agent presents it.
 
     Attributes:
-      name: differs from those of all other hosts.
+      name: differs from the names of all other hosts.
       address: where other hosts reach it.
       alive_file: file to touch with each sign of life; None for none.
     """
@@ -83,7 +83,7 @@ class Agent:
           meeting: where the agents meet.
           meshes: number of hosts -> mesh, for each number that can train.
           command: returns the command of a worker.
-          environment: variables that workers have besides those of this process.
+          environment: variables for workers, in addition to the variables of this process.
           say: shows a line to the user.
         """
         self._options, self._host, self._meeting = options, host, meeting
@@ -104,8 +104,8 @@ class Agent:
         """Takes part in the job until it ends or this host is asked to stop.
 
         Returns:
-          The exit code: 0 after the last step, 1 if the job failed, else that of the request to
-          stop.
+          The exit code: 0 after the last step, 1 if the job failed, else the code of the
+          request to stop.
 
         Raises:
           OSError: a worker cannot be started.

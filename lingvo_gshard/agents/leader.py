@@ -151,7 +151,7 @@ class Leader:
     def _available(
         self, current: Record | None, past: Sequence[Past], beats: Mapping[str, Beat]
     ) -> list[str]:
-        """Returns the hosts that can take part, those of the round before first.
+        """Returns the hosts that can take part. The hosts of the last round come first.
 
         Hosts that failed often are left out if enough others are there.
         """

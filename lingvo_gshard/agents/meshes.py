@@ -69,7 +69,7 @@ def _smaller(full: Mesh) -> list[Mesh]:
     ]
 
     def loss(mesh: Mesh) -> tuple[float, ...]:
-        """How much the axes shrink; `data` may before `fsdp`."""
+        """Returns the shrinking of each axis. A smaller `data` is better than a smaller `fsdp`."""
         wanted = dict(full.axes)
         return tuple(
             math.log(wanted[axis] / size) if (size := dict(mesh.axes).get(axis)) else 0.0

@@ -1,4 +1,4 @@
-"""What agents tell each other: signs of life, and the numbered records of what they agreed on."""
+"""Messages of agents: signs of life, and numbered records of decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Outcome(msgspec.Struct, frozen=True):
       round: number of the record that the worker was started for.
       code: its exit code; negative for a signal, as in `subprocess`.
       step: the last step that it finished; None if it finished none.
-      problem: why it ended, in its own words; "" if it said nothing.
+      problem: the reason that the worker reported; "" if it reported none.
       is_consequence: whether it ended because another worker did.
     """
 
@@ -114,7 +114,7 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What the agents agreed on: a round of workers, or the end of the job.
+    """A decision of the agents: a round of workers, or the end of the job.
 
     Records are numbered, and each number is written once.
 

@@ -31,7 +31,7 @@ class _Sighting:
 
 
 class Sightings:
-    """What one agent has seen of the others."""
+    """Judges which hosts live, from the signs that one agent has read."""
 
     def __init__(
         self, meeting: Meeting, lost_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -68,6 +68,6 @@ class Sightings:
         return not self.is_lost(host) and self._seen[host].is_fresh
 
     def forgive(self, seconds: float) -> None:
-        """Counts a time in which this host itself was asleep as no time for the others."""
+        """Prolongs the limit of every host, after this host itself was asleep."""
         for sighting in self._seen.values():
             sighting.at += seconds

@@ -41,7 +41,7 @@ class Worker:
 
         Args:
           command: the program and its arguments.
-          environment: variables besides those of this process.
+          environment: variables to add to the variables of this process.
           round_: number of the round's record.
           on_end: called in a thread when the process has ended.
 
@@ -70,12 +70,12 @@ class Worker:
 
     @property
     def report(self) -> WorkerReport:
-        """What the worker has reported so far."""
+        """The newest report of the worker."""
         return read_report(self._report)
 
     @property
     def outcome(self) -> Outcome:
-        """How the process ended. Only to be asked for when it has."""
+        """The end of the process. Valid when the process is not running."""
         code, report = self._process.returncode, self.report
         problem = self._reason or report.problem
         is_consequence = report.is_consequence and not self._reason
@@ -98,7 +98,7 @@ class Worker:
         """Ends the worker and all that it started, at once.
 
         Args:
-          reason: the problem of its outcome; "" if it has none of its own.
+          reason: the problem to record in the outcome; "" leaves the reported one.
         """
         self._reason = self._reason or reason
         self._end_group()
@@ -127,7 +127,7 @@ class Worker:
 
     def _wait(self, on_end: Callable[[], None]) -> None:
         self._process.wait()
-        # What the worker started, such as readers of data, must not hold its devices.
+        # Children of the worker, such as readers of data, must not hold its devices.
         self._end_group()
         on_end()
 

@@ -2,13 +2,13 @@
 
     gshard-launch local --hosts=2 -- gshard-train --experiment=translation.quickstart \\
         --logdir=runs/quickstart --mesh=data=2 --strategy=expert
-    gshard-launch slurm --nodes=4 -- gshard-train ... --mesh=data=32
+    gshard-launch slurm --max_hosts=4 -- gshard-train ... --mesh=data=32
 
-local runs all hosts on this machine. slurm writes a batch script, submits it and follows its log.
-kubernetes applies a JobSet. tpu_vm asks for a TPU of Google Cloud and starts an agent on its hosts.
-agent is what runs on each host: it starts the worker, which is the command after the two dashes,
-and watches it. When a worker ends too early, the agents meet again, agree on who is there, and
-start workers again from the newest checkpoint.
+local runs all hosts on this machine. slurm writes a batch script, submits the script and follows
+the log. kubernetes applies a JobSet. tpu_vm asks for a TPU of Google Cloud and uses its hosts. Each
+host runs an agent. An agent starts a worker, the command after the two dashes, and watches it. When
+a worker ends too early, the agents meet again, agree on who is there, and start workers again from
+the newest checkpoint.
 
 --dry_run shows what would be submitted. Each subcommand has its own help:
 gshard-launch local --help. docs/clusters.md has a section for each kind of cluster.

@@ -10,8 +10,8 @@
         --mesh=data=16 --strategy=expert
 
 JobSet (https://jobset.sigs.k8s.io) must be installed in the cluster. The image has lingvo_gshard. A
-pod that is evicted has its worker save, and comes back; the agents of the other pods go on without
-it or wait for it. A job that failed fails the JobSet. --dry_run prints the manifest.
+pod that is evicted saves and comes back. The agents of the other pods go on without it or wait. A
+job that failed fails the JobSet. --dry_run prints the manifest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KEY = "secret"
 _ALIVE = "/tmp/gshard-agent"
 # Pods that are evicted again and again do not end the job; the agents decide when it fails.
 _RETRIES = 1_000_000
-# What Google Kubernetes Engine calls its TPUs and their pools of nodes.
+# Names of TPUs and pools of nodes in Google Kubernetes Engine.
 _TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
 _TPU_LABEL, _TOPOLOGY_LABEL = (
     f"cloud.google.com/gke-tpu-{name}" for name in ("accelerator", "topology")
@@ -55,7 +55,7 @@ _POOL = "cloud.google.com/gke-nodepool"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubernetesOptions(Options):
-    """How Kubernetes runs a job."""
+    """Options of a job on Kubernetes."""
 
     image: str | None = option(None, "Image with lingvo_gshard; necessary.")
     job_name: str = option("gshard", "Name of the JobSet, and of its secret.")

@@ -49,7 +49,7 @@ _ENDED = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlurmOptions(Options):
-    """How Slurm runs a job."""
+    """Options of a job under Slurm."""
 
     job_name: str = option("gshard", "Name of the job.")
     partition: str | None = option(None, "Partition; by default Slurm's.")
@@ -134,8 +134,8 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], log
     )
 
 
-# An agent that was killed, for example for want of memory, is started again. Requests to stop are
-# its own matter, so that the shell around it ignores them.
+# An agent that was killed, for example for want of memory, is started again. The agent
+# handles requests to stop, so the shell around the agent ignores them.
 _KEEP_AGENT = """trap : USR1 TERM
 while "$@"; code=$?; [ $code -eq 137 ]; do :; done
 exit $code"""

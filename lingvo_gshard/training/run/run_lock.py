@@ -83,8 +83,8 @@ def this_process() -> Holder:
 def is_running(holder: Holder) -> bool | None:
     """Returns whether the process of a lock still runs; None if that cannot be seen from here.
 
-    A process of an earlier round of this job counts as ended. Its agent ends it, or its host is
-    lost.
+    A process of an earlier round of this job counts as ended. The agent ends such a
+    process, unless the host is lost.
     """
     if holder.job and holder.job == os.environ.get(JOB):
         if holder.round < int(os.environ.get(ROUND, 0)):
