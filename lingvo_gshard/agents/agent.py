@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from lingvo_gshard.agents.keeper import Keeper, Preparation
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.meeting import Meeting
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.worker import Worker, words_of
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
 from lingvo_gshard.training.run.run_lock import ROUND
 from lingvo_gshard.training.run.signals import (
     EXIT_CODES,
@@ -73,6 +75,7 @@ class Agent:
         meshes: Mapping[int, str | None],
         command: Callable[[Assignment], Sequence[str]],
         environment: Mapping[str, str],
+        keeper: Keeper,
         say: Callable[[str], None],
     ):
         """Makes an agent that has not met anybody yet.
@@ -84,14 +87,18 @@ class Agent:
           meshes: number of hosts -> mesh, for each number that can train.
           command: returns the command of a worker.
           environment: variables for workers, in addition to the variables of this process.
+          keeper: of the snapshots on this host.
           say: shows a line to the user.
         """
+        self._keeper = keeper
         self._options, self._host, self._meeting = options, host, meeting
         self._command, self._environment, self._say = command, environment, say
         self._sightings = Sightings(meeting, options.lost_seconds)
         self._leader = Leader(options, meshes, self._sightings)
         self._life, self._count = secrets.token_hex(8), 0
         self._worker: Worker | None = None
+        # The worker to start when its part of a snapshot is there.
+        self._next: tuple[Record, Assignment, Preparation] | None = None
         self._outcome: Outcome | None = None
         self._newest: Record | None = None
         self._leads = False
@@ -111,6 +118,9 @@ class Agent:
           OSError: a worker cannot be started.
         """
         self._newest = self._meeting.newest()
+        if self._newest is None or self._newest.code is not None:
+            # Parts of an earlier job.
+            self._keeper.clear()
         with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
             # A request lets this loop go on until the worker has saved.
             stop.finishing = True
@@ -120,6 +130,7 @@ class Agent:
                 self._loop(stop)
             finally:
                 self._kill_worker()
+                self._keeper.close()
         assert self._code is not None
         return self._code
 
@@ -132,13 +143,15 @@ class Agent:
             if asleep > self._options.lost_seconds / 2:
                 self._sightings.forgive(asleep)
             self._heed(stop)
+            self._start_worker()
             self._watch_worker()
             try:
                 self._meet()
                 met = time.monotonic()
             except OSError as error:
                 self._endure(error, time.monotonic() - met)
-            if self._leaving is not None and self._worker is None and self._code is None:
+            is_idle = self._worker is None and self._next is None
+            if self._leaving is not None and is_idle and self._code is None:
                 self._code = self._leaving
             if self._code is None:
                 self._wake.wait(self._options.beat_seconds)
@@ -148,8 +161,22 @@ class Agent:
         """Has the worker save if this host was asked to stop."""
         if stop.requested and self._leaving is None:
             self._leaving = EXIT_CODES[stop.requested]
+            self._next = None
             if self._worker:
                 self._worker.stop()
+
+    def _start_worker(self) -> None:
+        """Starts the worker of the round if its part of a snapshot is there, or cannot be had."""
+        if self._next is None or not self._next[2].is_over:
+            return
+        (record, assignment, preparation), self._next = self._next, None
+        environment = {
+            **self._environment,
+            ROUND: str(record.number),
+            FOLDER: str(self._keeper.folder),
+            RESTORED: str(preparation.path or ""),
+        }
+        self._worker = Worker(self._command(assignment), environment, record.number, self._wake.set)
 
     def _watch_worker(self) -> None:
         """Notes the end of the worker."""
@@ -173,6 +200,7 @@ class Agent:
         records = [self._newest, self._meeting.newest(), leader.newest if leader else None]
         newest = max(filter(None, records), key=lambda record: record.number, default=None)
         self._follow(newest)
+        self._copy_part_of_partner()
         self._leads = leader is None and self._leaving is None
         if self._leads and self._code is None:
             self._lead()
@@ -192,6 +220,8 @@ class Agent:
                 self._newest if self._leads else None,
                 report.step if report else None,
                 report.own_seconds if report else None,
+                self._keeper.parts(),
+                self._keeper.port,
             )
         )
 
@@ -229,8 +259,29 @@ class Agent:
         if index is None or self._leaving is not None:
             return
         assignment = Assignment(index, len(record.members), record.coordinator, record.mesh)
-        environment = {**self._environment, ROUND: str(record.number)}
-        self._worker = Worker(self._command(assignment), environment, record.number, self._wake.set)
+        self._next = record, assignment, self._prepare(record, index)
+        self._start_worker()
+
+    def _prepare(self, record: Record, index: int) -> Preparation:
+        """Begins to fetch this host's part of the round's snapshot, if there is one."""
+        if record.snapshot is None:
+            return Preparation(self._keeper, None, (), self._wake.set)
+        part = record.snapshot.of(index)
+        beats = (self._meeting.beat(host) for host in self._meeting.hosts())
+        holders = [(b.address, b.keeper_port) for b in beats if b and part in b.parts]
+        return Preparation(self._keeper, part, holders, self._wake.set)
+
+    def _copy_part_of_partner(self) -> None:
+        """Keeps a copy of the newest part of the host before this one in the round."""
+        record = self._newest
+        index = record.index_of(self._host.name, self._life) if record else None
+        if record is None or index is None or len(record.members) == 1:
+            return
+        partner = (index - 1) % len(record.members)
+        beat = self._sightings.look(record.members[partner].host)
+        if beat is not None:
+            parts = [part for part in beat.parts if part.index == partner]
+            self._keeper.replicate(parts, beat.address, beat.keeper_port)
 
     def _lead(self) -> None:
         beats = {
@@ -267,6 +318,7 @@ class Agent:
             self._worker.kill("its agent cannot reach the meeting place")
 
     def _kill_worker(self) -> None:
+        self._next = None
         if self._worker:
             self._worker.kill()
             self._worker.close()

@@ -23,6 +23,7 @@ from lingvo_gshard.agents.records import (
 )
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.worker import words_of
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 from lingvo_gshard.training.run.signals import EXIT_CODES
 
 _HOUR = 3600.0
@@ -130,7 +131,17 @@ class Leader:
             self._meshes[count],
             failure,
             past,
+            self._snapshot(hosts, count, beats),
         )
+
+    def _snapshot(self, hosts: Sequence[str], count: int, beats: Mapping[str, Beat]) -> Part | None:
+        """Returns the first part of the newest snapshot of which the hosts have all parts."""
+        parts = {part for host in hosts for part in beats[host].parts if part.count == count}
+        of_snapshot: dict[Part, set[int]] = {}
+        for part in parts:
+            of_snapshot.setdefault(part.first, set()).add(part.index)
+        complete = [first for first, found in of_snapshot.items() if len(found) == count]
+        return max(complete, default=None)
 
     @property
     def _limit(self) -> float:

@@ -63,6 +63,9 @@ class AgentOptions(Options):
     start_seconds: float = option(
         3600.0, "A worker that ends no step for so long after its start hangs.", above=0
     )
+    snapshot_folder: str = option(
+        "/dev/shm", "Folder in memory for snapshots, with `run.snapshot_every_steps`."
+    )
     port: int = option(
         0, "Port where workers meet, on the first host of each round; 0: a free one.", minimum=0
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+
 # Kinds of `Failure`.
 FAILED, LOST, STOPPED = "failed", "lost", "stopped"
 
@@ -41,6 +43,8 @@ class Beat(msgspec.Struct, frozen=True):
         show a new file late, but an open of a known file shows its content.
       step: the last step that the worker finished.
       own_seconds: median time of a step that the host does not share with the others.
+      parts: the parts of snapshots that the host has, in order.
+      keeper_port: where the host serves them.
     """
 
     host: str
@@ -53,6 +57,8 @@ class Beat(msgspec.Struct, frozen=True):
     newest: Record | None = None
     step: int | None = None
     own_seconds: float | None = None
+    parts: tuple[Part, ...] = ()
+    keeper_port: int = 0
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -125,6 +131,8 @@ class Record(msgspec.Struct, frozen=True):
       mesh: the mesh of the round; None leaves it as the command has it.
       failure: why the round before ended; None for the first.
       past: the failures of the last hour, and of those hosts.
+      snapshot: the first part of the snapshot that the workers restore if no checkpoint is newer;
+        None if no snapshot is complete.
       code: the exit code of the whole job; None while it goes on.
       reason: why the job ends.
     """
@@ -135,6 +143,7 @@ class Record(msgspec.Struct, frozen=True):
     mesh: str | None = None
     failure: Failure | None = None
     past: tuple[Past, ...] = ()
+    snapshot: Part | None = None
     code: int | None = None
     reason: str = ""
 

@@ -5,6 +5,7 @@ import pytest
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import FAILED, LOST, STOPPED, Beat, Outcome, Record
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 
 HOUR = 3600.0
 
@@ -245,3 +246,25 @@ def test_a_job_that_starts_again_does_not_blame_the_round_before():
         job.change(host, life="2")
     record = job.decide()
     assert record.number == 2 and record.failure is None and record.past == ()
+
+
+def test_the_newest_complete_snapshot_is_restored_also_from_copies():
+    job = Job("abc", min_hosts=2, regather_seconds=0)
+    job.decide()
+    assert job.newest.snapshot is None
+
+    def parts(*pairs):
+        return tuple(Part(1, serial, 10 * serial, 3, index) for serial, index in pairs)
+
+    job.change("a", parts=parts((1, 0), (1, 2), (2, 0), (2, 2), (3, 0)))
+    job.change("b", parts=parts((1, 1), (1, 0), (2, 1), (2, 0), (3, 1)))
+    job.change("c", parts=parts((1, 2), (1, 1), (2, 2), (2, 1)))
+    job.end(-9, hosts="c", step=31)
+    job.end(1, hosts="ab", is_consequence=True)
+    # The third is not complete.
+    assert job.decide().snapshot == Part(1, 2, 20, 3, 0)
+    # Two hosts have all parts of it, but not as two workers.
+    job.sightings.lost = {"c"}
+    job.end(1, hosts="ab", is_consequence=True)
+    record = job.decide()
+    assert job.hosts == "ab" and record.snapshot is None

@@ -24,6 +24,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.agents.agent import Agent, Host
+from lingvo_gshard.agents.keeper import Keeper
 from lingvo_gshard.agents.meeting import Meeting, shared_secret
 from lingvo_gshard.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.core.errors import UserError
@@ -57,13 +58,16 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     place = command.meeting_place(options)
     meshes = command.meshes(options)
     secret = shared_secret(place)
+    job = hashlib.sha256(place.encode()).hexdigest()[:16]
+    folder = f"{options.snapshot_folder}/gshard-{job}-{host.name}"
     agent = Agent(
         options,
         host,
         Meeting(place, secret, say),
         meshes,
         command.of_worker,
-        {SECRET: secret, JOB: hashlib.sha256(place.encode()).hexdigest()[:16]},
+        {SECRET: secret, JOB: job},
+        Keeper(folder, host.address, secret, say),
         say,
     )
     code = agent.run()

@@ -91,6 +91,11 @@ class Logdir:
         with self._named():
             return objects.is_file(self.place / _PARAMS)
 
+    @property
+    def number(self) -> str:
+        """Text that differs between a local directory and one that was deleted before."""
+        return "" if self._is_remote else str(self.place.stat().st_ino)
+
     def identity(self) -> str | None:
         """Returns text that differs between any two directories; None if the run is gone."""
         try:

@@ -1,5 +1,6 @@
 """Checks that a training whose processes are killed equals one without failures, to the bit."""
 
+import hashlib
 import os
 import pathlib
 import signal
@@ -26,11 +27,13 @@ _SETTINGS = {
 }
 
 
-def start(flags: list[str], logdir: pathlib.Path, cache: pathlib.Path) -> subprocess.Popen:
+def start(
+    flags: list[str], logdir: pathlib.Path, cache: pathlib.Path, *more: str
+) -> subprocess.Popen:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, "-m", "lingvo_gshard", "launch", "local", "--hosts=2", "--"]
     worker = ["gshard-train", *flags, f"--logdir={logdir}", f"--steps={_STEPS}"]
-    worker += ["--mesh=data=4", "--strategy=expert", f"--compilation_cache={cache}"]
+    worker += ["--mesh=data=4", "--strategy=expert", f"--compilation_cache={cache}", *more]
     pipe, same = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(command + worker, env=environment, stdout=pipe, stderr=same, text=True)
 
@@ -41,13 +44,19 @@ def finish(process: subprocess.Popen) -> str:
     return said
 
 
-def kill_after(launcher: subprocess.Popen, logdir: pathlib.Path, step: int, process: int) -> None:
-    """Kills a worker when a step is done."""
+def kill_after(
+    launcher: subprocess.Popen, logdir: pathlib.Path, step: int, process: int, forget: bool = False
+) -> None:
+    """Kills a worker when a step is done, and may delete the snapshots of its host."""
     deadline = time.monotonic() + 300
     while launcher.poll() is None and time.monotonic() < deadline:
         if (logdir / "metrics.jsonl").exists() and len(losses(logdir)) >= step:
             (worker,) = children(launcher.pid, f"--process_id={process}")[-1:]
             os.kill(worker, signal.SIGKILL)
+            if forget:
+                folder = f"gshard-{job_of(logdir)}-local-{process}"
+                for part in pathlib.Path("/dev/shm", folder).iterdir():
+                    part.unlink()
             return
         time.sleep(0.02)
     raise AssertionError(f"step {step} did not come")
@@ -72,8 +81,33 @@ def test_kill_9_of_either_worker_changes_no_bit(tmp_path):
     said = finish(launcher)
     assert "Round 2 after" in said and "Round 3 after" in said, said
     assert "was killed by SIGKILL" in said
-    assert losses(stormy) == losses(calm)
-    expected, found = state_of(calm), state_of(stormy)
+    check_equal(stormy, calm)
+
+
+@pytest.mark.slow
+def test_snapshots_in_memory_are_restored_also_from_the_partner(tmp_path):
+    """The second host loses its memory with its worker; there is no checkpoint."""
+    flags = tiny_translation.write(tmp_path, **{**_SETTINGS, "run__checkpoint_every_steps": 0})
+    cache, calm, stormy = tmp_path / "cache", tmp_path / "calm", tmp_path / "stormy"
+    every = "--gin_param=run.snapshot_every_steps = 3"
+    finish(start(flags, calm, cache))
+    launcher = start(flags, stormy, cache, every)
+    kill_after(launcher, stormy, 8, process=0)
+    kill_after(launcher, stormy, 14, process=1, forget=True)
+    said = finish(launcher)
+    assert "Round 2 after" in said and "Round 3 after" in said, said
+    assert said.count("Resuming from the snapshot of step") == 2, said
+    check_equal(stormy, calm)
+    assert not list(pathlib.Path("/dev/shm").glob(f"gshard-{job_of(stormy)}-*"))
+
+
+def job_of(logdir: pathlib.Path) -> str:
+    return hashlib.sha256(f"{logdir}/agents".encode()).hexdigest()[:16]
+
+
+def check_equal(one: pathlib.Path, other: pathlib.Path) -> None:
+    assert losses(one) == losses(other)
+    expected, found = state_of(other), state_of(one)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
