@@ -22,6 +22,7 @@ TOOLS = (
     "export",
     "import",
     "launch",
+    "checkpoints",
     "serve",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.

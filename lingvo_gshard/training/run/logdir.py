@@ -193,6 +193,26 @@ class Logdir:
                 self._synced.stop(say)
             self.release()
 
+    @contextlib.contextmanager
+    def locked(self, say: Say = _warn) -> Iterator[None]:
+        """Locks the directory until the context ends, for work on it that is no training.
+
+        Args:
+          say: shows a line to the user.
+
+        Raises:
+          UserError: the directory cannot be written, or a run uses it.
+        """
+        if problem := self._take_lock(say):
+            raise UserError(f"`logdir={self.place}` {problem}")
+        try:
+            with called_before_abrupt_end(self.release):
+                yield
+        finally:
+            if self._is_remote:
+                self._synced.stop(say)
+            self.release()
+
     def release(self) -> None:
         """Gives up the lock, if this process has it."""
         if self._lock is not None:
