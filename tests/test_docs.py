@@ -152,6 +152,7 @@ SLOW_PAGES = (
     "experts.md",
     "export.md",
     "extending.md",
+    "failures.md",
     "fine_tuning.md",
     "gpu.md",
     "language_model.md",

@@ -1,8 +1,8 @@
-"""Keeper: the parts of snapshots in the memory of a host, and copies of those of another host.
+"""Keeper: holds snapshots in the memory of a host, and copies of a partner's part.
 
-Workers write their parts to a folder in memory. The agent serves them to the other agents of its
-job, and copies the parts of one other host, its partner. When a host is lost, its part is still at
-its partner, and a host that takes its place fetches it there.
+Workers write parts of snapshots to a folder in memory. The keeper serves the parts to the agents of
+other hosts, and copies the parts of one other host, the partner. When a host is lost, the partner
+still has the lost part, and the host that replaces the lost one fetches the part from the partner.
 
 Both sides prove that they know the job's secret before a byte of a part is sent.
 """

@@ -135,7 +135,7 @@ class Leader:
         )
 
     def _snapshot(self, hosts: Sequence[str], count: int, beats: Mapping[str, Beat]) -> Part | None:
-        """Returns the first part of the newest snapshot of which the hosts have all parts."""
+        """Returns the first part of the newest snapshot that the hosts have completely."""
         parts = {part for host in hosts for part in beats[host].parts if part.count == count}
         of_snapshot: dict[Part, set[int]] = {}
         for part in parts:

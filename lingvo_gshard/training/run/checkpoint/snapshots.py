@@ -1,12 +1,12 @@
 """Snapshots: copies of a run's state in the memory of its hosts, which outlive the process.
 
-A snapshot has a part for each process: a file with the shards of its devices. The agent of a host
-names the folder of such files, copies the parts of another host to it, and tells a process that it
-starts which file to read (agents/keeper.py). A process that no agent has started takes no
+A snapshot has a part for each process: a file with the shards of the process's devices. The agent of
+a host names the folder for the files, copies the parts of another host to the folder, and names the
+file that a new process reads (agents/keeper.py). A process that no agent has started takes no
 snapshots.
 
-A snapshot is restored only by as many processes as took it, and only if all of them have their
-parts. Otherwise the run resumes from its newest checkpoint.
+The number of processes that restore a snapshot must be the number that took the snapshot, and every
+process needs a part. Otherwise the run resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
