@@ -1,8 +1,8 @@
 """Snapshots: copies of a run's state in the memory of its hosts, which outlive the process.
 
-A snapshot has a part for each process: a file with the shards of the process's devices. The agent of
-a host names the folder for the files, copies the parts of another host to the folder, and names the
-file that a new process reads (agents/keeper.py). A process that no agent has started takes no
+A snapshot has a part for each process: a file with the shards of the process's devices. The agent
+of a host names the folder for the files, copies the parts of another host to the folder, and names
+the file that a new process reads (agents/keeper.py). A process that no agent has started takes no
 snapshots.
 
 The number of processes that restore a snapshot must be the number that took the snapshot, and every
