@@ -22,6 +22,7 @@ from lingvo_gshard.agents.meeting import Meeting
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
+from lingvo_gshard.agents.stragglers import Stragglers
 from lingvo_gshard.agents.worker import Worker, words_of
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
 from lingvo_gshard.training.run.run_lock import ROUND
@@ -95,6 +96,7 @@ class Agent:
         self._command, self._environment, self._say = command, environment, say
         self._sightings = Sightings(meeting, options.lost_seconds)
         self._leader = Leader(options, meshes, self._sightings)
+        self._stragglers = Stragglers()
         self._life, self._count = secrets.token_hex(8), 0
         self._worker: Worker | None = None
         # The worker to start when its part of a snapshot is there.
@@ -219,7 +221,8 @@ class Agent:
                 self._outcome,
                 self._newest if self._leads else None,
                 report.step if report else None,
-                report.own_seconds if report else None,
+                report.input_seconds if report else None,
+                report.probe_seconds if report else None,
                 self._keeper.parts(),
                 self._keeper.port,
             )
@@ -289,6 +292,9 @@ class Agent:
             for host in self._meeting.hosts()
             if (beat := self._sightings.look(host)) is not None
         }
+        if self._newest is not None:
+            for line in self._stragglers.found(self._newest, beats):
+                self._say(line)
         record = self._leader.next_record(self._newest, beats)
         if record is not None:
             agreed = self._meeting.agree(record)

@@ -42,7 +42,8 @@ class Beat(msgspec.Struct, frozen=True):
       newest: the newest record that this agent knows, if it leads. A directory on a network may
         show a new file late, but an open of a known file shows its content.
       step: the last step that the worker finished.
-      own_seconds: median time of a step that the host does not share with the others.
+      input_seconds: median wait of the worker for a batch.
+      probe_seconds: time of a fixed computation on the slowest device of the host.
       parts: the parts of snapshots that the host has, in order.
       keeper_port: where the host serves them.
     """
@@ -56,7 +57,8 @@ class Beat(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
     newest: Record | None = None
     step: int | None = None
-    own_seconds: float | None = None
+    input_seconds: float | None = None
+    probe_seconds: float | None = None
     parts: tuple[Part, ...] = ()
     keeper_port: int = 0
 

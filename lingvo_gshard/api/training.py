@@ -39,7 +39,7 @@ from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
-from lingvo_gshard.training.run.monitoring.step_reporter import StepReporter
+from lingvo_gshard.training.run.monitoring.step_reporter import reporters
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.run.starting import FirstWeights, StartingPoint
@@ -227,7 +227,7 @@ def _train(
             params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
         )
         watching = [make(observed) for make in observers]
-        watching += [HangWatch(params.run, backend.cluster.roll_call), StepReporter()]
+        watching += [HangWatch(params.run, backend.cluster.roll_call), *reporters()]
         kept = SnapshotStore(run)
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching, kept

@@ -24,8 +24,7 @@ _RESTART_SOURCE = (
     "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
     "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
 )
-# The defaults of gshard-launch: until a host counts as lost, and until the others go on without it;
-# and a worker that starts and meets the others in 15 seconds.
+# The defaults of lost_seconds and regather_seconds, and 15 seconds in which a worker starts.
 AGENTS_RESTART = 20.0 + 10.0 + 15.0
 _AGENTS_RESTART_SOURCE = (
     "gshard-launch: 20 s until a host counts as lost, 10 s until the others go on without it, and "
@@ -61,8 +60,8 @@ class JobOptions:
       checkpoint_interval: seconds of work between two checkpoints. None takes the best.
       restart: seconds from a failure until processes run again, before they compile and restore.
       compile_seconds: seconds of tracing and compiling after each restart.
-      agents: whether agents start workers again, which restore snapshots in memory. All times of
-        checkpoints are those of snapshots then.
+      agents: whether agents start workers again, which restore snapshots in memory. Times of
+        checkpoints then mean times of snapshots.
       runs: number of simulated runs.
       seed: of the simulation.
     """

@@ -24,13 +24,15 @@ class WorkerReport(msgspec.Struct):
 
     Attributes:
       step: the last step that the worker finished; None if it finished none.
-      own_seconds: median time of a step that does not wait for devices: input and the host's work.
+      input_seconds: median wait for a batch; None before the first.
+      probe_seconds: time of a fixed computation on the host's slowest device; None before it.
       problem: why the worker ends; "" while it does not.
       is_consequence: whether it ends because another worker did.
     """
 
     step: int | None = None
-    own_seconds: float | None = None
+    input_seconds: float | None = None
+    probe_seconds: float | None = None
     problem: str = ""
     is_consequence: bool = False
 
@@ -51,14 +53,16 @@ def report_problem(text: str, is_consequence: bool = False) -> None:
         _write()
 
 
-def report_step(step: int, own_seconds: float) -> None:
+def report_step(step: int, input_seconds: float, probe_seconds: float | None) -> None:
     """Reports a finished step.
 
     Args:
       step: its number.
-      own_seconds: median time of the host's own part of steps.
+      input_seconds: median wait for a batch.
+      probe_seconds: time of a fixed computation on the slowest device; None before the first.
     """
-    _report.step, _report.own_seconds = step, own_seconds
+    _report.step, _report.input_seconds = step, input_seconds
+    _report.probe_seconds = probe_seconds
     _write()
 
 
