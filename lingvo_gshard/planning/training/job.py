@@ -24,7 +24,7 @@ _RESTART_SOURCE = (
     "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
     "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
 )
-# The defaults of lost_seconds and regather_seconds, and 15 seconds in which a worker starts.
+# The sum of the defaults of lost_seconds and regather_seconds, and 15 seconds to start workers.
 AGENTS_RESTART = 20.0 + 10.0 + 15.0
 _AGENTS_RESTART_SOURCE = (
     "gshard-launch: 20 s until a host counts as lost, 10 s until the others go on without it, and "

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -28,10 +29,14 @@ _SETTINGS = {
 
 
 def start(
-    flags: list[str], logdir: pathlib.Path, cache: pathlib.Path, *more: str
+    flags: list[str],
+    logdir: pathlib.Path,
+    cache: pathlib.Path,
+    *more: str,
+    kind: Sequence[str] = ("local", "--hosts=2"),
 ) -> subprocess.Popen:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-m", "lingvo_gshard", "launch", "local", "--hosts=2", "--"]
+    command = [sys.executable, "-m", "lingvo_gshard", "launch", *kind, "--"]
     worker = ["gshard-train", *flags, f"--logdir={logdir}", f"--steps={_STEPS}"]
     worker += ["--mesh=data=4", "--strategy=expert", f"--compilation_cache={cache}", *more]
     pipe, same = subprocess.PIPE, subprocess.STDOUT
@@ -99,6 +104,30 @@ def test_snapshots_in_memory_are_restored_also_from_the_partner(tmp_path):
     assert said.count("Resuming from the snapshot of step") == 2, said
     check_equal(stormy, calm)
     assert not list(pathlib.Path("/dev/shm").glob(f"gshard-{job_of(stormy)}-*"))
+
+
+@pytest.mark.slow
+def test_one_host_goes_on_with_a_smaller_mesh(tmp_path):
+    """The leading host is lost for good: the batch and its order stay, half of the devices go."""
+    flags = tiny_translation.write(tmp_path, **_SETTINGS)
+    cache, calm, alone = tmp_path / "cache", tmp_path / "calm", tmp_path / "alone"
+    finish(start(flags, calm, cache))
+    lost, other = (start_agent(flags, alone, cache, host) for host in "ab")
+    deadline = time.monotonic() + 300
+    while not (alone / "metrics.jsonl").exists() or len(losses(alone)) < 6:
+        assert time.monotonic() < deadline and other.poll() is None
+        time.sleep(0.02)
+    lost.kill()
+    said = finish(other)
+    assert "after a gives no sign of life" in said and "b, mesh data=2" in said, said
+    assert losses(alone) == pytest.approx(losses(calm), rel=1e-5)
+
+
+def start_agent(
+    flags: list[str], logdir: pathlib.Path, cache: pathlib.Path, host: str
+) -> subprocess.Popen:
+    options = [f"--host={host}", "--address=127.0.0.1", "--max_hosts=2", "--min_hosts=1"]
+    return start(flags, logdir, cache, kind=["agent", *options, "--lost_seconds=10"])
 
 
 def job_of(logdir: pathlib.Path) -> str:
