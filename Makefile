@@ -79,7 +79,7 @@ soak-serve: $(INSTALLED_TEST)
 	$(BIN)/python -m tests.serving.soak --seed=$(SEED)
 
 soak-cluster: $(INSTALLED_TEST)
-	JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 $(BIN)/python -m tests.agents.soak --seed=$(SEED)
+	$(BIN)/python -m tests.agents.soak --seed=$(SEED)
 
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .
