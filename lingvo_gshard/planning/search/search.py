@@ -24,7 +24,7 @@ from lingvo_gshard.planning.search.candidates import (
     group,
     sharding_options,
 )
-from lingvo_gshard.planning.search.choices import Candidate, Variant
+from lingvo_gshard.planning.search.choices import Candidate, Saving, Variant
 from lingvo_gshard.planning.search.cost_model import CostModel
 from lingvo_gshard.planning.search.costs import Cost, Rates
 from lingvo_gshard.planning.search.ilp import OptionCost, PairCosts, pareto_optimal, solve
@@ -109,7 +109,7 @@ def search(
     rates: Rates,
     compile_candidate: CompileCandidate | None = None,
     compile_best: int = 4,
-    policies: Sequence[str] = tuple(remat_policy.ON_DEVICE),
+    savings: Sequence[Saving] = tuple(map(Saving, remat_policy.ON_DEVICE)),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
     progress: Progress = SILENT,
@@ -126,7 +126,7 @@ def search(
         model alone.
       compile_best: number of candidates to compile, beside the best named strategy. If one needs
         more memory than the model estimated, the next ones are chosen smaller.
-      policies: rematerialization policies to try.
+      savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
       progress: is told each event of the search.
@@ -141,8 +141,8 @@ def search(
         for each, layer_groups in zip(steps, groups, strict=True)
         for mesh in meshes
     ]
-    ordered = _simplest_first(_rate(searches, policies, progress))
-    named = list(_baselines(steps, groups, devices, rates, policies))
+    ordered = _simplest_first(_rate(searches, savings, progress))
+    named = list(_baselines(steps, groups, devices, rates, savings))
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
@@ -157,18 +157,18 @@ def search(
 
 
 def _rate(
-    searches: Sequence[_MeshSearch], policies: Sequence[str], progress: Progress
+    searches: Sequence[_MeshSearch], savings: Sequence[Saving], progress: Progress
 ) -> list[RatedCandidate]:
     """Returns the best candidates of all meshes, or the smallest ones if none fits."""
     rows: dict[Candidate, RatedCandidate] = {}
     for mesh_search in searches:
-        for row in mesh_search.rows(policies):
+        for row in mesh_search.rows(savings):
             rows.setdefault(row.candidate, row)
         progress.say(f"{len(rows)} candidates, up to {mesh_search}")
     if not rows:
         progress.say("no candidate fits by the cost model; looking for the smallest")
         for mesh_search in searches:
-            rows.update({row.candidate: row for row in mesh_search.smallest(policies)})
+            rows.update({row.candidate: row for row in mesh_search.smallest(savings)})
     return list(rows.values())
 
 
@@ -187,20 +187,20 @@ class _MeshSearch:
         shape = "x".join(map(str, self._mesh.shape))
         return f"meshes of {shape} with {self._step.micro_batches} micro-batches"
 
-    def rows(self, policies: Iterable[str]) -> list[RatedCandidate]:
-        """Returns the fastest candidate for each policy and each share of the memory."""
+    def rows(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the fastest candidate for each saving and each share of the memory."""
         candidates = []
-        for policy in policies:
-            model = self._model.under(policy)
+        for saving in savings:
+            model = self._model.under(saving)
             for chosen in self._chosen(self._costs(model), self._pairs(model)):
                 candidates.append(self._row(chosen, model))
         return candidates
 
-    def smallest(self, policies: Iterable[str]) -> list[RatedCandidate]:
-        """Returns the candidate with the least memory for each policy."""
+    def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the candidate with the least memory for each saving."""
         candidates = []
-        for policy in policies:
-            model = self._model.under(policy)
+        for saving in savings:
+            model = self._model.under(saving)
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
             candidates.append(
                 self._row(tuple(of_group.index(min(of_group)) for of_group in sizes), model)
@@ -264,7 +264,7 @@ class _MeshSearch:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
         chosen_candidate = candidate(
-            self._layer_groups, options, self._mesh, model.policy, self._step
+            self._layer_groups, options, self._mesh, model.saving, self._step
         )
         return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
 
@@ -292,7 +292,9 @@ def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
 def _complexity(row: RatedCandidate) -> tuple:
     c = row.candidate
     axes, is_recomputed = c.mesh.count("="), c.rematerialize != remat_policy.NONE
-    return len(c.overrides), axes, is_recomputed, c.micro_batches, len(c.strategy), row.cost.peak
+    hosted = remat_policy.is_offloaded(c.rematerialize) + c.offload_moments
+    size = len(c.strategy), row.cost.peak
+    return len(c.overrides), axes, hosted, is_recomputed, c.micro_batches, *size
 
 
 def _fits(row: RatedCandidate, capacity: int) -> bool:
@@ -392,11 +394,11 @@ def _baselines(
     groups: Sequence[LayerGroups],
     devices: int,
     rates: Rates,
-    policies: Sequence[str],
+    savings: Sequence[Saving],
 ) -> Iterable[RatedCandidate]:
     """Yields the named strategies that the cost model can rate, each over all devices.
 
-    Each has the policy and the micro-batches that are the fastest that fit, else the smallest.
+    Each has the saving and the micro-batches that are the fastest that fit, else the smallest.
     """
     for name in strategies.base_names():
         if name in _UNRATED:
@@ -411,10 +413,18 @@ def _baselines(
         rows = []
         for step, layer_groups in zip(steps, groups, strict=True):
             model = CostModel(mesh, rates, micro_batches=step.micro_batches)
-            for policy in policies:
+            for saving in savings:
                 tables = [strategy] * len(layer_groups.groups)
-                cost = model.under(policy).cost(layer_groups, tables)
-                chosen = Candidate(str(mesh), name, (), policy, step.micro_batches, step.precision)
+                cost = model.under(saving).cost(layer_groups, tables)
+                chosen = Candidate(
+                    str(mesh),
+                    name,
+                    (),
+                    saving.policy,
+                    step.micro_batches,
+                    step.precision,
+                    offload_moments=saving.offloads_moments,
+                )
                 rows.append(RatedCandidate(chosen, cost, name))
         fitting = [row for row in rows if _fits(row, rates.capacity)]
         if fitting:
