@@ -80,7 +80,7 @@ def add_reports(
 def run_interleaved(
     layers: Sequence[tuple[Layer, NestedMap]], x_BLM: tf.Tensor, shared: tuple, parts: int
 ) -> tf.Tensor:
-    """Returns [B,L,M]: x through layers, each of which computes one part after the other.
+    """Returns [B,L,M]: x through layers. Each layer computes one part after the other.
 
     No part waits for another, so the compiler runs the collectives of one under the computation of
     another.

@@ -29,7 +29,7 @@ LOCAL_LETTERS = {"m": "micro-batches"}
 class Pipeline(Execution):
     """Runs layers in stages (letter P). A batch passes the stages in micro-batches.
 
-    The result for a micro-batch is that of batch_parts.py.
+    A micro-batch has the results of a part in batch_parts.py.
 
     Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c

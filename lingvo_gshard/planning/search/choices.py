@@ -69,7 +69,7 @@ def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """What a step keeps for later, and where.
+    """A choice of the tensors that a step keeps for later, and of their memory.
 
     Attributes:
       policy: rematerialization policy.
@@ -78,6 +78,11 @@ class Saving:
 
     policy: str = remat_policy.NONE
     offloads_moments: bool = False
+
+    @property
+    def on_device(self) -> Saving:
+        """The saving that keeps the same tensors on the device."""
+        return Saving(remat_policy.on_device(self.policy))
 
 
 SAVE_ALL = Saving()

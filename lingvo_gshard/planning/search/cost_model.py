@@ -282,8 +282,8 @@ def _add_weight(
       count: number of equal weights.
       sharding: how the strategy shards them.
       is_accumulated: whether gradients are summed over micro-batches.
-      offloads_moments: whether the moments are kept in the memory of the host. Those of one weight
-        come while the ones before go, and the optimizer has no computation that hides it.
+      offloads_moments: whether the moments are kept in the memory of the host. The moments of one
+        weight come while the moments of the weight before go, and no computation hides the copies.
     """
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")

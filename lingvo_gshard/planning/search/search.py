@@ -93,6 +93,8 @@ def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
 # elementwise operations, which the model ignores. The other shares give the rest of the Pareto
 # front.
 _SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
+# Capacity, relative to the device's, that no program exceeds.
+_PLENTY = 1000
 # Candidates whose times differ by less than this ratio count as equally fast, since the cost model
 # is not more accurate. The simpler candidate is then preferred.
 _CLOSE = 1.03
@@ -178,6 +180,7 @@ class _MeshSearch:
     def __init__(self, step: TracedStep, layer_groups: LayerGroups, mesh: Mesh, rates: Rates):
         self._step, self._layer_groups, self._mesh = step, layer_groups, mesh
         self._capacity = rates.capacity - step.inputs // mesh.size
+        self._fitting: dict[Saving, bool] = {}
         self._model = CostModel(mesh, rates, micro_batches=step.micro_batches)
         self._options = [sharding_options(mesh, g.letters) for g in layer_groups.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
@@ -188,13 +191,29 @@ class _MeshSearch:
         return f"meshes of {shape} with {self._step.micro_batches} micro-batches"
 
     def rows(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
-        """Returns the fastest candidate for each saving and each share of the memory."""
+        """Returns the fastest candidate for each saving and each share of the memory.
+
+        Where the fastest of all shardings fits, copies to the memory of the host only take time.
+        """
         candidates = []
         for saving in savings:
+            if saving != saving.on_device and self._fits_at_once(saving.on_device):
+                continue
             model = self._model.under(saving)
             for chosen in self._chosen(self._costs(model), self._pairs(model)):
                 candidates.append(self._row(chosen, model))
         return candidates
+
+    def _fits_at_once(self, saving: Saving) -> bool:
+        """Returns whether the fastest sharding of all fits."""
+        if saving not in self._fitting:
+            model = self._model.under(saving)
+            kept, reduced = self._reduced(self._costs(model))
+            numbers = solve(reduced, self._pairs(model), self._capacity * _PLENTY)
+            assert numbers is not None, "nothing exceeds this capacity"
+            peak = self._row(_numbered(kept, numbers), model).cost.peak
+            self._fitting[saving] = peak <= self._capacity * _SHARES[0]
+        return self._fitting[saving]
 
     def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
         """Returns the candidate with the least memory for each saving."""
@@ -214,6 +233,17 @@ class _MeshSearch:
         ]
 
     def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
+        kept, reduced = self._reduced(costs)
+        distinct: dict[tuple[int, ...], None] = {}
+        for share in _SHARES:
+            numbers = solve(reduced, pairs, self._capacity * share)
+            if numbers is None:
+                break
+            distinct[_numbered(kept, numbers)] = None
+        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
+
+    def _reduced(self, costs: list[list[Cost]]) -> tuple[list[list[int]], list[list[OptionCost]]]:
+        """Returns the numbers of the options that no other one beats, and their costs."""
         choices = [
             [
                 OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
@@ -222,14 +252,7 @@ class _MeshSearch:
             for of_group, boundaries in zip(costs, self._boundaries, strict=True)
         ]
         kept = [pareto_optimal(of_group) for of_group in choices]
-        reduced = [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
-        distinct: dict[tuple[int, ...], None] = {}
-        for share in _SHARES:
-            numbers = solve(reduced, pairs, self._capacity * share)
-            if numbers is None:
-                break
-            distinct[tuple(k[n] for k, n in zip(kept, numbers, strict=True))] = None
-        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
+        return kept, [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
 
     def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
@@ -267,6 +290,11 @@ class _MeshSearch:
             self._layer_groups, options, self._mesh, model.saving, self._step
         )
         return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
+
+
+def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of options by their numbers among those that were kept."""
+    return tuple(k[n] for k, n in zip(kept, numbers, strict=True))
 
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
