@@ -1,6 +1,6 @@
 # make help     lists the targets
 #
-# PYTHON   the interpreter that creates the environment (Python 3.11)
+# PYTHON   the interpreter that creates the environment (Python 3.11 to 3.13)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
