@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.keras.mesh_state import MeshState
@@ -121,7 +121,7 @@ class Saver:
         # What callbacks have set at the end of the epoch is part of the state.
         state.push_changes()
         paths = list(state.arrays)
-        arrays = dict(zip(paths, state.values(paths), strict=True))
+        arrays = dict(zip(_keys(paths), state.values(paths), strict=True))
         if position.step == self._saved:
             # The last step of an epoch may have been saved as one within the epoch.
             self._manager.wait_until_finished()
@@ -140,30 +140,54 @@ class Saver:
         self._saved = position.step
 
     def _restore(self, step: int, state: MeshState) -> None:
-        self._check(step, state)
+        keys = dict(zip(_keys(state.arrays), state.arrays, strict=True))
+        saved = self._saved_keys(step, keys, state)
         wanted = {
-            path: ocp.ArrayRestoreArgs(sharding=state.sharding(path), dtype=array.dtype)
-            for path, array in state.arrays.items()
+            found: ocp.ArrayRestoreArgs(
+                sharding=state.sharding(keys[key]), dtype=state.arrays[keys[key]].dtype
+            )
+            for key, found in saved.items()
         }
         with jax.enable_x64(True):
             restore = ocp.args.PyTreeRestore(restore_args=wanted)
             found = self._manager.restore(step, args=ocp.args.Composite(**{_STATE: restore}))
-        state.restore(found[_STATE])
+        state.restore({keys[key]: found[_STATE][name] for key, name in saved.items()})
 
-    def _check(self, step: int, state: MeshState) -> None:
-        """Raises UserError unless a checkpoint has the variables of the model, with their shapes."""
+    def _saved_keys(self, step: int, keys: Mapping[str, str], state: MeshState) -> dict[str, str]:
+        """Returns the key in a checkpoint of each key of the model.
+
+        Raises:
+          UserError: the checkpoint lacks a variable, or has one of another shape.
+        """
         with ocp.PyTreeCheckpointer() as reader:
             where = pathlib.Path(self._options.directory).absolute() / str(step) / _STATE
-            saved: Any = reader.metadata(where).item_metadata
-        known = {path: tuple(array.shape) for path, array in dict(saved).items()}
-        for path, array in state.arrays.items():
-            if path not in known:
+            saved: dict[str, Any] = dict(reader.metadata(where).item_metadata)
+        by_name = {_without_numbers(key): key for key in saved}
+        place = f"`checkpoints`: step {step} in {self._options.directory}"
+        found = {}
+        for key, path in keys.items():
+            name = by_name.get(_without_numbers(key))
+            if name is None:
                 raise UserError(
-                    f"`checkpoints`: step {step} in {self._options.directory} has no variable "
-                    f"{path}. {names.nearest(path, known)} Was it saved by another model?"
+                    f"{place} has no variable {path} at this place of the model. Was it saved by "
+                    "another model?"
                 )
-            if known[path] != array.shape:
-                raise UserError(
-                    f"`checkpoints`: step {step} in {self._options.directory}: {path} has the shape "
-                    f"{list(known[path])}, but the model's has {list(array.shape)}"
-                )
+            shape, its = list(state.arrays[path].shape), list(saved[name].shape)
+            if shape != its:
+                raise UserError(f"{place}: {path} has the shape {its}, but the model's has {shape}")
+            found[key] = name
+        return found
+
+
+def _keys(paths: Iterable[str]) -> list[str]:
+    """Returns the names of arrays in a checkpoint: their place in the model, and their path."""
+    return [f"{index:05d}.{path}" for index, path in enumerate(paths)]
+
+
+def _without_numbers(key: str) -> str:
+    """Returns a key without the numbers that Keras gives to layers: `dense` for `dense_1`.
+
+    A process that makes a model twice gives the layers of the second one other numbers.
+    """
+    place, _, path = key.partition(".")
+    return f"{place}.{re.sub(r'_[0-9]+(?=/|_|$)', '', path)}"

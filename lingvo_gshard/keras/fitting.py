@@ -75,9 +75,7 @@ def fit(
     Raises:
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
     """
-    steps = _steps(
-        model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices
-    )
+    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
     given = _as_list(callbacks)
     steps.sees_batches = any(map(_sees_batches, given))
     first, last = _synchronizer(steps), []
@@ -127,9 +125,7 @@ def evaluate(
     Raises:
       UserError: as `fit` raises it.
     """
-    steps = _steps(
-        model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices
-    )
+    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
     with steps.in_place():
         return model.evaluate(x, y, **arguments)
 

@@ -9,8 +9,8 @@ from typing import Any
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import keras, tf
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import keras, tf
 from lingvo_gshard.sharding.annotate import annotate_weights
 
 
@@ -32,6 +32,25 @@ def gshard_layer(params: Params, name: str | None = None, seed: int = 0, **optio
     return _layer_class()(params, name, seed, **options)
 
 
+class _Inner:
+    """The layer inside, out of sight of Keras, which would track its trees and lists.
+
+    Attributes:
+      layer: the layer.
+      specs: its weights.
+      takes_mask: whether it takes a mask.
+      weights: the Keras variables of `specs`, in order; empty until they are made.
+    """
+
+    def __init__(self, params: Params, name: str):
+        """Makes the layer. Its path is the name of the Keras layer, which names its operations."""
+        self.layer = params.instantiate(path=name)
+        self.specs = self.layer.variable_specs()
+        self.takes_mask = "mask_BL" in inspect.signature(self.layer.fprop).parameters
+        self.weights: list[Any] = []
+        _check_updates(self.specs.flatten(), name)
+
+
 @functools.cache
 def _layer_class() -> type:
     """Returns the class of the layers. Keras is imported when one is made."""
@@ -45,42 +64,38 @@ def _layer_class() -> type:
 
         def __init__(self, params: Params, name: str | None, seed: int, **options: Any):
             super().__init__(name=name, **options)
-            # A path names the layer in compiled programs.
-            self._inner = params.instantiate(path=self.name)
-            self._specs = self._inner.variable_specs()
+            self._inner = _Inner(params, self.name)
             self._seed = seed
-            self._masked = "mask_BL" in inspect.signature(self._inner.fprop).parameters
             self._seeds = keras.random.SeedGenerator(seed)
             self.supports_masking = True
-            _check_updates(self._specs.flatten(), self.name)
 
         @property
         def letters(self) -> dict[str, str]:
-            pairs = zip(self._made, self._specs.flatten(), strict=True) if self.built else ()
+            pairs = zip(self._inner.weights, self._inner.specs.flatten(), strict=False)
             return {weight.path: _splittable(spec) for weight, spec in pairs}
 
         def build(self, input_shape: Any) -> None:
-            key = tf.constant([self._seed, 0], tf.int32)
-            self._made = [
+            self._inner.weights += [
                 self.add_weight(
                     shape=spec.shape,
                     dtype=spec.dtype,
-                    initializer=functools.partial(_initial, spec, key),
+                    initializer=functools.partial(_initial, spec, self._seed),
                     trainable=not spec.is_frozen,
                     name=spec.path.removeprefix(f"{self.name}.").replace(".", "_"),
                 )
-                for spec in self._specs.flatten()
+                for spec in self._inner.specs.flatten()
             ]
 
         def call(self, x: Any, mask: Any = None, training: bool = False) -> Any:
-            theta = self._specs.pack([tf.convert_to_tensor(weight) for weight in self._made])
+            specs, weights = self._inner.specs, self._inner.weights
+            theta = specs.pack([tf.convert_to_tensor(weight) for weight in weights])
             key = tf.cast(self._seeds.next(), tf.int32) if training else None
             more = []
-            if self._masked:
+            if self._inner.takes_mask:
                 ones = tf.ones(tf.shape(x)[:2], tf.float32)
                 more = [ones if mask is None else tf.cast(mask, tf.float32)]
             with context.scope(bool(training), key) as scope:
-                y = self._inner.fprop(annotate_weights(theta, self._specs), x, *more)
+                y = self._inner.layer.fprop(annotate_weights(theta, specs), x, *more)
             for loss in scope.losses.values():
                 self.add_loss(loss)
             return y
@@ -91,10 +106,10 @@ def _layer_class() -> type:
     return GShardLayer
 
 
-def _initial(spec: VariableSpec, key: tf.Tensor, shape: Any, dtype: Any = None) -> tf.Tensor:
+def _initial(spec: VariableSpec, seed: int, shape: Any, dtype: Any = None) -> tf.Tensor:
     """Returns the initial value of a weight, as Keras asks an initializer for it."""
     del shape
-    return tf.cast(spec.init(key), dtype or spec.dtype)
+    return tf.cast(spec.init(tf.constant([seed, 0], tf.int32)), dtype or spec.dtype)
 
 
 def _splittable(spec: VariableSpec) -> str:

@@ -171,5 +171,3 @@ def _explained(text: str) -> str:
         f"XLA has no kernel for {name}{where}. Text, lookups and other preprocessing belong into "
         "the dataset: dataset.map(lambda x, y: (preprocessing(x), y))"
     )
-
-
