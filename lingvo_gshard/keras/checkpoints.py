@@ -144,7 +144,7 @@ class Saver:
         saved = self._saved_keys(step, keys, state)
         wanted = {
             found: ocp.ArrayRestoreArgs(
-                sharding=state.sharding(keys[key]), dtype=state.arrays[keys[key]].dtype
+                sharding=state.sharding(keys[key]), dtype=state.arrays[keys[key]].struct.dtype
             )
             for key, found in saved.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -69,7 +70,7 @@ class MeshState:
           only_small: leaves out variables of many elements, whose comparison takes time.
         """
         for path, variable in self._variables.items():
-            if only_small and np.prod(variable.shape) > _SMALL:
+            if only_small and math.prod(self.arrays[path].shape) > _SMALL:
                 continue
             value = variable.numpy()
             digest = _digest(value)
@@ -111,4 +112,4 @@ def _on_host(value: jax.Array) -> np.ndarray:
 
 
 def _digest(value: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(value).view(np.uint8), digest_size=16).digest()
+    return hashlib.blake2b(value.tobytes(), digest_size=16).digest()

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from absl import flags
 
@@ -195,7 +195,6 @@ def _message_of(error: Exception) -> str:
 
 # Help is wrapped to the terminal's width within these limits.
 _LEAST_HELP, _MOST_HELP = 40, 90
-_WHOLE_WORDS: Mapping[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def refilled(text: str, width: int) -> str:
@@ -210,7 +209,15 @@ def refilled(text: str, width: int) -> str:
         if paragraph:
             hanging = "  " if paragraph[0].startswith("- ") else ""
             joined = " ".join(" ".join(paragraph).split())
-            lines.extend(textwrap.wrap(joined, width, subsequent_indent=hanging, **_WHOLE_WORDS))
+            lines.extend(
+                textwrap.wrap(
+                    joined,
+                    width,
+                    subsequent_indent=hanging,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
             paragraph.clear()
 
     for line in text.splitlines():

@@ -220,9 +220,9 @@ class StepDisplay(BarOnTerminal):
         self._digest = digest
         self._steps = steps
         self._every = every
-        self._bar = None
+        self._bar = self._steps_bar = None
         if console.is_terminal:
-            self._bar = _StepBar(steps, console)
+            self._bar = self._steps_bar = _StepBar(steps, console)
             self._task = self._bar.add_task(_COMPILING, total=steps, completed=step)
         self._rate = _Rate()
 
@@ -252,26 +252,27 @@ class StepDisplay(BarOnTerminal):
         Args:
           what: the work, such as "compiling the evaluation".
         """
-        if self._bar is None:
+        if self._steps_bar is None:
             with Waiting(what, self.say):
                 yield
             return
-        self._bar.begin_work(what)
+        self._steps_bar.begin_work(what)
         try:
             yield
         finally:
-            self._bar.end_work()
+            self._steps_bar.end_work()
 
     def update(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of one step."""
-        if self._bar is None and step % self._every and step != self._steps:
+        bar = self._steps_bar
+        if bar is None and step % self._every and step != self._steps:
             return
         loss, more = f"loss {row['loss']:.4f}", self._more(row)
         left, rates = self._speed(step)
-        if self._bar is not None:
+        if bar is not None:
             first, second = [*left, loss, *rates[:1]], [*more, *rates[1:]]
-            self._bar.update(self._task, completed=step, description="  ".join(first))
-            self._bar.second_line = "  ".join(second)
+            bar.update(self._task, completed=step, description="  ".join(first))
+            bar.second_line = "  ".join(second)
         else:
             text = "  ".join([loss, *more, *reversed(rates), *left])
             self.say(f"step {step:,}/{self._steps:,}  {text}")
