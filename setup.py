@@ -64,12 +64,14 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Typing :: Typed",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.11",
     packages=find_packages(include=["lingvo_gshard", "lingvo_gshard.*"]),
     package_data={
         "lingvo_gshard": [
+            "py.typed",
             "data/embedded/*",
             "pages/*.css",
             "pages/*.html",
