@@ -154,6 +154,8 @@ setup(
             "ruff>=0.9",
             "tensorflow-text~=2.21.0",
         ],
+        # The site, by `make docs`.
+        "docs": ["mkdocs-material>=9.6"],
         "dev": ["pre-commit>=4.0"],
     },
     entry_points={

@@ -38,9 +38,12 @@ def environment(tmp_path):
         command = folder / f"gshard-{tool}"
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m lingvo_gshard {tool} "$@"\n')
         command.chmod(0o755)
-    (folder / "python").symlink_to(sys.executable)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     return {
-        **os.environ,
+        **outer,
         **SHORT,
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
