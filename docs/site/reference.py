@@ -93,12 +93,19 @@ def _signature(value: Any) -> str:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    text = re.sub(r"<[\w.]+ object at 0x\w+>", "...", str(signature))
-    if len(text) < 80:
-        return text
-    arguments = [re.sub(r"<[\w.]+ object at 0x\w+>", "...", str(p)) for p in
-                 signature.parameters.values()]  # fmt: skip
-    return "(\n    " + ",\n    ".join(arguments) + ",\n)"
+    parameters = [_clean(str(parameter)) for parameter in signature.parameters.values()]
+    text = f"({', '.join(parameters)})"
+    return text if len(text) < _MOST_COLUMNS else "(\n    " + ",\n    ".join(parameters) + ",\n)"
+
+
+# Longer signatures have a line for each argument.
+_MOST_COLUMNS = 80
+
+
+def _clean(parameter: str) -> str:
+    """Returns a parameter without the quotes of its annotation and the address of its default."""
+    text = re.sub(r"<([\w.]+) object at 0x\w+>", "...", parameter)
+    return re.sub(r": '([^']+)'", r": \1", text)
 
 
 def _commands_page() -> str:
