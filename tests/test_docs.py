@@ -174,6 +174,8 @@ SLOW_PAGES = (
 # Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
 SCRIPTS = (
     "docs/cleaning.md",
+    # It trains seven times. tests/keras has a fast test of each part.
+    pytest.param("docs/keras.md", marks=pytest.mark.slow),
     "docs/your_own_layer.md",
     "docs/planning.md",
     pytest.param("docs/data.md", marks=pytest.mark.slow),
