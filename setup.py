@@ -21,6 +21,8 @@ TOOLS = (
     "experts",
     "export",
     "import",
+    "launch",
+    "checkpoints",
     "serve",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
