@@ -18,18 +18,21 @@ class LayerNorm(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("epsilon", 1e-6, "Added to the variance.", above=0)
+        p.define("use_bias", True, "Whether a bias is added.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         sizes = {"M": self.p.model_dim}
         self.create_variable("scale", "M", sizes, initializers.constant(1.0), role=SCALE)
-        self.create_variable("bias", "M", sizes, initializers.constant(0.0))
+        if self.p.use_bias:
+            self.create_variable("bias", "M", sizes, initializers.constant(0.0))
 
     @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x [..., M] normalized over M, in x's type."""
-        scale, bias = tf.cast(theta.scale, tf.float32), tf.cast(theta.bias, tf.float32)
+        scale = tf.cast(theta.scale, tf.float32)
+        bias = tf.cast(theta.bias, tf.float32) if self.p.use_bias else tf.zeros_like(scale)
         return tf.cast(_layer_norm(tf.cast(x, tf.float32), scale, bias, self.p.epsilon), x.dtype)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"
 
@@ -156,7 +157,7 @@ _KINDS = {
     dict: "an object",
 }
 # Says how the published tensors are packed; this does not change what the model computes.
-_PACKING = "quantization_config"
+PACKING = "quantization_config"
 
 
 class PublishedConfig:
@@ -168,17 +169,25 @@ class PublishedConfig:
     Attributes:
       where: the file, for messages.
       values: all values.
+      is_part: whether these are only the values of the language model in the file.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, ignored: Collection[str] = ()):
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        ignored: Collection[str] = (),
+        is_part: bool = False,
+    ):
         """Takes the values.
 
         Args:
           values: all values.
           where: the file, for messages.
           ignored: keys that may have any value though no family reads them.
+          is_part: whether the file also describes parts that are no language model.
         """
-        self.values, self.where = dict(values), where
+        self.values, self.where, self.is_part = dict(values), where, is_part
         self._read: set[str] = set()
         self._ignored = frozenset(ignored)
         self._defaults: Mapping[str, Any] = {}
@@ -210,7 +219,10 @@ class PublishedConfig:
             raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
-        return cls(values, str(file), ignored)
+        is_part = values.get("model_type") in WRAPPERS
+        if is_part:
+            values = text_values(values, str(file))
+        return cls(values, str(file), ignored, is_part)
 
     def take_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
         """Gives the keys that are missing their values.
@@ -349,13 +361,16 @@ class PublishedConfig:
             if found[key] is not None:
                 self._check(f"{key} of the rotary parameters", found[key], float, None)
 
-    def check_unpacked(self) -> None:
-        """Raises ValueError if the published tensors are packed, so that they cannot be read."""
-        if self.values.get(_PACKING):
-            raise UserError(
-                f"{self.where} has a {_PACKING}: the tensors are packed. Load them with "
-                f"transformers, with dequantize=True in its {_PACKING}, and save_pretrained"
-            )
+    def packing(self) -> dict[str, Any] | None:
+        """Returns how the published tensors are packed; None if they are not.
+
+        Raises:
+          UserError: the key holds no object.
+        """
+        found = self.values.get(PACKING)
+        if found is not None:
+            self._check(PACKING, found, dict, None)
+        return found
 
     def check_all_read(self) -> None:
         """Raises ValueError naming keys that were not read and may change the model.
@@ -384,7 +399,7 @@ class PublishedConfig:
 
     def _matters(self, name: str, value: Any) -> bool:
         """Returns whether an entry may change the model, and no family read it."""
-        if name in self._read or name in self._ignored or name == _PACKING:
+        if name in self._read or name in self._ignored or name == PACKING:
             return False
         if name in _USUAL:
             usual = _USUAL[name]

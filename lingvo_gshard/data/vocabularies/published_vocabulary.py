@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_JSON = "tokenizer.json"
+# Tokenizers of ranked bytes: of Mistral, and of Kimi.
+TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
 # SentencePiece models with the ids of the published model.
 SENTENCEPIECE_MODELS = ("tokenizer.model", "spiece.model")
 # A SentencePiece model with other ids than the published model. The published model has the ids of
@@ -32,8 +35,9 @@ SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
 VOCABULARY = "vocab.json"
 
 _SAMPLE = "a"
-# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian.
-_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<")
+# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian, de_DE in
+# mBART-50.
+_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<|([a-z]{2}_[A-Z]{2})")
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
 _M2M_LANGUAGES = {
@@ -81,14 +85,23 @@ class JsonTokenizer:
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, content: str, where: pathlib.Path):
+        """Reads a tokenizer.
+
+        Args:
+          content: of a tokenizer.json.
+          where: the file, for messages.
+
+        Raises:
+          UserError: it is no tokenizer.
+        """
         # Imported here: most runs need no tokenizers.
         import tokenizers
 
         try:
-            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{path} is no tokenizer: {error}") from None
+            raise UserError(f"{where} is no tokenizer: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
         self.size = self._found.get_vocab_size(with_added_tokens=True)
@@ -256,10 +269,10 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     Raises:
       UserError: a file is missing or damaged.
     """
-    if (directory / TOKENIZER_JSON).is_file():
-        found: Any = JsonTokenizer(directory / TOKENIZER_JSON)
-        return found
     settings = read_json(directory / SETTINGS)
+    if (content := _as_tokenizer_json(directory, settings)) is not None:
+        found: Any = JsonTokenizer(*content)
+        return found
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -283,6 +296,39 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
         "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
         f"have {SENTENCEPIECE_MODELS[1]}, {FAIRSEQ_MODEL} or source.spm instead"
     )
+
+
+def _as_tokenizer_json(
+    directory: pathlib.Path, settings: Mapping[str, Any]
+) -> tuple[str, pathlib.Path] | None:
+    """Returns a tokenizer as a tokenizer.json, and its file; None if it is of another kind.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = directory / TOKENIZER_JSON
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace"), path
+    path = directory / TEKKEN
+    if path.is_file():
+        try:
+            return byte_ranks.of_tekken(read_json(path)), path
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    for name in (TIKTOKEN, SENTENCEPIECE_MODELS[0]):
+        path = directory / name
+        ranks = byte_ranks.read_ranks(path.read_bytes()) if path.is_file() else None
+        if ranks is not None and name == TIKTOKEN:
+            return byte_ranks.of_kimi(ranks, _numbered_tokens(settings)), path
+        if ranks is not None:
+            return byte_ranks.of_llama3(ranks), path
+    return None
+
+
+def _numbered_tokens(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns token -> id, as tokenizer_config.json lists added tokens."""
+    listed = settings.get("added_tokens_decoder", {})
+    return {str(entry["content"]): int(index) for index, entry in listed.items()}
 
 
 def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:
@@ -418,12 +464,17 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
 
 # File with an import's notes on the published tensors.
 RECORD_FILE = "published.json"
+# File with the scales of the tensors that were published in FP8.
+SCALES_FILE = "published_scales.safetensors"
 # Files of a published model that are kept besides its weights.
 KEPT_FILES = (
     RECORD_FILE,
+    SCALES_FILE,
     "config.json",
     "generation_config.json",
     TOKENIZER_JSON,
+    TEKKEN,
+    TIKTOKEN,
     *SENTENCEPIECE_MODELS,
     FAIRSEQ_MODEL,
     "source.spm",

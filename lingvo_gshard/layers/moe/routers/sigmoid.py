@@ -135,7 +135,7 @@ class SigmoidRouter(Router):
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
-        scores_GSE = tf.sigmoid(logits_GSE)
+        scores_GSE = self._scores(logits_GSE)
         selected = self.selection.select(self.bias.add(theta, scores_GSE))
         self.bias.report_load(theta, sum_of_one_hots(selected) * mask_GS[..., None])
         gates = self.selection.gates(scores_GSE, selected)
@@ -147,3 +147,17 @@ class SigmoidRouter(Router):
         losses = self.balance.losses(scores_GSE, shares_GSE, mask_GS)
         losses.update(self.scores.losses(logits_GSE, mask_GS))
         return self.capacity.route(choices, losses, gate_metrics(shares_GSE, mask_GS))
+
+    def _scores(self, logits_GSE: tf.Tensor) -> tf.Tensor:
+        """Returns the scores, which are at least 0."""
+        return tf.sigmoid(logits_GSE)
+
+
+class BiasedSoftmaxRouter(SigmoidRouter):
+    """Sends each token to the k experts with the largest softmax(logits) + selection_bias.
+
+    Baidu 2025 (ERNIE 4.5 technical report, section 3.2). Gates are the softmax, without the bias.
+    """
+
+    def _scores(self, logits_GSE: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(logits_GSE)
