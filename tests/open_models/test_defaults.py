@@ -36,6 +36,11 @@ OLD_KEYS = {
 RENAMED = {"num_nextn_predict_layers": "num_mtp_layers"}
 # The classes set these when they are made.
 DERIVED = {"rope_parameters": ("gpt_oss",)}
+# Keys that have no default of use.
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 8},
+}
 # transformers has these only as the families that they equal.
 TYPES = [name for name in FAMILIES if name not in ("kimi_k2", "mimo")]
 
@@ -67,8 +72,7 @@ def test_every_key_of_the_class_is_stated_or_known(name):
     """A key that a family neither reads nor knows may not be a key of the class."""
     stated = FAMILIES[name].defaults
     rest = {k: v for k, v in DEFAULTS[name].items() if RENAMED.get(k, k) not in stated}
-    needed = {"model_type": name, "num_experts_per_tok": 2} if name == "deepseek_v2" else {}
-    config = PublishedConfig({"model_type": name} | rest | needed, "config.json")
+    config = PublishedConfig({"model_type": name} | rest | NEEDED.get(name, {}), "config.json")
     experiment_of(config)
 
 
