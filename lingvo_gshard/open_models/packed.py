@@ -26,14 +26,14 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP, _GROUP_BYTES = 32, 16
 # The exponent that the scale 1 is stored as.
 _BIAS = 127
-# The largest finite value of float8_e4m3fn.
+# Scales are chosen so that no value exceeds this one, the largest of float8_e4m3fn.
 _LARGEST = 448.0
 _FORMATS = (None, "e4m3", "float8_e4m3fn")
 # float32 [256]: the value of each byte of float8_e4m3fn.
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _FP4_VALUES = np.concatenate([_FP4, -_FP4])
-# float32 [256,2]: the two values of each byte of MXFP4, that of the low bits first.
+# float32 [256,2]: the two values of each byte of MXFP4. The low bits are the first value.
 _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], axis=1)
 
 

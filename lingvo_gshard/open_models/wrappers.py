@@ -1,8 +1,7 @@
 """The text part of published models that also see images.
 
-Its config is the `text_config` of the whole config. Its tensors are those of a language model, with
-other beginnings of their names. An import takes nothing else, and an export writes a language
-model.
+Its config is the `text_config` of the whole config. Its tensors are a language model's, but their
+names begin in another way. An import takes nothing else, and an export writes a language model.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ WRAPPERS = {
     "mistral3": False,
     "qwen3_vl": False,
 }
-# `model_type` of a text_config -> that of the language model which computes the same for texts.
+# `model_type` of a text_config -> the language model that computes the same for texts.
 _SAME = {"qwen3_vl_text": "qwen3"}
-# The text_config's own defaults where they differ from those of the language model.
+# Defaults of a text_config that differ from the language model's.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0}
 }
@@ -33,7 +32,7 @@ _SECTIONS = ("mrope_interleaved", "mrope_section")
 _TIED = "tie_word_embeddings"
 # Keys of the whole config that a language model has, too.
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
-# Beginnings of the names of the text part's tensors -> those of a language model.
+# How names of the text part's tensors begin -> how they begin in a language model.
 _BEGINNINGS = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",

@@ -1,6 +1,6 @@
 """Tokenizers of ranked bytes as a tokenizer.json: tekken.json of Mistral, and files of tiktoken.
 
-Such a file has the tokens of a byte-level BPE in the order in which they are merged
+Such a file orders the tokens of a byte-level BPE by their merges
 (https://github.com/openai/tiktoken). The tokenizers package needs the pairs that make each token.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -84,6 +85,45 @@ _TEKKEN_SPECIAL = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 ).split()
+
+
+# Files of published models: Mistral's, Kimi's, and Llama 3's, whose name others give another kind.
+TEKKEN, KIMI, _LLAMA3_FILE = "tekken.json", "tiktoken.model", "tokenizer.model"
+
+
+def in_directory(
+    directory: pathlib.Path, settings: Mapping[str, Any]
+) -> tuple[str, pathlib.Path] | None:
+    """Returns the tokenizer of a published model as a tokenizer.json, and its file.
+
+    Args:
+      directory: the published model.
+      settings: the values of its tokenizer_config.json.
+
+    Returns:
+      None if its tokenizer is of another kind.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = directory / TEKKEN
+    if path.is_file():
+        try:
+            return of_tekken(json.loads(path.read_bytes())), path
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+    for name in (KIMI, _LLAMA3_FILE):
+        path = directory / name
+        ranks = read_ranks(path.read_bytes()) if path.is_file() else None
+        if ranks is not None:
+            return of_kimi(ranks, _listed(settings)) if name == KIMI else of_llama3(ranks), path
+    return None
+
+
+def _listed(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns special token -> id, as tokenizer_config.json lists them."""
+    listed = settings.get("added_tokens_decoder", {})
+    return {str(entry["content"]): int(index) for index, entry in listed.items()}
 
 
 def is_tekken(content: Mapping[str, Any]) -> bool:
@@ -179,7 +219,7 @@ def tokenizer_json(
     letters = _letters()
     names = {token: "".join(letters[byte] for byte in token) for token in ranks}
     vocabulary = {names[token]: index for token, index in ranks.items()} | dict(special)
-    # Every id has a token, so that their number is that of the model's ids.
+    # Every id has a token, so that there are as many tokens as ids.
     missing = set(range(max(vocabulary.values()) + 1)).difference(vocabulary.values())
     reserved = {f"<|reserved_{index}|>": index for index in missing}
     added = sorted({**special, **reserved}.items(), key=lambda item: item[1])

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_JSON = "tokenizer.json"
-# Tokenizers of ranked bytes: of Mistral, and of Kimi.
-TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
 # SentencePiece models with the ids of the published model.
 SENTENCEPIECE_MODELS = ("tokenizer.model", "spiece.model")
 # A SentencePiece model with other ids than the published model. The published model has the ids of
@@ -269,9 +267,12 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     Raises:
       UserError: a file is missing or damaged.
     """
-    settings = read_json(directory / SETTINGS)
-    if (content := _as_tokenizer_json(directory, settings)) is not None:
-        found: Any = JsonTokenizer(*content)
+    settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
+    if path.is_file():
+        found: Any = JsonTokenizer(path.read_text(encoding="utf-8", errors="replace"), path)
+        return found
+    if ranked := byte_ranks.in_directory(directory, settings):
+        found = JsonTokenizer(*ranked)
         return found
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
@@ -296,39 +297,6 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
         "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
         f"have {SENTENCEPIECE_MODELS[1]}, {FAIRSEQ_MODEL} or source.spm instead"
     )
-
-
-def _as_tokenizer_json(
-    directory: pathlib.Path, settings: Mapping[str, Any]
-) -> tuple[str, pathlib.Path] | None:
-    """Returns a tokenizer as a tokenizer.json, and its file; None if it is of another kind.
-
-    Raises:
-      UserError: the file is damaged.
-    """
-    path = directory / TOKENIZER_JSON
-    if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace"), path
-    path = directory / TEKKEN
-    if path.is_file():
-        try:
-            return byte_ranks.of_tekken(read_json(path)), path
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-    for name in (TIKTOKEN, SENTENCEPIECE_MODELS[0]):
-        path = directory / name
-        ranks = byte_ranks.read_ranks(path.read_bytes()) if path.is_file() else None
-        if ranks is not None and name == TIKTOKEN:
-            return byte_ranks.of_kimi(ranks, _numbered_tokens(settings)), path
-        if ranks is not None:
-            return byte_ranks.of_llama3(ranks), path
-    return None
-
-
-def _numbered_tokens(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns token -> id, as tokenizer_config.json lists added tokens."""
-    listed = settings.get("added_tokens_decoder", {})
-    return {str(entry["content"]): int(index) for index, entry in listed.items()}
 
 
 def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:
@@ -473,8 +441,8 @@ KEPT_FILES = (
     "config.json",
     "generation_config.json",
     TOKENIZER_JSON,
-    TEKKEN,
-    TIKTOKEN,
+    byte_ranks.TEKKEN,
+    byte_ranks.KIMI,
     *SENTENCEPIECE_MODELS,
     FAIRSEQ_MODEL,
     "source.spm",

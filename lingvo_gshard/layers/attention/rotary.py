@@ -141,8 +141,8 @@ class LongRopeScaling(RotaryScaling):
     """Multiplies the timescale of each pair by a factor of its own. Ding et al. 2024, LongRoPE.
 
     arXiv 2402.13753. Texts longer than `original_length` have other factors than shorter ones. In
-    training and evaluation, the length is that of the whole segment; in decoding, that of the text
-    so far, and keys in the cache keep their first rotation.
+    training and evaluation, the whole segment counts. In decoding, the text so far counts, and keys
+    in the cache keep their first rotation.
     """
 
     needs_lengths = True

@@ -66,7 +66,7 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
-    # What published files say of the class.
+    # Published files state these keys, though the class has no choice.
     for name, value in (
         ("qk_norm_type", "per_layer"),
         ("scoring_func", "sigmoid"),
