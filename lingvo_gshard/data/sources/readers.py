@@ -386,8 +386,10 @@ def _format_of(number: int, line: bytes) -> str:
     for magic, what in _FORMATS.items():
         if line.startswith(magic):
             return what
-    # Latin letters have a zero byte each, before or after the letter.
-    for name, zeros in (("UTF-16BE", line[::2]), ("UTF-16LE", line[1::2])):
-        if 2 * zeros.count(0) > len(zeros):
+    # Latin letters have a zero byte each, before or after the letter. Zeros on both sides are
+    # what a crash leaves of a file.
+    first, second = line[::2], line[1::2]
+    for name, high, low in (("UTF-16BE", first, second), ("UTF-16LE", second, first)):
+        if 2 * high.count(0) > len(high) and 2 * low.count(0) < len(low):
             return f"the file seems to be in {name}: convert it by `iconv -f {name} -t UTF-8`"
     return ""

@@ -153,8 +153,11 @@ class TransformerStack(Layer):
             obstacle = f"{attention.cls and attention.cls.__name__}, which has none or its own"
         elif not attention.kernel.cls.supports_relative_bias:
             obstacle = f"{attention.kernel.cls.__name__}; choose DenseKernel"
-        elif p.execution.cls.splits_shared:
-            obstacle = f"{p.execution.cls.__name__}; choose Sequential or Repeat"
+        elif p.execution.cls.splits_shared(p.execution):
+            obstacle = (
+                f"{p.execution.cls.__name__}, which splits batches; choose Sequential or Repeat "
+                "with interleaved = 1"
+            )
         if obstacle:
             raise UserError(
                 f"{self.path}.shared_relative_bias.buckets: {p.shared_relative_bias.buckets} is "
