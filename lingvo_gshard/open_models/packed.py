@@ -166,8 +166,8 @@ def unpack(
 def _block_of(packing: Mapping[str, Any], where: str) -> tuple[int, int]:
     """Returns rows and columns of a block in FP8."""
     block, form = packing.get("weight_block_size"), packing.get("fmt")
-    is_block = isinstance(block, list) and len(block) == 2
-    if not is_block or not all(isinstance(size, int) and size > 0 for size in block):
+    sizes = [s for s in block if isinstance(s, int) and s > 0] if isinstance(block, list) else []
+    if len(sizes) != 2 or sizes != block:
         raise UserError(
             f"{where}: weight_block_size of the quantization_config is {block!r}; two numbers, "
             "such as [128, 128], were expected"
@@ -177,7 +177,7 @@ def _block_of(packing: Mapping[str, Any], where: str) -> tuple[int, int]:
             f"{where}: fmt of the quantization_config is {form!r}, which is not supported; 'e4m3' "
             "was expected"
         )
-    return block[0], block[1]
+    return sizes[0], sizes[1]
 
 
 def _unpack_fp8(

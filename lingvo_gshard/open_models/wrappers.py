@@ -32,7 +32,7 @@ _SECTIONS = ("mrope_interleaved", "mrope_section")
 _TIED = "tie_word_embeddings"
 # Keys of the whole config that a language model has, too.
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
-# How names of the text part's tensors begin -> how they begin in a language model.
+# A beginning of names of the text part's tensors -> the beginning in a language model.
 _BEGINNINGS = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
