@@ -369,6 +369,36 @@ COMPOSED_CASES = (
         {**_MOE, "head_dim": 16, "rotary_dim": 8},
     ),
     Case(
+        "layers without rotations, a gate of each input",
+        "llama4_text",
+        {
+            "head_dim": 16,
+            "intermediate_size_mlp": 40,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 1, 1, 0],
+        },
+    ),
+    Case(
+        "experts in all layers, Llama 3 RoPE",
+        "llama4_text",
+        {
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=1.0,
+                original_max_position_embeddings=16,
+            ),
+            "head_dim": 16,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "num_local_experts": 4,
+            "no_rope_layer_interval": 2,
+        },
+    ),
+    Case(
         "sublayers side by side",
         "cohere",
         {"logit_scale": 0.3, "tie_word_embeddings": True},

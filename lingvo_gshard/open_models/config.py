@@ -290,7 +290,8 @@ class PublishedConfig:
     def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
         """Raises ValueError if a value has another type, is too small, or is not finite."""
         types = (int, float) if kind is float else kind
-        is_kind = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        may_be_bool = kind in (bool, object)
+        is_kind = isinstance(value, types) and (may_be_bool or not isinstance(value, bool))
         is_finite = not isinstance(value, float) or math.isfinite(value)
         if is_kind and is_finite and (least is None or value >= least):
             return

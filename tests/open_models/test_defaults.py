@@ -25,6 +25,7 @@ OLD_KEYS = {
     "ernie4_5_moe": {"rope_theta": 5e5},
     "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 10000.0},
     "glm4_moe": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "llama4_text": {"rope_theta": 5e5},
     "gpt_oss": {"rope_theta": 150000.0},
     "minimax_m2": {"rope_theta": 5e6},
     "mixtral": {"rope_theta": 1e6},

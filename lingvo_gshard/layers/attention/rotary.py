@@ -216,10 +216,10 @@ class Llama3Scaling(RotaryScaling):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         low, high = self.p.low_frequency_factor, self.p.high_frequency_factor
-        if high <= low:
+        if high < low:
             raise UserError(
-                f"{path}.high_frequency_factor: {high}; more than {path}.low_frequency_factor, "
-                f"{low}, was expected"
+                f"{path}.high_frequency_factor: {high}; {path}.low_frequency_factor, {low}, or "
+                "more was expected"
             )
 
     def timescales(
@@ -229,10 +229,11 @@ class Llama3Scaling(RotaryScaling):
         del length_BL
         p, plain = self.p, _plain(rotated, base)
         rotations = p.original_length / (2 * math.pi * plain)
-        kept = (rotations - p.low_frequency_factor) / (
-            p.high_frequency_factor - p.low_frequency_factor
-        )
-        return tf.constant(_interpolate(plain, p.factor, np.clip(kept, 0, 1)), tf.float32)
+        width = p.high_frequency_factor - p.low_frequency_factor
+        above = rotations - p.low_frequency_factor
+        # Llama 4 has nothing between the two.
+        kept = np.clip(above / width, 0, 1) if width else (above >= 0).astype(np.float64)
+        return tf.constant(_interpolate(plain, p.factor, kept), tf.float32)
 
 
 class YarnScaling(RotaryScaling):

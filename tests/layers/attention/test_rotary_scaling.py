@@ -117,7 +117,7 @@ class RotaryScalingTest(testing.TestCase, parameterized.TestCase):
         ({"rotary_pairs": "neighbours"}, "rotary_pairs: 'neighbours'. Did you mean 'neighbors'"),
         (
             {"rotary_scaling": Llama3Scaling.params().set(high_frequency_factor=0.5)},
-            "rotary_scaling.high_frequency_factor: 0.5; more than .*low_frequency_factor",
+            "rotary_scaling.high_frequency_factor: 0.5; .*low_frequency_factor, 1.0, or more",
         ),
     )
     def test_rejects_invalid_options(self, values, message):

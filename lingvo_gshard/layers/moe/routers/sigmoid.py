@@ -35,9 +35,12 @@ class SelectionBias(Part):
         p.define(
             "bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.", minimum=0
         )
+        p.define("use_selection_bias", True, "Whether there is such a bias.")
 
     def create(self) -> None:
         """Creates the bias; see `Part.create`."""
+        if not self.p.use_selection_bias:
+            return
         rule = functools.partial(_update_bias, speed=self.p.bias_update_speed)
         sizes, zero = {"E": self.p.num_experts}, initializers.constant(0.0)
         self.router.create_variable(
@@ -51,6 +54,8 @@ class SelectionBias(Part):
           theta: the router's weights.
           scores_GSE: float32, the scores.
         """
+        if not self.p.use_selection_bias:
+            return scores_GSE
         return scores_GSE + tf.stop_gradient(tf.cast(theta.selection_bias, tf.float32))
 
     @layer_method
@@ -61,7 +66,7 @@ class SelectionBias(Part):
           theta: the router's weights.
           counted_GSE: 1 where a token selected an expert, whether or not it got a slot.
         """
-        if not context.current().training:
+        if not context.current().training or not self.p.use_selection_bias:
             return
         load_E = tf.reduce_sum(counted_GSE, (0, 1))
         excess_E = load_E * self.p.num_experts - tf.reduce_sum(load_E)
