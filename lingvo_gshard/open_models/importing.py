@@ -27,6 +27,7 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.shards import Published, Shards
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
+from lingvo_gshard.tasks.language_model import without_reference
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision
@@ -98,7 +99,7 @@ class PublishedModel:
         family = family_of(config)
         left_out = family.left_out(config)
         shards = Shards(source)
-        specs = without_factors(weight_specs(params))
+        specs = without_reference(without_factors(weight_specs(params)))
         mapping = WeightMapping.of(family.table, specs)
         model = cls(source, family, params, shards, mapping)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}

@@ -17,6 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import ProgramKey
+from lingvo_gshard.inference.scoring import TokenScores, score, scoring_program
 from lingvo_gshard.serving.admission_queue import (
     AdmissionQueue,
     Answers,
@@ -234,6 +235,16 @@ class Service:
         await self._program(routing_program(self.model, asked, found))
         async with self._visiting:
             return await run_in_threadpool(describe_routing, self.model, asked, found)
+
+    async def score(self, tokens: Sequence[int]) -> TokenScores:
+        """Returns how likely each token of a text is; see `scoring.score`.
+
+        Another thread compiles the program. The event loop goes on meanwhile.
+        """
+        engine = self.model.engine
+        await self._program(scoring_program(engine.facts, len(tokens)))
+        async with self._visiting:
+            return await run_in_threadpool(score, engine, tokens)
 
     async def _program(self, key: ProgramKey) -> None:
         """Waits until a program is loaded. Raises what compiling it failed with."""
