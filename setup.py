@@ -89,6 +89,8 @@ setup(
         "etils>=1.13",
         "gin-config>=0.5",
         "grain>=0.2.18",
+        # Chat templates of published models. Older versions let templates leave the sandbox.
+        "jinja2>=3.1.6",
         "jax>=0.10.2,<0.11",
         "ml-dtypes>=0.5",
         "msgspec>=0.19",
@@ -123,6 +125,8 @@ setup(
         "serve": SERVE,
         "gcs": GCS,
         "s3": S3,
+        # Published tasks that gshard-evaluate --tasks asks.
+        "tasks": ["lm-eval>=0.4.9"],
         # Identifies the languages of texts; see input.cleaning.max_other_language.
         "language_id": LANGUAGE_ID,
         # Services that gshard-train --writer sends metrics to.

@@ -12,8 +12,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.conversations.chat_template import ChatTemplate
-from lingvo_gshard.data.conversations.conversation_input import ConversationInput
-from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.data.conversations.conversation_input import chat_template_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
@@ -21,6 +20,7 @@ from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.inference.routed_experts import routed_experts
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
 from lingvo_gshard.training.run.logdir import Logdir
 
@@ -86,6 +86,16 @@ class ServedModel:
             run.published_settings,
         )
 
+    def check_name(self, name: str | None) -> None:
+        """Raises RequestError if a request names another model than this one."""
+        if name not in (None, self.name):
+            raise RequestError(
+                404,
+                f"the model {name!r} is not served; this server has {self.name!r}",
+                "model",
+                "model_not_found",
+            )
+
     @property
     def task(self) -> str:
         """The kind of the model, in a word for programs."""
@@ -98,11 +108,7 @@ def _template_of(input_: Any) -> ChatTemplate | None:
     A template that cannot be read is reported in the log: the model can do without it.
     """
     try:
-        if isinstance(input_, ConversationInput):
-            return input_.template
-        vocabulary = input_.vocabulary
-        is_published = isinstance(vocabulary, PublishedVocabulary)
-        return ChatTemplate.of_model(vocabulary.directory) if is_published else None
+        return chat_template_of(input_)
     except UserError as error:
         _log.warning("There will be no conversations: %s", error)
         return None

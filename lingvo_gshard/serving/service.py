@@ -100,6 +100,11 @@ class Service:
         self._token = token.encode()
         self._visiting = asyncio.Lock()
 
+    @property
+    def has_token(self) -> bool:
+        """Whether requests need a bearer token."""
+        return bool(self._token)
+
     def check_token(self, request: Request) -> None:
         """Raises RequestError with 401 if a request lacks the bearer token."""
         if not self._token:

@@ -213,6 +213,19 @@ class ConversationInput(TextInput, CorpusInput):
         return MemoryTable(no_sources, targets, [""] * len(kept), marks)
 
 
+def chat_template_of(input_: TextInput) -> ChatTemplate | None:
+    """Returns the chat template of an input whose vocabulary is loaded; None without any.
+
+    Raises:
+      UserError: a file is damaged.
+    """
+    if isinstance(input_, ConversationInput):
+        return input_.template
+    vocabulary = input_.vocabulary
+    is_published = isinstance(vocabulary, PublishedVocabulary)
+    return ChatTemplate.of_model(vocabulary.directory) if is_published else None
+
+
 def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate | None:
     """Returns the chat template in the directory of a checkpoint; None without any.
 

@@ -30,7 +30,6 @@ from lingvo_gshard.serving.endpoints.completions import (
     answer,
     bad,
     check_absent,
-    check_model,
     finish_reason,
 )
 from lingvo_gshard.serving.errors import RequestError
@@ -82,7 +81,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self, model: ServedModel, limits: Limits) -> None:
         """Raises RequestError for what this server does not have."""
-        check_model(self.model, model)
+        model.check_name(self.model)
         check_absent(self, _ABSENT)
         if not self.messages:
             raise bad("messages", "messages is an empty list; one message or more was expected")

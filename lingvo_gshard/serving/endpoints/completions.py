@@ -83,7 +83,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self, model: ServedModel, limits: Limits) -> None:
         """Raises RequestError for what this server does not have."""
-        check_model(self.model, model)
+        model.check_name(self.model)
         check_absent(self, _ABSENT)
         if self.max_tokens == 0 and not self.echo:
             raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
@@ -180,17 +180,6 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
 def bad(field: str, message: str) -> RequestError:
     """Returns the error of a request with a wrong field."""
     return RequestError(BAD_REQUEST, message, field)
-
-
-def check_model(name: str | None, model: ServedModel) -> None:
-    """Raises RequestError if a request names another model than the served one."""
-    if name not in (None, model.name):
-        raise RequestError(
-            404,
-            f"the model {name!r} is not served; this server has {model.name!r}",
-            "model",
-            "model_not_found",
-        )
 
 
 def check_absent(body: msgspec.Struct, absent: Mapping[str, tuple[object, ...]]) -> None:
