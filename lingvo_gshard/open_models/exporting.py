@@ -70,7 +70,7 @@ _FREE = frozenset(
         "z_loss_weight",
     )
 )
-_FREE_NODES = frozenset(("execution", "lora"))
+_FREE_NODES = frozenset(("execution", "lora", "preferences"))
 
 
 def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:

@@ -112,7 +112,7 @@ def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
     references, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
     of_body = dict(zip(bodies, references, strict=True))
     paths = {
-        path: {each.method: _operation(each, of_body.get(each.body))}
+        path: {each.method: _operation(each, of_body[each.body] if each.body else None)}
         for path, each in OPERATIONS.items()
     }
     components: dict[str, Any] = {"schemas": {**schemas, "Error": _ERROR}}

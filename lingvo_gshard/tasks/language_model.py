@@ -19,7 +19,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.lora import without_factors
+from lingvo_gshard.layers.lora import switched_off
 from lingvo_gshard.layers.losses import per_token
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
@@ -176,7 +176,7 @@ class LanguageModelTask(TokenTask):
             if REFERENCE in theta:
                 _, before = self.reference._answers(theta[REFERENCE], batch)
             else:
-                _, before = self._answers(without_factors(theta), batch)
+                _, before = self._answers(switched_off(theta), batch)
         loss, metrics = preference_loss(answers, before, batch["pairs"], p.preferences)
         counted_BL = tf.where(tf.equal(marks_BL, 1), -tf.stop_gradient(own_BL), 0.0)
         tokens = tf.reduce_sum(tf.cast(tf.equal(marks_BL, 1), tf.float32))
@@ -206,8 +206,8 @@ class LanguageModelTask(TokenTask):
 
     def id_ranges(self) -> dict[str, int]:
         """Returns the vocabulary size for each array of ids."""
-        ids = dict.fromkeys(("target_inputs", "target_labels"), self.p.vocabulary_size)
-        return ids | dict.fromkeys(("target_marks", "pairs"), 2)
+        ids = ("target_inputs", "target_labels")
+        return {**dict.fromkeys(ids, self.p.vocabulary_size), "target_marks": 2, "pairs": 2}
 
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:

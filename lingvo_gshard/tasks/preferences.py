@@ -74,7 +74,7 @@ def answers_of(
     first_j = 2 * tf.range(pairs) + 1
 
     def summed(segment_j: tf.Tensor) -> tf.Tensor:
-        is_inside_BLj = tf.cast(tf.equal(segments_BL[..., None], segment_j), tf.float32)
+        is_inside_BLj = tf.cast(tf.equal(tf.expand_dims(segments_BL, -1), segment_j), tf.float32)
         return einsum("BL,BLj->Bj", counted_BL, is_inside_BLj)
 
     return Answers(summed(first_j), summed(first_j + 1))

@@ -261,12 +261,12 @@ class _Dict:
 @functools.cache
 def _namespace() -> type:
     """Returns the `namespace` of templates, which takes no names of Python's internals."""
-    import jinja2
+    import jinja2.sandbox
     import jinja2.utils
 
     def check(name: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.sandbox.SecurityError(f"a namespace may not have the name {name!r}")
+            raise jinja2.exceptions.SecurityError(f"a namespace may not have the name {name!r}")
 
     class Namespace(jinja2.utils.Namespace):
         # `namespace(self=...)` must work, so the instance has no name here.
@@ -285,7 +285,7 @@ def _namespace() -> type:
 
 
 @functools.cache
-def _generation_tag() -> type[jinja2.ext.Extension]:
+def _generation_tag() -> Any:
     """Returns the extension for `{% generation %}`, which marks what the assistant has written."""
     import jinja2
     import jinja2.ext
@@ -300,7 +300,7 @@ def _generation_tag() -> type[jinja2.ext.Extension]:
             # Threads render at the same time.
             self._tracked = threading.local()
 
-        def parse(self, parser: Any) -> jinja2.nodes.CallBlock:
+        def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             call = self.call_method("_mark")

@@ -207,9 +207,11 @@ class ConversationInput(TextInput, CorpusInput):
         return "" if (seen & 1).any() else NOTHING_COUNTS
 
     def _table_of(self, kept: list[Encoded]) -> MemoryTable:
-        targets = Tokens.concatenate([encoded.ids for encoded in kept])
-        marks = Tokens.concatenate([encoded.counts for encoded in kept])
-        no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(kept), np.int64))
+        lengths = np.array([len(encoded.ids) for encoded in kept], np.int64)
+        empty = np.zeros(0, np.int32)
+        targets = Tokens.of(np.concatenate([empty, *(each.ids for each in kept)]), lengths)
+        marks = Tokens.of(np.concatenate([empty, *(each.counts for each in kept)]), lengths)
+        no_sources = Tokens.of(empty, np.zeros(len(kept), np.int64))
         return MemoryTable(no_sources, targets, [""] * len(kept), marks)
 
 

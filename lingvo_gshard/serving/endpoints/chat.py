@@ -119,7 +119,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
             given=ids,
             options=dataclasses.replace(options, most_tokens=options.most_tokens or room),
             streams=bool(self.stream),
-            should_stop=self._stop_check(model, ids, options),
+            should_stop=self._stop_check(model, options),
         )
         return [request], [0]
 
@@ -169,9 +169,9 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
         own = end_of_turn(model.vocabulary, model.template)
         return frozenset((*(self.stop_token_ids or ()), *own))
 
-    def _stop_check(self, model: ServedModel, ids: Sequence[int], options: DecodingOptions) -> Any:
+    def _stop_check(self, model: ServedModel, options: DecodingOptions) -> Any:
         """Returns a function that says whether tokens end an answer; None if nothing could."""
-        of_text, stops = stop_check(model.vocabulary, ids, options), self.stops(model)
+        of_text, stops = stop_check(model.vocabulary, (), options), self.stops(model)
         if not stops:
             return of_text
         return lambda tokens: tokens[-1] in stops or bool(of_text and of_text(tokens))
@@ -267,7 +267,8 @@ class _Chat(Completion):
         return {"index": 0, "message": message, "finish_reason": reason, "logprobs": logprobs}
 
     def _growing(self, request: inference.Request) -> GrowingText:
-        return GrowingText(self._model.vocabulary, request.given, request.options.stop)
+        # An answer is a text of its own, and begins without the space before a word.
+        return GrowingText(self._model.vocabulary, (), request.options.stop)
 
     def _content(self, tokens: Sequence[int], values: Sequence[float]) -> dict:
         """Returns `logprobs` of tokens."""

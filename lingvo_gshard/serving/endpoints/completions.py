@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -247,7 +247,16 @@ class Completion:
     # Begins the id of an answer; the kinds of an answer and of a part of one.
     PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: ServedModel, body: CompletionsBody):
+    def __init__(self, model: ServedModel, body: Any):
+        """Reads the prompts of a request.
+
+        Args:
+          model: the model.
+          body: a CompletionsBody, or the body that a subclass reads.
+
+        Raises:
+          RequestError: a prompt does not fit the model.
+        """
         self._model, self._body = model, body
         self.requests, self._added = body.requests(model)
         self.streams = bool(body.stream)
