@@ -261,7 +261,7 @@ class _Dict:
 @functools.cache
 def _namespace() -> type:
     """Returns the `namespace` of templates, which takes no names of Python's internals."""
-    import jinja2.sandbox
+    import jinja2
     import jinja2.utils
 
     def check(name: Any) -> None:

@@ -59,7 +59,8 @@ async function submit() {
   complain("");
   const job = await call("/api/plans", request());
   jobs.delete(job.id);
-  jobs.set(job.id, job);
+  // The plan itself comes with the next answer.
+  jobs.set(job.id, job.state === "done" ? { ...job, state: "running" } : job);
   draw();
   await watch(job.id);
 }
