@@ -115,8 +115,15 @@ setup(
         "zstandard>=0.23",
     ],
     extras_require={
-        # Other engines that `gshard-bench decode` compares with.
-        "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
+        # Other engines that `gshard-bench decode` compares with, and libraries that tests ask.
+        "peers": [
+            "ctranslate2>=4.5",
+            "lm-eval>=0.4.9",
+            "openai>=2",
+            "torch>=2.4",
+            "transformers>=4.46,<6",
+            "trl>=1.0",
+        ],
         # Parquet files as sources of gshard-prepare.
         "parquet": PARQUET,
         # gshard-prepare on several machines. Beam needs older versions of pillow, protobuf and

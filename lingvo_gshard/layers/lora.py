@@ -327,7 +327,7 @@ def without_factors(tree: Any) -> Any:
 
 
 def switched_off(theta: NestedMap) -> NestedMap:
-    """Returns weights with which a model computes what it does without its adapters.
+    """Returns the weights of a model whose adapters add nothing to its products.
 
     The tree stays as it is, since layers compare it with their declarations.
 

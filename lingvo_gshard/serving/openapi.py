@@ -57,7 +57,7 @@ _ERROR = {
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What one path does.
+    """Describes one path.
 
     Attributes:
       summary: a sentence.

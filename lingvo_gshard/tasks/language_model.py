@@ -192,7 +192,7 @@ class LanguageModelTask(TokenTask):
     def _answers(
         self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
     ) -> tuple[tf.Tensor, Answers]:
-        """Returns the log-probability [B,L] of each label, and those of whole answers."""
+        """Returns the log-probabilities of labels, [B,L], and of whole answers."""
         logits_BLV = self._logits(theta, self._states(theta, batch))
         labels_BL, marks_BL = batch["target_labels"], batch["target_marks"]
         own_BL = -per_token(logits_BLV, labels_BL, 0.0, 0.0)[0]

@@ -1,8 +1,8 @@
 """ChatTemplate: writes conversations as the text that a published model was trained with.
 
 A template is a program in Jinja, published with the model. It runs in Jinja's sandbox, sees plain
-data only, and cannot change what it gets. The environment is that of transformers (5.24,
-`utils/chat_template_utils.py`), so that both write the same bytes.
+data only, and cannot change what it gets. The environment has the options, filters and
+functions of transformers (5.24, `utils/chat_template_utils.py`): both write equal bytes.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
-    """Compiles a template in a sandbox like that of transformers."""
+    """Compiles a template in a sandbox, with the options that transformers has."""
     import jinja2
     import jinja2.ext
     import jinja2.sandbox

@@ -127,7 +127,7 @@ class ConversationInput(TextInput, CorpusInput):
 
     @functools.cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template of the Params, else that of the model; None without any.
+        """The chat template: a file of the Params, else the published one; None without any.
 
         Raises:
           UserError: the file is missing, or is no template.

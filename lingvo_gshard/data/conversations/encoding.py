@@ -15,7 +15,7 @@ from lingvo_gshard.data.conversations.examples import ASSISTANT, Example
 from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
-# What the loss counts: the turns of the assistant, only the last of them, or everything.
+# The loss counts the turns of the assistant, only the last of these turns, or everything.
 ANSWERS, LAST, EVERYTHING = LEARNED = ("answers", "last", "everything")
 
 

@@ -1,6 +1,6 @@
 """Example: a conversation or a pair of prompt and completion, as a line of JSON has it.
 
-The fields are those of datasets on the Hugging Face Hub and of OpenAI's fine-tuning files:
+Datasets on the Hugging Face Hub and OpenAI's fine-tuning files have the same fields:
 
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     {"prompt": "2 + 2 =", "completion": " 4"}

@@ -78,7 +78,7 @@ class PreferenceInput(ConversationInput):
         return MemoryTable(one_each, table.targets, [""] * len(kept), table.marks)
 
     def _finish(self, batch: Batch) -> Batch:
-        """Returns a batch in which each text of a pair is a segment of its own."""
+        """Returns a batch whose pairs have two segments each."""
         marks_BL, segments_BL = batch["target_marks"], batch["target_segments"]
         column_L = np.arange(marks_BL.shape[1])
         is_between_BL = marks_BL == _BETWEEN

@@ -136,9 +136,9 @@ def token_scores(
       ids_BL: int32 [B,L+1], the tokens of each text, NO_TOKEN in the padding after the text.
 
     Returns:
-      Three arrays [B,L]. For each token but the first: its float32 log-probability, the int32 token
-      that is likeliest in its place, and the float32 log-probability of that one. Values in padding
-      have no meaning.
+      Three arrays [B,L], each with a value for every token but the first: the float32
+      log-probability of the token, the int32 token that is likeliest at this place, and the float32
+      log-probability of the likeliest token. Values in padding have no meaning.
     """
     with context.scope(training=False):
         next_BL, ids_BL = tf.maximum(ids_BL[:, 1:], 0), ids_BL[:, :-1]

@@ -42,7 +42,7 @@ Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to plan. One of `experiment`, `config` and `content` says which model.
+    """Says what to plan. One of `experiment`, `config` and `content` names the model.
 
     Attributes:
       topology: the machine.

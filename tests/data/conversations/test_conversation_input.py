@@ -148,3 +148,25 @@ def test_the_loss_is_that_of_a_loop_over_the_answers(folder):
     total = sum(nats(folder, tuple(e.ids.tolist()), tuple(e.counts.tolist())) for e in encoded)
     assert scores.tokens == tokens
     assert scores.cross_entropy == pytest.approx(total / tokens, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("task.lora.rank = 2",)], ids=["full", "adapters"])
+def test_eight_devices_learn_what_one_does(folder, tmp_path, more):
+    settings = ("input.batch_rows = 8", "step.schedule.warmup_steps = 1", *more)
+    params = gshard.open_model(
+        folder / "model", length=LENGTH, settings=settings_of(folder, *settings)
+    )
+    meshes = {"one": {}, "eight": {"mesh": "data=4,model=2", "strategy": "tensor_fsdp"}}
+    losses = [
+        gshard.train(
+            params,
+            tmp_path / name,
+            init_from=folder / "model",
+            steps=3,
+            console=QUIET,
+            **options,
+        ).metrics["loss"]
+        for name, options in meshes.items()
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
