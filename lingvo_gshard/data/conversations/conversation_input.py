@@ -132,12 +132,11 @@ class ConversationInput(TextInput, CorpusInput):
         Raises:
           UserError: the file is missing, or is no template.
         """
-        vocabulary = self.vocabulary
-        if self.p.template:
-            path = pathlib.Path(self.p.template)
-            found = _template_in(path, vocabulary, self._directory)
-        else:
-            found = template_of(vocabulary, self._directory) if self._directory else None
+        vocabulary, path = self.vocabulary, pathlib.Path(self.p.template)
+        saved = template_of(vocabulary, self._directory) if self._directory else None
+        # Where a run is used later, its checkpoint has the template, and the file may be gone.
+        uses_file = bool(self.p.template) and (saved is None or path.expanduser().is_file())
+        found = _template_in(path, vocabulary, self._directory) if uses_file else saved
         return found and found.at(self.p.template_date)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:

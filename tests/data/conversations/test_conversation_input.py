@@ -170,3 +170,17 @@ def test_eight_devices_learn_what_one_does(folder, tmp_path, more):
         for name, options in meshes.items()
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_template_is_saved_beside_the_vocabulary(folder, tmp_path):
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.content }} <end> {% endfor %}")
+    found = conversations(folder, "chats.jsonl", template=str(tmp_path / "own.jinja"))
+    found.save_vocabularies(tmp_path / "saved")
+    (tmp_path / "own.jinja").unlink()
+    found.load_vocabularies(tmp_path / "saved")
+    turns = chat_models.turns("w6", "w7")
+    assert found.template.render(turns).text == "w6 <end> w7 <end> "
+    with pytest.raises(UserError, match=r"input\.template: .*missing\.jinja"):
+        missing = conversations(folder, "chats.jsonl", template="missing.jinja")
+        missing._directory = None
+        _ = missing.template
