@@ -52,6 +52,7 @@ FOLDERS = {
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
     "params": (*MODEL, "training"),
+    "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),
     "tools": (*BELOW_API, "agents", "api", "serving"),

@@ -125,6 +125,7 @@ ELSEWHERE = {
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/m2m.*": "tests/open_models/translation/test_m2m_100.py",
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
+    r"gshard-plan --serve": "tests/serving/planning/test_planning_page.py",
     r"gshard-bench step .*--profile=.*": "tests/tools/test_bench.py",
     # These need a GPU.
     r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
@@ -167,6 +168,7 @@ SLOW_PAGES = (
     "programs.md",
     "report.md",
     "strategies.md",
+    "teach_a_style.md",
     "training.md",
     "trust.md",
     "verification.md",
@@ -177,6 +179,8 @@ SLOW_PAGES = (
 # Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
 SCRIPTS = (
     "docs/cleaning.md",
+    # It trains seven times. tests/keras has a fast test of each part.
+    pytest.param("docs/keras.md", marks=pytest.mark.slow),
     "docs/your_own_layer.md",
     "docs/planning.md",
     pytest.param("docs/data.md", marks=pytest.mark.slow),

@@ -164,6 +164,7 @@ class TrainingLoop:
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
+        self._is_evaluated = False
         self._keep_best = KeepBest(params.run)
         self._saving_time = SavingTime()
         self._last_row: MetricsRow = {}
@@ -422,11 +423,14 @@ class TrainingLoop:
     def _dev_row(self, batches: Iterable[Batch]) -> MetricsRow:
         """Returns the metrics of batches of the dev split; none on a stop."""
         means = WeightedMeans()
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             self._stop.announce()
             if self._stop.agreed:
                 return {}
-            means.add(self._runtime.eval_step(batch))
+            what = f"evaluating, batch {number:,}"
+            with self._log.working(what if self._is_evaluated else "compiling the evaluation"):
+                means.add(self._runtime.eval_step(batch))
+            self._is_evaluated = True
         row = {f"{DEV}{name}": value for name, value in means.means().items()}
         if "dev/cross_entropy" in row:
             row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])
