@@ -21,6 +21,8 @@ TOOLS = (
     "experts",
     "export",
     "import",
+    "launch",
+    "checkpoints",
     "serve",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
@@ -62,12 +64,16 @@ setup(
     classifiers=[
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Typing :: Typed",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.11",
     packages=find_packages(include=["lingvo_gshard", "lingvo_gshard.*"]),
     package_data={
         "lingvo_gshard": [
+            "py.typed",
             "data/embedded/*",
             "pages/*.css",
             "pages/*.html",
@@ -164,6 +170,8 @@ setup(
             "ruff>=0.9",
             "tensorflow-text~=2.21.0",
         ],
+        # The site, by `make docs`.
+        "docs": ["mkdocs-material>=9.6"],
         "dev": ["pre-commit>=4.0"],
     },
     entry_points={

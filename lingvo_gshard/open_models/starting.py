@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
@@ -19,7 +18,6 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.open_models.config import CONFIG_FILE
 from lingvo_gshard.open_models.importing import PublishedModel
 from lingvo_gshard.training.run.checkpoint import run_item
@@ -59,9 +57,7 @@ class PublishedStart:
         self._directory, self._say = os.fspath(directory), say
         self._folder = tempfile.TemporaryDirectory()
         self.bytes_read = 0
-        copy_files(self._model.directory, self.extras)
-        record = msgspec.json.encode(self._model.record())
-        (self.extras / RECORD_FILE).write_bytes(record)
+        self._model.write_extras(self.extras)
 
     @property
     def extras(self) -> pathlib.Path:
@@ -126,7 +122,7 @@ class PublishedStart:
 
     def _reader(self, name: str) -> Callable[[Box], np.ndarray]:
         """Returns a function that reads a part of a published tensor, and counts its bytes."""
-        tensor = self._model.shards.tensors[name]
+        tensor = self._model.tensors[name]
 
         def read(box: Box) -> np.ndarray:
             part, nbytes = tensor.read_box(box)

@@ -24,6 +24,7 @@ LONG_LINE = "a line is too long"
 _ROWS_BETWEEN_UPDATES = 4096
 # A small compressed file may be one line of many gigabytes.
 _LONGEST_LINE = 1 << 24
+_BLOCK = 1 << 16
 # A catalog of gettext is read whole.
 _LARGEST_CATALOG = 1 << 28
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
@@ -183,6 +184,28 @@ class Reader(Configurable, abc.ABC):
                 decompressed(path, self._opened) as file,
             ):
                 yield from bounded_lines(file, None, _LONGEST_LINE)
+        finally:
+            self._opened = None
+
+    def _blocks(self, path: str) -> Iterator[bytes]:
+        """Yields the content of a file, plain or compressed, in blocks."""
+        try:
+            yield from self._raw_blocks(path)
+        except PermissionError:
+            _refuse_unreadable(path)
+        except BucketError:
+            raise
+        except READ_ERRORS as error:
+            self._bad(f"{path}:0", "the file cannot be read", str(error))
+
+    def _raw_blocks(self, path: str) -> Iterator[bytes]:
+        try:
+            with (
+                open(path, "rb") as self._opened,
+                decompressed(path, self._opened) as file,
+            ):
+                while block := file.read(_BLOCK):
+                    yield block
         finally:
             self._opened = None
 
@@ -367,8 +390,10 @@ def _format_of(number: int, line: bytes) -> str:
     for magic, what in _FORMATS.items():
         if line.startswith(magic):
             return what
-    # Latin letters have a zero byte each, before or after the letter.
-    for name, zeros in (("UTF-16BE", line[::2]), ("UTF-16LE", line[1::2])):
-        if 2 * zeros.count(0) > len(zeros):
+    # Latin letters have a zero byte each, before or after the letter. Zeros on both sides are
+    # what a crash leaves of a file.
+    first, second = line[::2], line[1::2]
+    for name, high, low in (("UTF-16BE", first, second), ("UTF-16LE", second, first)):
+        if 2 * high.count(0) > len(high) and 2 * low.count(0) < len(low):
             return f"the file seems to be in {name}: convert it by `iconv -f {name} -t UTF-8`"
     return ""

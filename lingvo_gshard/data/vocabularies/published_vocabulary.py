@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
 VOCABULARY = "vocab.json"
 
 _SAMPLE = "a"
-# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian.
-_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<")
+# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian, de_DE in
+# mBART-50.
+_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<|([a-z]{2}_[A-Z]{2})")
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
 _M2M_LANGUAGES = {
@@ -83,14 +85,23 @@ class JsonTokenizer:
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, content: str, where: pathlib.Path):
+        """Reads a tokenizer.
+
+        Args:
+          content: of a tokenizer.json.
+          where: the file, for messages.
+
+        Raises:
+          UserError: it is no tokenizer.
+        """
         # Imported here: most runs need no tokenizers.
         import tokenizers
 
         try:
-            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{path} is no tokenizer: {error}") from None
+            raise UserError(f"{where} is no tokenizer: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
         self.size = self._found.get_vocab_size(with_added_tokens=True)
@@ -267,10 +278,13 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     Raises:
       UserError: a file is missing or damaged.
     """
-    if (directory / TOKENIZER_JSON).is_file():
-        found: Any = JsonTokenizer(directory / TOKENIZER_JSON)
+    settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
+    if path.is_file():
+        found: Any = JsonTokenizer(path.read_text(encoding="utf-8", errors="replace"), path)
         return found
-    settings = read_json(directory / SETTINGS)
+    if ranked := byte_ranks.in_directory(directory, settings):
+        found = JsonTokenizer(*ranked)
+        return found
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -429,12 +443,17 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
 
 # File with an import's notes on the published tensors.
 RECORD_FILE = "published.json"
+# File with the scales of the tensors that were published in FP8.
+SCALES_FILE = "published_scales.safetensors"
 # Files of a published model that are kept besides its weights.
 KEPT_FILES = (
     RECORD_FILE,
+    SCALES_FILE,
     "config.json",
     "generation_config.json",
     TOKENIZER_JSON,
+    byte_ranks.TEKKEN,
+    byte_ranks.KIMI,
     *SENTENCEPIECE_MODELS,
     FAIRSEQ_MODEL,
     "source.spm",

@@ -94,7 +94,7 @@ _ONLY_HERE = ("weights", "moments", "step_tokens")
 _ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
 _WITH_GOODPUT = (
     *("checkpoint_rate", "checkpoint_stall", "checkpoint_interval", "restart", "compile_seconds"),
-    *("failures", "simulated_runs", "simulation_seed"),
+    *("failures", "simulated_runs", "simulation_seed", "agents"),
 )
 
 
