@@ -1,6 +1,6 @@
 # make help     lists the targets
 #
-# PYTHON   the interpreter that creates the environment (Python 3.11)
+# PYTHON   the interpreter that creates the environment (Python 3.11 to 3.13)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
@@ -15,6 +15,7 @@ BAZEL ?= bazel
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.lingvo_gshard
 INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
+INSTALLED_DOCS := $(VENV)/.lingvo_gshard_docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -30,7 +31,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all soak soak-serve lint format pictures bazel-test clean
+.PHONY: help quickstart install install-dev test test-all soak soak-serve lint format docs pictures bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -42,6 +43,7 @@ help:
 	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
 	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
 	@echo "make format       let ruff fix what it can"
+	@echo "make docs         the site in build/site, strict about links, without a network"
 	@echo "make pictures     draw the pictures of the documentation that follow from the code"
 	@echo "make bazel-test   the tests of make test, by bazel"
 	@echo "make clean        remove build and test outputs; keep runs/ and $(VENV)"
@@ -86,6 +88,10 @@ format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(INSTALLED_DOCS)
+	$(BIN)/python -m docs.site build/site_source
+	$(BIN)/mkdocs build --quiet --strict
+
 pictures: $(INSTALLED)
 	$(BIN)/python -m docs.pictures
 
@@ -106,4 +112,8 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt
 
 $(INSTALLED_TEST): $(INSTALLED)
 	@$(PIP_INSTALL) -e ".[test]"
+	@touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	@$(PIP_INSTALL) -e ".[docs]"
 	@touch $@

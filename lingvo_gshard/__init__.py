@@ -16,6 +16,7 @@ The public API, in the order of a session:
     open_model     the Params of a published model, from its config.json alone
     verify         proof that a partitioned step computes what one device computes
     partition      any annotated TensorFlow function on the devices of a mesh
+    keras          Keras models on the devices of a mesh: fit, evaluate, plan, verify
 
 docs/python_api.md shows the API at work. Importing the package alone imports neither TensorFlow nor
 jax.
@@ -62,6 +63,7 @@ __all__ = [
     "experiment",
     "experiments",
     "import_model",
+    "keras",
     "load",
     "open_model",
     "partition",
@@ -75,6 +77,7 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
+    from lingvo_gshard import keras
     from lingvo_gshard.api.experiments import describe, experiment, experiments
     from lingvo_gshard.api.export import DecoderSettings
     from lingvo_gshard.api.importing import import_model, open_model
@@ -88,6 +91,8 @@ if typing.TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Imports a name of the public API on first use."""
+    if name == "keras":
+        return importlib.import_module("lingvo_gshard.keras")
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"lingvo_gshard.api.{_API[name]}")

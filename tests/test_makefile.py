@@ -22,6 +22,7 @@ EXPECTED = {
     "lint": ["ruff check .", "ruff format --check ."],
     "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
     "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
+    "docs": ["bin/python -m docs.site build/site_source", "bin/mkdocs build --quiet --strict"],
     "pictures": ["bin/python -m docs.pictures"],
     "soak": ["bin/python -m tests.soak --seed=0 --faults=200"],
     "soak-serve": ["bin/python -m tests.serving.soak --seed=0"],

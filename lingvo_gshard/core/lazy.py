@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     import jax
     import jax.export as jax_export
     import jax.numpy as jnp
+    import keras
     import orbax.checkpoint as ocp
     import tensorflow as tf
     import tensorflow_text as tf_text
@@ -177,6 +178,8 @@ else:
     megablox = LazyModule("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
     ocp = LazyModule("orbax.checkpoint")
+    # The package of this name within ours is lingvo_gshard.keras.
+    keras = LazyModule("keras")
 
     optimize = LazyModule("scipy.optimize")
     sparse = LazyModule("scipy.sparse")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -160,6 +161,19 @@ _KINDS = {
 PACKING = "quantization_config"
 
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def _how_to_get(name: str) -> str:
+    """Returns how to get the config.json of a model that is named as on Hugging Face's hub."""
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
+        return "; every published model has one"
+    return (
+        f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE} "
+        f"--local-dir {name}` gets the file, with the package huggingface_hub"
+    )
+
+
 class PublishedConfig:
     """The values of a `config.json`. Families read them through `get`, which takes note.
 
@@ -210,9 +224,7 @@ class PublishedConfig:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UserError(
-                f"{file}: there is no such file; every published model has one"
-            ) from None
+            raise UserError(f"{file}: there is no such file{_how_to_get(str(path))}") from None
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:

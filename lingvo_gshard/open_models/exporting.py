@@ -45,7 +45,7 @@ from lingvo_gshard.open_models.shards import (
 )
 from lingvo_gshard.open_models.table import Rearrangement
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
-from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.language_model import LanguageModelTask, without_reference
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
@@ -76,7 +76,7 @@ _FREE = frozenset(
         "z_loss_weight",
     )
 )
-_FREE_NODES = frozenset(("execution", "lora"))
+_FREE_NODES = frozenset(("execution", "lora", "preferences"))
 
 
 def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
@@ -256,7 +256,8 @@ class ExportSource:
     @functools.cached_property
     def mapping(self) -> WeightMapping:
         """The places of the published tensors."""
-        return WeightMapping.of(self.family.table, without_factors(self.specs))
+        specs = without_reference(without_factors(self.specs))
+        return WeightMapping.of(self.family.table, specs)
 
     def _write_config(self, directory: pathlib.Path) -> None:
         """Writes config.json again if the export differs from the import in what it says.

@@ -41,6 +41,7 @@ from lingvo_gshard.open_models.shards import (
 )
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.open_models.wrappers import text_name
+from lingvo_gshard.tasks.language_model import without_reference
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision
@@ -117,7 +118,7 @@ class PublishedModel:
             raw, others = _text_tensors(raw)
             left_out = (*left_out, *others)
         tensors = unpack(raw, config.packing(), config.where)
-        specs = without_factors(weight_specs(params))
+        specs = without_reference(without_factors(weight_specs(params)))
         mapping = WeightMapping.of(family.table, specs)
         model = cls(source, config, family, params, tensors, mapping)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}

@@ -23,7 +23,7 @@ from lingvo_gshard.open_models.importing import PublishedModel
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
 from lingvo_gshard.training.run.checkpoint.trainer_state import copy
-from lingvo_gshard.training.run.starting import PART, initial_factors
+from lingvo_gshard.training.run.starting import PART, initial_factors, references
 from lingvo_gshard.training.step.trainer import Trainer
 
 # start and stop of each dimension of a weight.
@@ -87,6 +87,7 @@ class PublishedStart:
             structs = dict(abstract_state[PART].flatten_items())
             arrays = {path: self._sharded(path, structs[path]) for path in specs}
         arrays |= initial_factors(trainer, arrays)
+        arrays |= references((path for path, _ in trainer.theta_specs.flatten_items()), arrays)
         record = RunRecord(0, None, run_item.versions(), {})
         return Checkpoint(record, "", self.extras, {PART: arrays})
 

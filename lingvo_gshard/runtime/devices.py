@@ -92,11 +92,22 @@ def devices_for(count: int | None, processes: int = 1, asked_by: str = "`mesh`")
     if len(devices) < count and processes == 1:
         devices = jax.devices("cpu")
     if len(devices) < count or (processes > 1 and len(devices) != count):
+        where = f" in {processes} processes" if processes > 1 else ""
         raise UserError(
             f"{asked_by} needs {count} devices, but there are {len(devices)} "
-            f"({devices[0].device_kind})" + (f" in {processes} processes" if processes > 1 else "")
+            f"({devices[0].device_kind}){where}{_remedy(count, devices, processes)}"
         )
     return devices[:count]
+
+
+def _remedy(count: int, devices: Sequence[Device], processes: int) -> str:
+    """Returns how a process gets more virtual CPU devices; "" for other devices."""
+    if processes > 1 or devices[0].platform != "cpu":
+        return ""
+    return (
+        ". The number of virtual CPU devices cannot change after their first use: use the largest "
+        f"mesh first, restart the notebook or program, or set JAX_NUM_CPU_DEVICES={count}"
+    )
 
 
 def peak_memory(devices: Sequence[Device]) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
+
+_log = logging.getLogger(__name__)
 
 # The layout of an argument that the function's own annotations decide.
 INFERRED = None
@@ -117,16 +121,37 @@ class Partitioned:
             return [(f"result[{index}]", x, INFERRED) for index, x in enumerate(found)]
 
         inputs, donated = self._inputs(arguments)
-        program = lower(
-            self._name,
-            flat,
-            inputs,
-            self._partitioning,
-            donated,
-            self._partitioner,
-            self._folds_constants,
-        )
+        with xla.noting_axes() as used:
+            program = lower(
+                self._name,
+                flat,
+                inputs,
+                self._partitioning,
+                donated,
+                self._partitioner,
+                self._folds_constants,
+            )
+        self._warn_of_unused_axes(used, inputs)
         return program, structures[0]
+
+    def _warn_of_unused_axes(self, used: Set[str], inputs: Sequence[Array]) -> None:
+        """Warns of mesh axes that no annotation, manual region or layout splits a tensor over."""
+        if xla.ANY_AXIS in used:
+            return
+        found = {axis for array in inputs for axes in array.split or () for axis in axes} | used
+        mesh, strategy = self._partitioning.mesh, self._partitioning.strategy
+        for axis, size in mesh.axes:
+            if size > 1 and axis not in found:
+                letters = strategy.letters_over(axis)
+                remedy = (
+                    f"Annotate tensors with one of the letters {letters}, or give `layouts`"
+                    if letters
+                    else f"The strategy {strategy.name} has no letter for it"
+                )
+                _log.warning(
+                    f"{self._name}: nothing is split over axis {axis} of `mesh={mesh}`: its {size} "
+                    f"devices all do the same work, and hold the same weights. {remedy}"
+                )
 
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
         """Returns the flat inputs, and the indices of the donated inputs."""

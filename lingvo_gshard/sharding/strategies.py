@@ -94,6 +94,11 @@ class Strategy:
         tables = (self.activations, self.weights, self.moments)
         return frozenset(axis for table in tables for axes in table.values() for axis in axes)
 
+    def letters_over(self, axis: str) -> str:
+        """Returns the letters that an axis splits in activations or weights, sorted."""
+        tables = (self.activations, self.weights)
+        return "".join(sorted({x for table in tables for x in table if axis in table[x]}))
+
     def to_text(self) -> str:
         """Returns the strategy as the text of a table, which `get` can read."""
         return " | ".join(f"{kind}: {_table_text(self.table(kind))}" for kind in KINDS)

@@ -77,12 +77,12 @@ def loss_of_sums(
             loss=(loss, sums.tokens),
             cross_entropy=(sums.exact / tokens, sums.tokens),
             accuracy=(sums.correct / tokens, sums.tokens),
-            tokens=(_count_tokens(segments_BL, *more_segments), tf.ones([])),
+            tokens=(count_tokens(segments_BL, *more_segments), tf.ones([])),
         )
         return loss, metrics
 
 
-def _count_tokens(*segments: tf.Tensor) -> tf.Tensor:
+def count_tokens(*segments: tf.Tensor) -> tf.Tensor:
     """Returns the number of positions that are no padding, as a float32 scalar."""
     return tf.add_n(
         [tf.reduce_sum(tf.cast(tf.not_equal(each, 0), tf.float32)) for each in segments]

@@ -38,7 +38,7 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.training.run import run_records
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     checks = []
-    with transient_stages(console, "checking") as progress:
+    with Stages() as progress:
         for check in _checks(values.devices, progress):
             checks.append(check)
     _print(console, checks)

@@ -57,9 +57,7 @@ NAME = "gshard-prepare"
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_multi_string(
-        "source", [], "Files to read; may be repeated. See above.", flag_values=values
-    )
+    flags.DEFINE_multi_string("source", [], "Files to read. See above.", flag_values=values)
     flags.DEFINE_string("output", None, "Directory of the prepared data.", flag_values=values)
     flags.DEFINE_integer(
         "workers", 0, "Number of processes; 0: one for each core.", 0, flag_values=values

@@ -13,7 +13,7 @@ unless --host says otherwise; give it a --token_file then.
 SIGTERM and Ctrl-C stop the server: it accepts no more connections, answers the requests that it
 has, for --drain_seconds at most, and ends. A second signal ends it at once.
 
-Needs the extra `serve`: pip install 'lingvo_gshard[serve]'
+Needs the extra `serve`; in a clone: pip install -c constraints.txt -e '.[serve]'
 
 Exit code: 0 if all requests were answered before the end, else 1.
 """

@@ -35,3 +35,22 @@ def test_long_text_is_wrapped_to_the_terminal():
     file = io.StringIO()
     tables.print_table(rich.console.Console(file=file, width=60), table)
     assert max(map(len, file.getvalue().splitlines())) <= 60
+
+
+def test_a_row_that_no_terminal_line_holds_has_a_line_for_each_cell():
+    table = rich.table.Table("layer", rich.table.Column("kernel", no_wrap=True), "bytes", "")
+    table.add_row("encoder", "a_name_of_forty_letters_" * 2, "1,024", "")
+    file = io.StringIO()
+    tables.print_table(rich.console.Console(file=file, width=60), table)
+    cells = ["encoder", f"  kernel: {'a_name_of_forty_letters_' * 2}", "  bytes: 1,024"]
+    assert [line.rstrip() for line in file.getvalue().splitlines()] == cells
+
+
+def test_words_are_not_split_where_columns_share_few_places():
+    words = ("collective-permute", "configuration", "rematerialization")
+    table = rich.table.Table("a", "b", "c")
+    table.add_row(*(f"{word} and some more words around it" for word in words))
+    file = io.StringIO()
+    tables.print_table(rich.console.Console(file=file, width=64), table)
+    assert all(word in file.getvalue() for word in words)
+    assert max(map(len, file.getvalue().splitlines())) <= 64

@@ -180,8 +180,11 @@ def _hint(line: str | None) -> str:
     key, _, value = (line or "").partition("=")
     if "[" in key:
         return ". Write layers_0, not layers[0], for an element of a list"
-    if value.strip().isidentifier():
-        return f'. Write strings in quotes: "{value.strip()}"'
+    value = value.strip()
+    if "." in value and all(part.isidentifier() for part in value.split(".")):
+        return f". Write classes and functions with an @: @{value}"
+    if value.isidentifier():
+        return f'. Write strings in quotes: "{value}"'
     return ""
 
 

@@ -218,18 +218,27 @@ def describe(name: str) -> str:
 
 
 def _function(name: str) -> ExperimentFunction:
-    if name not in _experiments:
-        _import_module(name.rpartition(".")[0])
-    if name not in _experiments:
-        raise UserError(f"Unknown experiment {name!r}. {_hint(name)}")
-    return _experiments[name]
+    if name in _experiments:
+        return _experiments[name]
+    module, _, last = name.rpartition(".")
+    _import_module(module)
+    # A module may register its functions under shorter names.
+    for registered, function in _experiments.items():
+        is_named = registered == name or last in (registered, function.__name__)
+        if is_named and (registered == name or function.__module__ == module):
+            return function
+    raise UserError(f"Unknown experiment {name!r}. {_hint(name)}")
 
 
 def _hint(name: str) -> str:
     """Suggests the nearest experiment, or says where the module of an experiment is searched."""
     hint = names_lib.nearest(name, _experiments)
     package, dot, _ = name.partition(".")
-    if "Did you mean" in hint or not dot or importlib.util.find_spec(package):
+    if "Did you mean" in hint:
+        return hint
+    if not dot:
+        return f"{hint}. One of your own is found by its module, such as my_module.{name}"
+    if importlib.util.find_spec(package):
         return hint
     return (
         f"The module {package} is neither installed nor in the current directory nor on "

@@ -87,11 +87,9 @@ def key_value_store(path: str) -> dict[str, Any]:
 @functools.cache
 def _prepare(scheme: str) -> None:
     protocol, package, service = _PROTOCOLS[scheme]
-    extra = {"gs": "gcs", "s3": "s3"}[scheme]
     if importlib.util.find_spec(package) is None:
         raise UserError(
-            f"{scheme}:// needs the package {package}, which reads {service}: "
-            f"pip install 'lingvo_gshard[{extra}]'"
+            f"{scheme}:// needs the package {package}, which reads {service}: pip install {package}"
         )
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

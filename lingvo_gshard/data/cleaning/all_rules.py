@@ -38,7 +38,7 @@ class OtherLanguage:
         except ImportError:
             raise UserError(
                 f"input.cleaning.max_other_language = {most} identifies languages, which needs the "
-                f"package py3langid: pip install 'lingvo_gshard[{EXTRA}]', or set it to 1"
+                f"package py3langid: pip install py3langid, or set it to 1"
             ) from None
         try:
             self._detector = LanguageIdentifier.from_model_file(

@@ -43,7 +43,7 @@ class BeamPool:
             import apache_beam  # noqa: F401
         except ImportError:
             raise UserError(
-                "`beam` needs the package apache-beam: pip install 'lingvo_gshard[beam]' in an "
+                "`beam` needs the package apache-beam: pip install apache-beam in an "
                 "environment of its own"
             ) from None
         self._job, self._options = job, list(options)

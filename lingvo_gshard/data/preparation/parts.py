@@ -141,9 +141,7 @@ def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files
     """Yields the files of a source, and adds lines about files that are not read to the notes."""
     setting = f"`source={source.path}`"
     if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(
-            f"{setting}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"
-        )
+        raise UserError(f"{setting}: Parquet files need pyarrow: pip install pyarrow")
     if is_bucket(source.path):
         yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
         return

@@ -292,7 +292,7 @@ class FileReader(Reader):
             return
         if self._whole is None:
             rows = list(self._read_all(self.files("train")))
-            self._whole = held_out.divide(rows, self.p.held_out_per_mille)
+            self._whole = self._divide(rows)
             self._whole_left_out = dict(self.left_out), dict(self.examples)
             self.left_out.clear()
             self.examples.clear()
@@ -302,6 +302,10 @@ class FileReader(Reader):
         for reason, count in self._whole.dropped[split].items():
             self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
         yield from self._whole.rows[split]
+
+    def _divide(self, rows: list[Row]) -> held_out.Split:
+        """Returns the rows of `train` divided into splits."""
+        return held_out.divide(rows, self.p.held_out_per_mille)
 
     def files(self, split: str, setting: str = "") -> list[str]:
         """Returns the files of a split.

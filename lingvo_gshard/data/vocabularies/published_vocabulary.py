@@ -71,6 +71,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def places(self, text: str) -> list[tuple[int, int]] | None: ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, index: int) -> str: ...
@@ -121,6 +123,9 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self._found.encode(text, add_special_tokens=False).ids
+
+    def places(self, text: str) -> list[tuple[int, int]] | None:
+        return self._found.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode(list(ids), skip_special_tokens=True)
@@ -181,6 +186,9 @@ class SentencePieceTokenizer:
             end = found.end()
         return ids + self._encode_part(text[end:], end)
 
+    def places(self, text: str) -> None:
+        del text
+
     def _encode_part(self, part: str, start: int) -> list[int]:
         """Returns the ids of the part of a text that begins at `start`, without special tokens."""
         has_space = part.startswith(" ")
@@ -237,6 +245,9 @@ class PiecesTokenizer:
         before = [self._ids[found[0]]] if found and found[0] in self._ids else []
         pieces = self._found.encode(text[found.end() :] if found and before else text, out_type=str)
         return before + [self._ids.get(piece, self._unknown) for piece in pieces]
+
+    def places(self, text: str) -> None:
+        del text
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode_pieces(
@@ -516,6 +527,13 @@ class PublishedVocabulary(Vocabulary):
         """Returns the ids of a text, without ids that begin or end a text."""
         with encoding([text]):
             return self._tokenizer.encode(text)
+
+    def places(self, text: str) -> list[tuple[int, int]] | None:
+        """Returns begin and end of each token of `encode` in a text, in characters.
+
+        The result is None if the tokenizer does not know them.
+        """
+        return self._tokenizer.places(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""

@@ -29,7 +29,7 @@ const FIGURES = [
   ["Loss", (run) => compact(lastOf(run, "loss")), (run) => `mean of the last ${count(Math.min(50, run.history.rows))} steps`],
   ["Dev loss", (run) => compact(bestOfDev(run, "loss")?.value), (run) => devNote(run, "loss")],
   ["Dev perplexity", (run) => compact(bestOfDev(run, "perplexity")?.value), (run) => devNote(run, "perplexity")],
-  ["Throughput", (run) => `${large(lastOf(run, "tokens_per_second"))}`, () => "tokens per second"],
+  ["Throughput", (run) => `${large(lastOf(run, "tokens_per_second"))}`, () => "tokens per second, at the end"],
   ["Memory", (run) => bytes(peakOf(run, "peak_device_memory_bytes") ?? peakOf(run, "host_memory_bytes")), (run) => (peakOf(run, "peak_device_memory_bytes") ? "peak of a device" : "peak of the host's process")],
   ["Spikes", (run) => count(run.history.spikes.count), (run) => (run.params["trainer.spikes.policy"]?.includes("off") ?? true ? "not looked for" : "of loss or gradient norm")],
   ["Compiling", (run) => seconds(sum(run.programs.map((one) => one.tracing + one.lowering + one.compiling))), (run) => `${count(run.programs.length)} programs${run.recompilations.length ? `, ${count(run.recompilations.length)} in the middle of the run` : ""}`],

@@ -29,55 +29,34 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import func, ir, mlir, op_callbacks, pywrap_tfe, tf
 from lingvo_gshard.runtime.lowering.shardy import CUSTOM_CALL, ENTERS_REGION, annotated, call_target
 from lingvo_gshard.runtime.lowering.value_splits import maker_of
 
 
-def captured_constants(name: str, function: Any) -> list:
-    """Returns the values of the tensors that a traced function captured, as NumPy arrays.
-
-    Raises:
-      UserError: the function captured variables, whose values a program cannot follow, or tensors
-        without a value.
-    """
-    variables = sorted(variable.name for variable in function.graph.variables)
-    if variables:
-        more = f" and {len(variables) - 5} more" if len(variables) > 5 else ""
-        raise UserError(
-            f"{name} uses variables: {', '.join(variables[:5])}{more}. Make their values "
-            "arguments, as stateless_call does for a Keras model"
-        )
-    captured = function.captured_inputs
-    for tensor in captured:
-        if not hasattr(tensor, "numpy") or tensor.dtype == tf.resource:
-            raise UserError(f"{name} uses {tensor} from outside the function. Make it an argument")
-    return [tensor.numpy() for tensor in captured]
-
-
-def make_constants(module: ir.Module, values: list[np.ndarray]) -> None:
-    """Replaces the last parameters of the module's main function by constants."""
+def make_constants(module: ir.Module, values: Mapping[int, np.ndarray]) -> None:
+    """Replaces parameters of the module's main function, given by their index, by constants."""
     main = ir.SymbolTable(module.operation)["main"]
     block = main.regions[0].blocks[0]
-    kept = len(block.arguments) - len(values)
     with ir.InsertionPoint.at_block_begin(block), main.location:
-        for argument, value in zip(list(block.arguments)[kept:], values, strict=True):
-            argument.replace_all_uses_with(mlir.ir_constant(np.asarray(value)))
-    for index in reversed(range(kept, kept + len(values))):
+        for index, value in values.items():
+            constant = mlir.ir_constant(np.asarray(value))
+            block.arguments[index].replace_all_uses_with(constant)
+    for index in sorted(values, reverse=True):
         block.erase_argument(index)
     kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    kind = ir.FunctionType.get(kind.inputs[:kept], kind.results)
+    kept = [index for index in range(len(kind.inputs)) if index not in values]
+    kind = ir.FunctionType.get([kind.inputs[index] for index in kept], kind.results)
     main.attributes["function_type"] = ir.TypeAttr.get(kind)
     if "arg_attrs" in main.attributes:
         of_arguments = list(ir.ArrayAttr(main.attributes["arg_attrs"]))
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get(of_arguments[:kept])
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([of_arguments[index] for index in kept])
 
 
 _CONSTANTS = ("stablehlo.constant", "stablehlo.iota")

@@ -21,7 +21,6 @@ from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import kernel, splicing
 from lingvo_gshard.runtime.lowering.folding import (
-    captured_constants,
     keep_tables_whole,
     make_constants,
     make_iotas,
@@ -33,6 +32,13 @@ from lingvo_gshard.runtime.lowering.folding import (
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
 from lingvo_gshard.runtime.lowering.shardy import call_target, shorten_shardings, to_shardy
+from lingvo_gshard.runtime.lowering.variables import (
+    Captured,
+    HeldVariable,
+    captured,
+    remove_last_barriers,
+    write_all,
+)
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
@@ -51,8 +57,13 @@ def lower(
     donated: Sequence[int] = (),
     partitioner: str = "gspmd",
     folds_constants: bool = True,
+    variables: Sequence[HeldVariable] = (),
 ) -> Program:
     """Returns a function of flat tensors as a Program.
+
+    The values of variables are further inputs after `inputs`, and their new values further outputs
+    in the same order, which take their memory. Their order is that of their first use: the path of
+    an input says which one it is.
 
     TensorFlow always lowers for "CPU". Only its TPU builds have the XlaSharding kernel for TPU, and
     at this stage StableHLO does not depend on the platform.
@@ -66,14 +77,16 @@ def lower(
       donated: indices of the inputs whose memory the outputs may reuse.
       partitioner: "gspmd" or "shardy".
       folds_constants: whether TensorFlow computes what depends on constants alone, in float32.
+      variables: all variables that the function may use.
 
     Raises:
-      UserError: the function uses a variable, or the shape of an output depends on values.
+      UserError: the function uses another variable, or the shape of an output depends on values.
     """
     described: list[tuple[str, tf.Tensor, Split | None]] = []
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         described[:] = function(*tensors)
+        write_all(variables)
         return [tensor for _, tensor, _ in described]
 
     # Kernels need manual regions. TensorFlow has no operations for Shardy's.
@@ -86,14 +99,15 @@ def lower(
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
         outputs = [_output(name, *output) for output in described]
-        constants = captured_constants(name, concrete)
+        found = captured(name, concrete, variables)
         module = _stablehlo(traced, specs)
+    state = [each.array for each in found.held]
     return Program(
         name=name,
-        module=_portable(name, module, constants, partitioning, partitioner, not folds_constants),
-        inputs=_with_annotated_splits(inputs, concrete.inputs, partitioning),
-        outputs=tuple(outputs),
-        donated=tuple(donated),
+        module=_portable(name, module, found, partitioning, partitioner, not folds_constants),
+        inputs=(*_with_annotated_splits(inputs, concrete.inputs, partitioning), *state),
+        outputs=(*outputs, *state),
+        donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
         mesh=partitioning.mesh,
         partitioner=partitioner,
         strategy=partitioning.strategy.to_text(),
@@ -192,7 +206,7 @@ def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Arr
 def _portable(
     name: str,
     module: bytes,
-    constants: list,
+    found: Captured,
     partitioning: Partitioning,
     partitioner: str,
     has_barriers: bool,
@@ -211,7 +225,8 @@ def _portable(
             # The oldest version has no custom calls with a dictionary, which kernels and moves are.
             weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
-        make_constants(parsed, constants)
+        make_constants(parsed, found.constants)
+        remove_last_barriers(parsed, len(found.held))
         if has_barriers:
             remove_barriers(parsed)
         make_iotas(parsed)

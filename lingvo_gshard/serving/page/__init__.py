@@ -8,8 +8,8 @@ _HERE = "lingvo_gshard.serving.page"
 # In order: a script uses only earlier scripts.
 _SCRIPTS = (
     ("lingvo_gshard.pages", "dom.js"),
-    *((_HERE, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),
-    (_HERE, "main.js"),
+    *((_HERE, f"{name}.js") for name in ("words", "server", "tokens", "experts")),
+    *((_HERE, f"{name}.js") for name in ("examples", "answers", "main")),
 )
 _STYLES = (("lingvo_gshard.pages", "reset.css"), (_HERE, "style.css"))
 

@@ -19,8 +19,11 @@ function showAnswer(alternatives, isTranslation) {
         el("span", { class: "muted" }, isTranslation ? "score" : "log-probability")),
       el("ol", { id: "alternatives" }, items)),
   ] : [];
+  const hint = alternatives[0].text.trim() ? [] : [el("p", { class: "muted" },
+    "The model ends its answer at once. A model that has trained for few steps, or on other languages, does so: try another text.")];
+  find("examples").replaceChildren();
   find("answer").replaceChildren(
-    el("p", { id: "best" }, alternatives[0].text || "(nothing)"), ...rest, detail);
+    el("p", { id: "best" }, alternatives[0].text || "(nothing)"), ...hint, ...rest, detail);
 }
 
 // A text with the probability and the experts of each of its tokens.

@@ -16,10 +16,14 @@ async function start() {
   [model] = found.data;
   const translates = model.task === "translation";
   document.title = find("name").textContent = model.id;
-  const from = model.languages.length ? ` from ${model.languages.join(", ")}` : "";
+  const from = model.languages.length ? ` from ${model.languages.map(languageName).join(", ")}` : "";
   find("facts").textContent = translates ? `Translates${from}. Training step ${model.step.toLocaleString("en")}.`
     : `Continues texts. Training step ${model.step.toLocaleString("en")}.`;
   find("label").textContent = translates ? "Sentence" : "Beginning of a text";
+  showExamples(model, (text) => {
+    find("text").value = text;
+    submit();
+  });
   find("go").textContent = translates ? "Translate" : "Continue";
   for (const option of find("count").options) option.hidden = option.disabled = Number(option.value) > model.most_beam_size;
 }

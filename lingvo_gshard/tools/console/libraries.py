@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import lingvo_gshard
 from lingvo_gshard.core import lazy
@@ -44,7 +44,25 @@ def warn(text: str) -> None:
 
     Options are spelled as flags, and nothing in the text commands the terminal.
     """
-    print(harmless(with_flags(text)), file=sys.stderr, flush=True)
+    line = harmless(with_flags(text))
+    if _displays:
+        _displays[-1](line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+# What prints lines above a display that standard error shows now, innermost last.
+_displays: list[Callable[[str], object]] = []
+
+
+@contextlib.contextmanager
+def warning_above(display: Callable[[str], object]) -> Iterator[None]:
+    """Has a display print warnings inside a `with` block, so that they do not run into it."""
+    _displays.append(display)
+    try:
+        yield
+    finally:
+        _displays.remove(display)
 
 
 _log = logging.getLogger(__name__)

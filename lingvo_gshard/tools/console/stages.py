@@ -11,7 +11,7 @@ import rich.console
 import rich.progress
 
 from lingvo_gshard.core.progress import SilentProgress, duration
-from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console import libraries, output
 from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
@@ -35,6 +35,7 @@ class Stages(SilentProgress):
         self._stream, self._is_own = output.copy_of_standard_error()
         self._console = rich.console.Console(file=self._stream)
         self._started = time.monotonic()
+        self._stack = contextlib.ExitStack()
         self._spinner = None
         if self._console.is_terminal:
             columns = (
@@ -50,9 +51,11 @@ class Stages(SilentProgress):
     def __enter__(self) -> Stages:
         if self._spinner is not None:
             self._spinner.start()
+            self._stack.enter_context(libraries.warning_above(self._print))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stack.close()
         if self._spinner is not None:
             self._spinner.stop()
         if self._is_own:
@@ -61,7 +64,9 @@ class Stages(SilentProgress):
     def say(self, text: str) -> None:
         """Prints a line that stays, above the spinner if there is one."""
         elapsed = duration(time.monotonic() - self._started)
-        line = f"[{elapsed}] {with_flags(text)}"
+        self._print(f"[{elapsed}] {with_flags(text)}")
+
+    def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:

@@ -7,6 +7,7 @@ import math
 import pathlib
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 import traceback
@@ -18,10 +19,12 @@ import lingvo_gshard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.training.run.monitoring.closed_output import discard
+from lingvo_gshard.training.run.monitoring.worker_report import report_problem
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -126,6 +129,8 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             discard(sys.stdout)
             return EXIT_CODES[CLOSED_OUTPUT]
         except (UserError, OSError) as error:
+            # To the agent of a cluster, if one has started this command.
+            report_problem(_message_of(error), is_consequence=isinstance(error, NotMetError))
             warn(f"{name}: error: {_message_of(error)}")
             return 1
 
@@ -192,15 +197,70 @@ def _message_of(error: Exception) -> str:
     return f"standard output cannot be written: {error.strerror}"
 
 
+# Help is wrapped to the terminal's width within these limits.
+_LEAST_HELP, _MOST_HELP = 40, 90
+
+
+def refilled(text: str, width: int) -> str:
+    """Returns a docstring with its paragraphs wrapped to a width.
+
+    Indented lines are commands, which stay as they are; a dash begins an entry of a list.
+    """
+    lines: list[str] = []
+    paragraph: list[str] = []
+
+    def end_paragraph() -> None:
+        if paragraph:
+            hanging = "  " if paragraph[0].startswith("- ") else ""
+            joined = " ".join(" ".join(paragraph).split())
+            lines.extend(
+                textwrap.wrap(
+                    joined,
+                    width,
+                    subsequent_indent=hanging,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+            paragraph.clear()
+
+    for line in text.splitlines():
+        is_more = paragraph and paragraph[0].startswith("- ") and line.startswith("  ")
+        if not line or (line.startswith(" ") and not is_more):
+            end_paragraph()
+            lines.append(line)
+        else:
+            if line.startswith("- "):
+                end_paragraph()
+            paragraph.append(line)
+    end_paragraph()
+    return "\n".join(lines)
+
+
+# What absl adds to the help of a flag that may be repeated.
+_REPEAT = re.compile(r"[.;\s]*;\s*repeat this option to specify a list of values$")
+
+
+def _described(flag: flags.Flag) -> str:
+    """Returns a flag's help as sentences."""
+    text = " ".join(flag.help.split())
+    if not _REPEAT.search(text):
+        return text
+    text = _REPEAT.sub("", text)
+    return f"{text}." if "may be repeated" in text.lower() else f"{text}. May be repeated."
+
+
 def _help_text(values: flags.FlagValues, about: str | None) -> str:
-    lines = [(about or "").strip(), "", "Flags:", "  --help", "  --version"]
+    width = shutil.get_terminal_size().columns
+    width = width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
+    lines = [refilled((about or "").strip(), width), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"
         lines.append(f"  {form}")
         lines += textwrap.wrap(
-            with_flags(" ".join(flag.help.split())) + default,
-            width=90,
+            with_flags(_described(flag)) + default,
+            width=width,
             initial_indent=" " * 6,
             subsequent_indent=" " * 6,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 MISSING = "-"
+# No machine does anything in less; shorter times are parts of means.
+_LEAST_SECONDS = 1e-10
 _LARGE = ("", "thousand", "million", "billion", "trillion", "quadrillion")
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
@@ -31,6 +33,8 @@ def in_seconds(value: float | None) -> str:
     """Returns seconds with a unit, such as `12 ns`, `3.4 us`, `5.6 ms` or `7.8 s`."""
     if not is_number(value):
         return MISSING
+    if 0 < abs(value) < _LEAST_SECONDS:
+        return "under 0.1 ns"
     for limit, unit in ((0.9995e-6, "ns"), (0.9995e-3, "us"), (0.9995, "ms")):
         if abs(value) < limit and value:
             return f"{digits(value * {'ns': 1e9, 'us': 1e6, 'ms': 1e3}[unit])} {unit}"

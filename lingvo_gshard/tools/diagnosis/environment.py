@@ -51,7 +51,8 @@ class Check:
     advice: str = ""
 
 
-_PYTHON = (3, 11)
+# The oldest and the newest Python that everything is tested with.
+_OLDEST, _NEWEST = (3, 11), (3, 13)
 _FILE = "constraints.txt"
 _ROOT = pathlib.Path(lingvo_gshard.__file__).parent.parent
 # A clone has the file at its root, and an installed package where setup.py puts it.
@@ -61,9 +62,10 @@ _PLACES = (_ROOT, pathlib.Path(sysconfig.get_path("data")) / "share" / "lingvo_g
 def check_versions() -> Iterator[Check]:
     """Yields the checks of Python and of the required packages."""
     running = platform.python_version()
-    state = State.OK if sys.version_info[:2] == _PYTHON else State.WARNING
-    wanted = ".".join(map(str, _PYTHON))
-    advice = "" if state == State.OK else f"everything was tested with Python {wanted}"
+    is_tested = _OLDEST <= sys.version_info[:2] <= _NEWEST
+    state = State.OK if is_tested else State.WARNING
+    tried = " to ".join(".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+    advice = "" if is_tested else f"everything was tested with Python {tried}"
     yield Check("Python", state, running, advice)
     tested, as_tested = tested_versions(), 0
     for name, requirement in libraries.requirements().items():

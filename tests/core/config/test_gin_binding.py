@@ -197,6 +197,7 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         ("task.name = encoder", 'Write strings in quotes: "encoder"'),
+        ("task = a.b.Class", "Write classes and functions with an @: @a.b.Class"),
         ("task.name", "expected ':' or '='"),
         ("task.layers[0].num_experts = 3", "Write layers_0"),
         ("task.languages = [1, 2", "EOF"),

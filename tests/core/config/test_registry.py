@@ -35,6 +35,15 @@ class RegistryTest(testing.TestCase, parameterized.TestCase):
         registry.get("a.b").name = "changed"
         self.assertEqual(registry.get("a.b").name, "a.b")
 
+    def test_a_short_name_is_found_by_its_module_too(self):
+        registry.register("mine")(_quickstart)
+        self.assertEqual(registry.get("mine").name, "mine")
+        for last in ("mine", "_quickstart"):
+            name = f"{_quickstart.__module__}.{last}"
+            self.assertEqual(registry.get(name).name, name)
+        with self.assertRaisesRegex(ValueError, "found by its module, such as my_module.theirs"):
+            registry.get("theirs")
+
     @parameterized.parameters(registry.get, registry.describe)
     def test_an_unknown_experiment_suggests_the_nearest(self, look_up):
         registry.register("translation.quickstart")(_quickstart)

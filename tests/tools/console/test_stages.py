@@ -2,11 +2,12 @@
 
 import os
 import pty
+import re
 import time
 
 import pytest
 
-from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console import libraries, output
 from lingvo_gshard.tools.console.stages import Stages
 
 LONG = "still compiling, " * 10
@@ -42,3 +43,13 @@ def test_stages_are_lines_without_a_terminal(capfd):
         stages.begin(LONG)
     lines = capfd.readouterr().err.splitlines()
     assert [line.split("] ")[1] for line in lines] == ["heading", "compiling", LONG]
+
+
+def test_warnings_are_lines_above_the_spinner(terminal):
+    with Stages() as stages:
+        stages.begin("compiling")
+        time.sleep(0.3)
+        libraries.warn("Warning: one device does nothing")
+        time.sleep(0.3)
+    lines = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "\r", terminal()).replace("\r", "\n").splitlines()
+    assert "Warning: one device does nothing" in lines

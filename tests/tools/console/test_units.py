@@ -18,6 +18,7 @@ from lingvo_gshard.tools.console import units
         (units.in_flops, 999.6e9, "1 TFLOP"),
         (units.in_seconds, 0, "0 s"),
         (units.in_seconds, 3e-9, "3 ns"),
+        (units.in_seconds, 4.67e-11, "under 0.1 ns"),
         (units.in_seconds, 28.4e-6, "28.4 us"),
         (units.in_seconds, 0.9999, "1 s"),
         (units.in_seconds, 0.261, "261 ms"),

@@ -130,3 +130,28 @@ def test_transient_stages_leave_nothing_and_say_nothing_without_a_terminal():
         progress.update(4)
         progress.say("a line")
     assert stream.getvalue() == ""
+
+
+def test_80_columns_show_bar_time_left_loss_and_rate():
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream, force_terminal=True, width=80, color_system=None)
+    experts = "fullest expert 12.34x  dropped 12.3%  dead experts 12"
+    with StepDisplay(console, 0, 12_800, 3, lambda row: experts) as progress:
+        for step in (12_798, 12_799):
+            progress.count(12_000.0)
+            progress.update(step, {"loss": 12.3456, "accuracy": 0.123})
+    lines = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "\r", stream.getvalue()).replace("\r", "\n")
+    first, second = list(filter(str.strip, lines.splitlines()))[-2:]
+    shown = r"step 12,799/12,800 [ ━╸╺]{8,} \d+ s left  loss 12\.3456  [\d,.]+ steps/s"
+    assert re.fullmatch(shown, first.rstrip()) and len(first) <= 80
+    assert second.startswith(f"  accuracy 0.123  {experts}") and len(second) <= 80
+
+
+def test_other_work_is_shown_in_place_of_the_second_line():
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream, force_terminal=True, width=80, color_system=None)
+    with StepDisplay(console, 0, 8, 1) as progress:
+        progress.update(1, {"loss": 1.0, "accuracy": 0.5})
+        with progress.working("compiling the evaluation"):
+            wait_for(lambda: "  compiling the evaluation 0 s" in stream.getvalue())
+    assert stream.getvalue().rstrip("\x1b[?25h\n").endswith("  accuracy 0.500")

@@ -1,7 +1,7 @@
 """Checks that services get the rows of metrics.jsonl, and that none of them can end a run.
 
 Stand-ins for the services always run. The real packages, in their offline modes, are tested where
-they are installed: `pip install 'lingvo_gshard[wandb,mlflow]'`.
+they are installed: `pip install -e '.[wandb,mlflow]'`.
 """
 
 import importlib.util

@@ -193,7 +193,11 @@ class BarOnTerminal:
 
 
 class StepDisplay(BarOnTerminal):
-    """Shows step, loss, throughput and remaining time. Use it as a context manager."""
+    """Shows step, time left, loss and rate. Use it as a context manager.
+
+    On a terminal, what the experts do and the rate in tokens stand on a second line, so that the
+    first one fits 80 columns.
+    """
 
     def __init__(
         self,
@@ -216,10 +220,9 @@ class StepDisplay(BarOnTerminal):
         self._digest = digest
         self._steps = steps
         self._every = every
-        self._bar = None
+        self._bar = self._steps_bar = None
         if console.is_terminal:
-            columns = _columns(steps)
-            self._bar = rich.progress.Progress(*columns, console=console, refresh_per_second=4)
+            self._bar = self._steps_bar = _StepBar(steps, console)
             self._task = self._bar.add_task(_COMPILING, total=steps, completed=step)
         self._rate = _Rate()
 
@@ -240,32 +243,89 @@ class StepDisplay(BarOnTerminal):
         """Excludes the time until the next step from the throughput."""
         self._rate.pause()
 
+    @contextlib.contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Shows other work than steps, with the seconds that it takes, for as long as it lasts.
+
+        Without a terminal, only work that takes long is said, by `Waiting`.
+
+        Args:
+          what: the work, such as "compiling the evaluation".
+        """
+        if self._steps_bar is None:
+            with Waiting(what, self.say):
+                yield
+            return
+        self._steps_bar.begin_work(what)
+        try:
+            yield
+        finally:
+            self._steps_bar.end_work()
+
     def update(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of one step."""
-        if self._bar is None and step % self._every and step != self._steps:
+        bar = self._steps_bar
+        if bar is None and step % self._every and step != self._steps:
             return
-        text = self._describe(step, row)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=text)
+        loss, more = f"loss {row['loss']:.4f}", self._more(row)
+        left, rates = self._speed(step)
+        if bar is not None:
+            first, second = [*left, loss, *rates[:1]], [*more, *rates[1:]]
+            bar.update(self._task, completed=step, description="  ".join(first))
+            bar.second_line = "  ".join(second)
         else:
+            text = "  ".join([loss, *more, *reversed(rates), *left])
             self.say(f"step {step:,}/{self._steps:,}  {text}")
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _describe(self, step: int, row: MetricsRow) -> str:
-        parts = [f"loss {row['loss']:.4f}"]
-        if "accuracy" in row:
-            parts.append(f"accuracy {row['accuracy']:.3f}")
-        more = self._digest(row) if self._digest else ""
-        if more:
-            parts.append(more)
-        if self._rate.steps:
-            parts.append(f"{self._rate.tokens:,.0f} tokens/s")
-            parts.append(f"{self._rate.steps:.2f} steps/s")
-            parts.append(f"{duration((self._steps - step) / self._rate.steps)} left")
-        return "  ".join(parts)
+    def _more(self, row: MetricsRow) -> list[str]:
+        """Returns the accuracy and what the digest has, if there are any."""
+        accuracy = [f"accuracy {row['accuracy']:.3f}"] if "accuracy" in row else []
+        digest = self._digest(row) if self._digest else ""
+        return [*accuracy, digest] if digest else accuracy
+
+    def _speed(self, step: int) -> tuple[list[str], list[str]]:
+        """Returns the time left, and the rates in steps and in tokens; none before the second."""
+        if not self._rate.steps:
+            return [], []
+        left = f"{duration((self._steps - step) / self._rate.steps)} left"
+        return [left], [f"{self._rate.steps:.2f} steps/s", f"{self._rate.tokens:,.0f} tokens/s"]
+
+
+class _StepBar(rich.progress.Progress):
+    """The bar of a run with a second line, and with the work that steps wait for.
+
+    Attributes:
+      second_line: what stands below the bar.
+    """
+
+    def __init__(self, steps: int, console: rich.console.Console):
+        """Makes the bar of a run of some steps."""
+        self.second_line = ""
+        self._work: str | None = None
+        self._since = 0.0
+        columns = _columns(steps, console.width)
+        super().__init__(*columns, console=console, refresh_per_second=4)
+
+    def begin_work(self, what: str) -> None:
+        """Shows work in place of the second line."""
+        self._work, self._since = what, time.monotonic()
+
+    def end_work(self) -> None:
+        """Shows the second line again."""
+        self._work = None
+
+    def get_renderables(self) -> Iterator[rich.console.RenderableType]:
+        """Yields the bar, and the second line if there is one."""
+        yield from super().get_renderables()
+        text = self.second_line
+        if self._work is not None:
+            text = f"{self._work} {duration(time.monotonic() - self._since)}"
+        if text:
+            yield rich.text.Text(f"  {text}", no_wrap=True, overflow="ellipsis")
 
 
 class _Description(rich.progress.TextColumn):
@@ -279,14 +339,28 @@ class _Description(rich.progress.TextColumn):
         return text
 
 
-def _columns(steps: int) -> tuple[rich.progress.ProgressColumn, ...]:
-    """Returns the columns of a run's bar. In a narrow terminal the number of the step is kept."""
-    width = len(f"step {steps:,}/{steps:,}")
-    number = rich.table.Column(no_wrap=True, min_width=width)
+# Columns of "12 h 59 min left  loss 12.3456  123.45 steps/s" and of two spaces.
+_BESIDE_BAR = 50
+# Narrower, a bar shows nothing.
+_LEAST_BAR = 8
+
+
+def _columns(steps: int, width: int) -> tuple[rich.progress.ProgressColumn, ...]:
+    """Returns the columns of a run's bar. A narrow terminal cuts the description at its end.
+
+    Args:
+      steps: the last step of the run.
+      width: columns of the terminal.
+    """
+    widest = len(f"step {steps:,}/{steps:,}")
+    number = rich.table.Column(no_wrap=True, min_width=widest)
+    bar = rich.table.Column(no_wrap=True, min_width=_LEAST_BAR)
+    text = rich.table.Column(no_wrap=True, overflow="ellipsis")
+    bar_width = max(width - widest - _BESIDE_BAR, _LEAST_BAR)
     return (
         rich.progress.TextColumn("step {task.completed:,}/{task.total:,}", table_column=number),
-        rich.progress.BarColumn(bar_width=None),
-        _Description("{task.description}"),
+        rich.progress.BarColumn(bar_width=bar_width, table_column=bar),
+        _Description("{task.description}", table_column=text),
     )
 
 

@@ -154,6 +154,10 @@ class RunLog:
         self.say("compiling")
         return Waiting("compiling", self.say)
 
+    def working(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Returns a context for other work than steps, which is then shown; see `StepDisplay`."""
+        return self._display.working(what)
+
     @property
     def diverged_since(self) -> int | None:
         """The step that showed the divergence of the loss; see `Divergence.since`."""

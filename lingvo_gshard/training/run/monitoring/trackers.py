@@ -100,7 +100,7 @@ def check(chosen: Sequence[str]) -> None:
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise UserError(
                 f"`writer={name}` needs the package {TRACKERS[name]}, which is not installed: pip "
-                f"install 'lingvo_gshard[{name}]'"
+                f"install {TRACKERS[name]}"
             )
 
 

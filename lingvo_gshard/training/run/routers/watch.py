@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -84,6 +85,7 @@ def by_kind(counts: Mapping[str, Sequence[int]]) -> np.ndarray:
     return heat_map(shares, table.shape[1])
 
 
+_COMPILING = "compiling the statistics of the routers"
 # Pictures are drawn again when the number of watched steps has grown by this factor.
 _GROWTH = 1.1
 
@@ -93,6 +95,10 @@ class Log(Protocol):
 
     def say(self, text: str) -> None:
         """Shows a line."""
+
+    def working(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Shows other work than steps for as long as it lasts."""
+        ...
 
     def add_curves(self, step: int, row: MetricsRow) -> None:
         """Adds a point to each TensorBoard curve."""
@@ -134,6 +140,7 @@ class RouterWatch(StepObserver):
         self._histories = {path: LoadHistory() for path in self._layers}
         self._last: list[RouterRecord] = []
         self._count, self._next_picture, self._drawn = 0, 1, 0
+        self._has_started = False
         self._file: RecordsFile | None = None
         if self._every and processes.is_main():
             self._file = RecordsFile(logdir.path, step, log.say)
@@ -162,7 +169,11 @@ class RouterWatch(StepObserver):
             self._log.say(line)
 
     def _start(self, step: int, batch: Batch, kinds: TokenKinds | None) -> None:
-        self._running[step] = self._runtime.watch_routers(batch, kinds, step), kinds
+        # The first one is compiled.
+        work = contextlib.nullcontext() if self._has_started else self._log.working(_COMPILING)
+        self._has_started = True
+        with work:
+            self._running[step] = self._runtime.watch_routers(batch, kinds, step), kinds
 
     def _finish(self, step: int, sums: Mapping[str, np.ndarray], kinds: TokenKinds | None) -> None:
         if self._file is None:

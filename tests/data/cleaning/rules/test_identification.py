@@ -13,7 +13,7 @@ _ENGLISH = "The program shows information about the system and allows changes to
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    expected = r"max_other_language = 0.9 .* pip install 'lingvo_gshard\[language_id\]'"
+    expected = r"max_other_language = 0.9 .* pip install py3langid"
     with pytest.raises(ValueError, match=expected):
         OtherLanguage(0.9)
 

@@ -1,0 +1,221 @@
+"""fit and evaluate: Keras's own loops, with steps that run over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device, jax, keras
+from lingvo_gshard.keras import model_state
+from lingvo_gshard.keras.checkpoints import Checkpoints, Resumed, Saver
+from lingvo_gshard.keras.layouts import Layouts, LayoutTable, check_keras
+from lingvo_gshard.keras.mesh_steps import MeshSteps
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.sharding.mesh import Mesh
+
+# Methods of callbacks that run between the steps of an epoch.
+_BATCH_METHODS = (
+    *("on_batch_begin", "on_batch_end"),
+    *("on_train_batch_begin", "on_train_batch_end"),
+)
+# Keras's callbacks whose batch methods read logs only, unless they save by batches.
+_READS_LOGS = (
+    *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "TensorBoard", "RemoteMonitor"),
+    *("EarlyStopping", "ReduceLROnPlateau", "LearningRateScheduler", "ModelCheckpoint"),
+    *("BackupAndRestore", "SwapEMAWeights"),
+)
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    mesh: Mesh | str | Any | None = None,
+    layout: LayoutTable | None = None,
+    strategy: str | None = None,
+    batch_axes: Sequence[str] | str | None = None,
+    checkpoints: Checkpoints | None = None,
+    partitioner: str = "gspmd",
+    compile_options: Sequence[str] = (),
+    devices: Sequence[Device] | None = None,
+    callbacks: Sequence[Any] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Trains a compiled Keras model over a mesh, as `Model.fit` does on one device.
+
+    The model's own `train_step` is compiled: its optimizer, loss, metrics, regularizers, states and
+    seeds are those of Keras. Afterwards, and at the end of every epoch, the model's variables have
+    the values of the devices.
+
+    Args:
+      model: functional, sequential or subclassed; compiled.
+      x: a dataset or arrays, as for `Model.fit`. In a cluster every process gives the same.
+      y: targets, as for `Model.fit`.
+      mesh: axes and sizes, such as "data=4,model=2", or a `keras.distribution.DeviceMesh`. None:
+        the mesh of the LayoutMap. Virtual CPU devices stand in for missing ones.
+      layout: a `keras.distribution.LayoutMap`, or a table from patterns of paths of variables to
+        letters ("MH") or to an axis or None for each dimension. Other variables are whole on each
+        device, unless `strategy` splits any weight.
+      strategy: maps letters to axes, those of `layout` and those that layers annotate with. By
+        default letters split nothing.
+      batch_axes: axes that split the rows of batches. By default those of the strategy's letter B,
+        or without a strategy the first axis of the mesh.
+      checkpoints: where to save, and to resume from. None: nowhere.
+      partitioner: "gspmd" or "shardy".
+      compile_options: options of XLA's compiler, as for `lingvo_gshard.partition`.
+      devices: as many as the mesh has places; by default those that jax finds.
+      callbacks: as for `Model.fit`.
+      **arguments: further arguments of `Model.fit`, such as `epochs` and `validation_data`.
+
+    Returns:
+      The `History` that `Model.fit` returns.
+
+    Raises:
+      UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
+    """
+    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
+    given = _as_list(callbacks)
+    steps.sees_batches = any(map(_sees_batches, given))
+    first, last = _synchronizer(steps), []
+    resumed = Resumed()
+    if checkpoints is not None:
+        saver = Saver(checkpoints, steps)
+        resumed = saver.resume()
+        last = [_saving(saver)]
+    if resumed.epoch:
+        arguments["initial_epoch"] = resumed.epoch
+    with steps.in_place():
+        return model.fit(x, y, callbacks=[first, *given, *last], **arguments)
+
+
+def evaluate(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    mesh: Mesh | str | Any | None = None,
+    layout: LayoutTable | None = None,
+    strategy: str | None = None,
+    batch_axes: Sequence[str] | str | None = None,
+    partitioner: str = "gspmd",
+    compile_options: Sequence[str] = (),
+    devices: Sequence[Device] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Evaluates a compiled Keras model over a mesh, as `Model.evaluate` does on one device.
+
+    Args:
+      model: as for `fit`.
+      x: as for `fit`.
+      y: as for `fit`.
+      mesh: as for `fit`.
+      layout: as for `fit`.
+      strategy: as for `fit`.
+      batch_axes: as for `fit`.
+      partitioner: as for `fit`.
+      compile_options: as for `fit`.
+      devices: as for `fit`.
+      **arguments: further arguments of `Model.evaluate`.
+
+    Returns:
+      The loss and the metrics, as `Model.evaluate` returns them.
+
+    Raises:
+      UserError: as `fit` raises it.
+    """
+    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
+    with steps.in_place():
+        return model.evaluate(x, y, **arguments)
+
+
+def layouts_for(
+    model: Any,
+    mesh: Mesh | str | Any | None,
+    layout: LayoutTable | None,
+    strategy: str | None,
+    batch_axes: Sequence[str] | str | None,
+) -> Layouts:
+    """Returns the layouts of a compiled model under the options of `fit`."""
+    check_keras()
+    model_state.check_model(model)
+    own = model_state.own_layouts(model)
+    return Layouts.make(mesh, layout, strategy, batch_axes, own)
+
+
+def _steps(
+    model: Any,
+    mesh: Mesh | str | Any | None,
+    layout: LayoutTable | None,
+    strategy: str | None,
+    batch_axes: Sequence[str] | str | None,
+    partitioner: str,
+    compile_options: Sequence[str],
+    devices: Sequence[Device] | None,
+) -> MeshSteps:
+    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
+    size = layouts.partitioning.mesh.size
+    if devices is None:
+        # jax makes its devices when it is first asked for the number of processes.
+        processes = jax.process_count() if jax.distributed.is_initialized() else 1
+        devices = devices_for(size, processes)
+    return MeshSteps(model, layouts, devices, partitioner, compile_options)
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise UserError("`callbacks` is a CallbackList; give the list of its callbacks")
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _sees_batches(callback: Any) -> bool:
+    """Returns whether a callback may read or set weights between the steps of an epoch."""
+    cls = type(callback)
+    if cls.__module__.startswith("keras.") and cls.__name__ in _READS_LOGS:
+        return isinstance(getattr(callback, "save_freq", "epoch"), int)
+    base = keras.callbacks.Callback
+    own = (getattr(cls, name) is not getattr(base, name) for name in _BATCH_METHODS)
+    # A LambdaCallback has its functions as attributes.
+    return any(own) or any(name in vars(callback) for name in _BATCH_METHODS)
+
+
+def _synchronizer(steps: MeshSteps) -> Any:
+    """Returns the callback that gives the others the variables of the devices; it comes first."""
+
+    class Synchronizer(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            steps.begin_epoch()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if steps.sees_batches:
+                steps.pull()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            steps.pull()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            steps.pull()
+
+    return Synchronizer()
+
+
+def _saving(saver: Saver) -> Any:
+    """Returns the callback that saves checkpoints; it comes last, after others have set weights."""
+
+    class Saving(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            saver.begin_epoch(epoch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            saver.end_batch(batch + 1)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            saver.end_epoch()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            saver.close()
+
+    return Saving()

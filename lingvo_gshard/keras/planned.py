@@ -1,0 +1,118 @@
+"""plan: memory, communication and time of a Keras model's training step on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.keras import model_state
+from lingvo_gshard.keras.fitting import layouts_for
+from lingvo_gshard.keras.layouts import LayoutTable
+from lingvo_gshard.keras.model_state import METRICS, OPTIMIZER, THETA
+from lingvo_gshard.keras.step_programs import TRAIN, StepProgram, lower_step
+from lingvo_gshard.planning import memory
+from lingvo_gshard.planning.compiling import compilation
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan, TensorRow
+from lingvo_gshard.planning.planned_program import PlannedProgram
+from lingvo_gshard.planning.planner import plan_program
+from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.sharding_tables import REPLICATED
+
+_CLASSES = {THETA: memory.WEIGHTS, OPTIMIZER: memory.MOMENTS, METRICS: memory.INPUTS}
+
+
+def plan(
+    model: Any,
+    batch: Any,
+    topology: str,
+    *,
+    mesh: Mesh | str | Any | None = None,
+    layout: LayoutTable | None = None,
+    strategy: str | None = None,
+    batch_axes: Sequence[str] | str | None = None,
+    partitioner: str = "gspmd",
+    step_tokens: int | None = None,
+    progress: Progress = SILENT,
+) -> Plan:
+    """Plans the training step of a compiled Keras model on a machine that need not be here.
+
+    The step is compiled ahead of time by the machine's own compiler, and not run.
+
+    Args:
+      model: compiled, as for `fit`.
+      batch: a batch of the dataset, or `tf.TensorSpec`s in its structure: (x, y) or x.
+      topology: the machine, such as "v5e:4x4".
+      mesh: as for `fit`. None: the mesh of the LayoutMap, else data=N over all N devices.
+      layout: as for `fit`.
+      strategy: as for `fit`.
+      batch_axes: as for `fit`.
+      partitioner: "gspmd" or "shardy".
+      step_tokens: tokens of a batch, for the speed in tokens.
+      progress: is told each stage as it begins.
+
+    Raises:
+      UserError: as `fit` and `lingvo_gshard.plan` raise it.
+    """
+    machine = topologies.get(topology)
+    if mesh is None and getattr(layout, "device_mesh", None) is None:
+        mesh = f"data={machine.devices}"
+    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
+    compilation.check_mesh(layouts.partitioning.mesh, machine)
+    platform = platform_of(machine.compile_devices()[0])
+    partitioning = layouts.partitioning.on(platform)
+    layouts = dataclasses.replace(layouts, partitioning=partitioning)
+    progress.begin("tracing and lowering")
+    model_state.build(model, batch)
+    held = model_state.held_variables(model, layouts)
+    step = lower_step(model, TRAIN, batch, held, layouts, partitioner)
+    planned = _planned(model.name, step, step_tokens)
+    return plan_program(planned, partitioning, machine, progress=progress)
+
+
+def _planned(name: str, step: StepProgram, step_tokens: int | None) -> PlannedProgram:
+    program = step.program
+    classes = [_class_of(array.path) for array in program.inputs]
+    pairs = list(zip(program.inputs, classes, strict=True))
+    total = sum(math.prod(array.shape) for array, kind in pairs if kind == memory.WEIGHTS)
+    return PlannedProgram(
+        program=program,
+        name=name,
+        classes=tuple(classes),
+        layers=None,
+        tensors=tuple(
+            _row(array, kind, program.mesh) for array, kind in pairs if kind != memory.INPUTS
+        ),
+        parameters=ParameterCounts(total=total, active=total),
+        tokens=step_tokens,
+    )
+
+
+def _class_of(path: str) -> str:
+    return _CLASSES.get(path.partition(".")[0], memory.INPUTS)
+
+
+def _row(array: Array, kind: str, mesh: Mesh) -> TensorRow:
+    split = [
+        f"dimension {index} over {' and '.join(axes)} ({mesh.parts(axes)})"
+        for index, axes in enumerate(array.split or ())
+        if axes
+    ]
+    _, _, path = array.path.partition(".")
+    return TensorRow(
+        path=array.path,
+        layout="",
+        shape=list(array.shape),
+        dtype=array.dtype,
+        split=", ".join(split) or REPLICATED,
+        bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
+        bytes_per_device=bytes_of(array, mesh),
+        kind=kind,
+        layer=path.rpartition("/")[0],
+    )

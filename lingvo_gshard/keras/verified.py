@@ -1,0 +1,140 @@
+"""verify: a Keras model's training step over a mesh, compared with one device in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.keras import model_state
+from lingvo_gshard.keras.fitting import layouts_for
+from lingvo_gshard.keras.layouts import Layouts, LayoutTable
+from lingvo_gshard.keras.step_programs import TRAIN, as_arrays, lower_step
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.lowering.variables import HeldVariable
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.verification.causes import describe
+from lingvo_gshard.runtime.verification.findings import Compared, Verification, compare
+from lingvo_gshard.runtime.verification.function import TOLERANCE
+from lingvo_gshard.runtime.verification.steps import in_float64
+from lingvo_gshard.sharding.mesh import Mesh
+
+# The least scale of a tensor, relative to the largest number in a tensor of its part of the state.
+# Some gradients are zero but for rounding, such as those of biases of attention's keys.
+_LEAST_SCALE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ran:
+    """The results of one step: (kind, name, value) of each, and the program."""
+
+    rows: list[tuple[str, str, jax.Array]]
+    executable: Executable
+
+
+def verify(
+    model: Any,
+    batch: Any,
+    *,
+    mesh: Mesh | str | Any | None = None,
+    layout: LayoutTable | None = None,
+    strategy: str | None = None,
+    batch_axes: Sequence[str] | str | None = None,
+    partitioner: str = "gspmd",
+    tolerance: float = TOLERANCE,
+) -> Verification:
+    """Checks that a Keras model's training step over a mesh computes what one device computes.
+
+    The step runs twice, over the mesh and on one device, in float64 in place of float32. All logs
+    and all variables after the step are compared. The model itself is not changed.
+
+    Args:
+      model: compiled, as for `fit`.
+      batch: a batch of the dataset: (x, y) or x.
+      mesh: as for `fit`.
+      layout: as for `fit`.
+      strategy: as for `fit`.
+      batch_axes: as for `fit`.
+      partitioner: "gspmd" or "shardy".
+      tolerance: the largest difference that counts as equal, relative to the tensor's scale.
+
+    Returns:
+      What was compared, and the first result that differs.
+
+    Raises:
+      UserError: as `fit` raises it.
+    """
+    started = time.monotonic()
+    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
+    partitioning = layouts.partitioning
+    full = partitioning.mesh
+    devices = devices_for(full.size)
+    model_state.build(model, batch)
+    held = model_state.held_variables(model, layouts)
+    ran = []
+    for over in (full, full.along(())):
+        smaller = dataclasses.replace(partitioning, mesh=over)
+        on = dataclasses.replace(layouts, partitioning=smaller)
+        ran.append(_run(model, batch, held, on, devices, partitioner))
+    partitioned, whole = ran
+    expected = {name: value for _, name, value in whole.rows}
+    largest = _largest_by_part(expected)
+    compared = []
+    for kind, name, value in partitioned.rows:
+        least = _LEAST_SCALE * largest.get(_part(name), 0.0)
+        difference = compare(value, expected[name], full, least)
+        compared.append(Compared(kind, name, difference, difference.relative <= tolerance))
+    wrong = next((row for row in compared if not row.is_equal), None)
+    return Verification(
+        subject=model.name,
+        mesh=str(full),
+        strategy=partitioning.strategy.to_text(),
+        notes=(f"partitioner: {partitioner}",) if partitioner != "gspmd" else (),
+        tolerance=tolerance,
+        compared=tuple(compared),
+        first=wrong and describe(wrong, None, "", partitioned.executable, (), full),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _run(
+    model: Any,
+    batch: Any,
+    held: Sequence[HeldVariable],
+    layouts: Layouts,
+    devices: Sequence[Any],
+    partitioner: str,
+) -> _Ran:
+    mesh = layouts.partitioning.mesh
+    devices = devices[: mesh.size]
+    step = lower_step(model, TRAIN, batch, held, layouts, partitioner, folds_constants=False)
+    program = dataclasses.replace(in_float64(step.program), donated=())
+    on = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
+    variables = {each.array.path: each.variable for each in held}
+    values = [*as_arrays(batch), *(variables[path].numpy() for path in step.state_paths)]
+    pairs = zip(program.inputs, values, strict=True)
+    inputs = [array.put(np.asarray(value, array.dtype), on) for array, value in pairs]
+    executable = Executable(program, devices)
+    results = executable(*inputs)
+    names = [("metric", f"logs[{index}]") for index in range(step.log_size)]
+    names += [("new weight", path) for path in step.state_paths]
+    rows = [(*name, value) for name, value in zip(names, results, strict=True)]
+    return _Ran(rows, executable)
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _largest_by_part(values: Mapping[str, jax.Array]) -> dict[str, float]:
+    """Returns the largest number in the arrays of each part of the state."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if value.ndim and value.dtype.kind == "f":
+            size = float(np.abs(np.asarray(value)).max(initial=0.0))
+            found[_part(name)] = max(found.get(_part(name), 0.0), size)
+    return found
