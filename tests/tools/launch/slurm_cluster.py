@@ -19,7 +19,7 @@ NODES = ("n1", "n2")
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 _PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 _HOSTS, _LINE = pathlib.Path("/etc/hosts"), f"127.0.0.1 {' '.join(NODES)}\n"
-_SECONDS = 30.0
+_SECONDS = 60.0
 
 _CONF = """\
 ClusterName=test
@@ -73,6 +73,13 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def wait_for_nodes(self) -> None:
+        """Waits until both nodes are idle. A job that has ended is cleaned up for some seconds."""
+        deadline = time.monotonic() + _SECONDS
+        while self.run("sinfo", "-h", "-t", "idle", "-o", "%D") != "2":
+            assert time.monotonic() < deadline, self.run("sinfo")
+            time.sleep(0.2)
+
     def lose(self, node: str) -> None:
         """Kills a node's daemon and everything that runs on it, as a loss of power does."""
         pids = [int((self.folder / f"d-{node}.pid").read_text())]
@@ -116,10 +123,7 @@ def running(folder: pathlib.Path) -> Iterator[Slurm]:
         time.sleep(1.0)
         for node in NODES:
             slurm.run("slurmd", "-N", node, "-f", f"{folder}/slurm.conf")
-        deadline = time.monotonic() + _SECONDS
-        while slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") != "2":
-            assert time.monotonic() < deadline, slurm.run("sinfo")
-            time.sleep(0.2)
+        slurm.wait_for_nodes()
         yield slurm
     finally:
         for name in ("ctld", *(f"d-{node}" for node in NODES)):

@@ -32,6 +32,8 @@ class Job:
 
     def __init__(self, slurm, folder: pathlib.Path, *options: str, steps=40, faults=""):
         self.slurm, self.folder = slurm, folder
+        # With fewer, a job that is content with one node would start on one.
+        slurm.wait_for_nodes()
         worker = [sys.executable, "-S", stand_in.__file__, str(folder), str(steps), faults]
         command = [sys.executable, "-m", "lingvo_gshard", "launch", "slurm", "--max_hosts=2"]
         command += [*_FAST, *options, f"--meeting_place={folder}/agents"]
