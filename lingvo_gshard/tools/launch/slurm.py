@@ -110,10 +110,10 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], log
       words: the command of a worker.
       log: where the job writes; %j is its number.
     """
-    nodes = f"{options.fewest}-{options.max_hosts}"
     settings = [
         f"job-name={slurm.job_name}",
-        f"nodes={options.max_hosts if options.fewest == options.max_hosts else nodes}",
+        # A range of nodes would get its lower end, however many are idle.
+        f"nodes={options.max_hosts}",
         "ntasks-per-node=1",
         f"output={log}",
         "open-mode=append",

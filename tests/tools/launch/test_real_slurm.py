@@ -103,4 +103,4 @@ def test_a_lost_node_is_done_without(slurm, tmp_path):
     slurm.lose("n1")
     said = job.finish()
     assert job.saved == [300, number_after(300)]
-    assert "mesh data=1" in said
+    assert "Round 1: n1, n2, mesh data=2" in said and "mesh data=1" in said

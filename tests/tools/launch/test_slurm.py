@@ -12,7 +12,7 @@ def test_the_script_asks_for_nodes_and_keeps_them():
     text = script(slurm, AgentOptions(max_hosts=4, min_hosts=2), ["gshard-train"], "/x/%j.log")
     settings = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
     for expected in (
-        *("--nodes=2-4", "--ntasks-per-node=1", "--requeue", "--no-kill", "--signal=B:USR1@180"),
+        *("--nodes=4", "--ntasks-per-node=1", "--requeue", "--no-kill", "--signal=B:USR1@180"),
         *("--time=24:00:00", "--partition=big", "--gres=gpu:8", "--mem=0", "--output=/x/%j.log"),
     ):
         assert expected in settings
