@@ -38,7 +38,7 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     if least > console.width:
         table.width = least
     for column in table.columns:
-        # Where columns share too few places, rich cuts the widest without regard to words.
+        # If columns share too few places, rich cuts the widest one within its words.
         cells = [column.header, *column.cells]
         widths = [rich.measure.Measurement.get(console, options, cell).minimum for cell in cells]
         column.min_width = max(widths)

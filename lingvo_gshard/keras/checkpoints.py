@@ -20,7 +20,7 @@ _STATE, _POSITION = "state", "position"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often training saves its state.
+    """The folder of a training's checkpoints, and how often it saves.
 
     A checkpoint has all variables: weights, what the optimizer keeps, seeds, and metrics. Each
     process writes the parts that its devices hold. Training resumes under any mesh and layout. The
@@ -46,7 +46,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """Where training goes on.
+    """The position that training resumes from.
 
     Attributes:
       epoch: the epoch, from 0.
@@ -118,7 +118,7 @@ class Saver:
         state = self._steps.state
         if state is None:
             return
-        # What callbacks have set at the end of the epoch is part of the state.
+        # Callbacks may have set variables at the end of the epoch.
         state.push_changes()
         paths = list(state.arrays)
         arrays = dict(zip(_keys(paths), state.values(paths), strict=True))
