@@ -21,6 +21,8 @@ TOOLS = (
     "experts",
     "export",
     "import",
+    "launch",
+    "checkpoints",
     "serve",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
@@ -80,6 +82,9 @@ setup(
             "planning/picture/*.js",
             "reporting/page/*.css",
             "reporting/page/*.js",
+            "serving/planning/page/*.css",
+            "serving/planning/page/*.html",
+            "serving/planning/page/*.js",
             "serving/page/*.css",
             "serving/page/*.html",
             "serving/page/*.js",
@@ -93,6 +98,8 @@ setup(
         "etils>=1.13",
         "gin-config>=0.5",
         "grain>=0.2.18",
+        # Chat templates of published models. Older versions let templates leave the sandbox.
+        "jinja2>=3.1.6",
         "jax>=0.10.2,<0.11",
         "ml-dtypes>=0.5",
         "msgspec>=0.19",
@@ -114,8 +121,15 @@ setup(
         "zstandard>=0.23",
     ],
     extras_require={
-        # Other engines that `gshard-bench decode` compares with.
-        "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
+        # Other engines that `gshard-bench decode` compares with, and libraries that tests ask.
+        "peers": [
+            "ctranslate2>=4.5",
+            "lm-eval>=0.4.9",
+            "openai>=2",
+            "torch>=2.4",
+            "transformers>=4.46,<6",
+            "trl>=1.0",
+        ],
         # Parquet files as sources of gshard-prepare.
         "parquet": PARQUET,
         # gshard-prepare on several machines. Beam needs older versions of pillow, protobuf and
@@ -127,6 +141,8 @@ setup(
         "serve": SERVE,
         "gcs": GCS,
         "s3": S3,
+        # Published tasks that gshard-evaluate --tasks asks.
+        "tasks": ["lm-eval>=0.4.9"],
         # Identifies the languages of texts; see input.cleaning.max_other_language.
         "language_id": LANGUAGE_ID,
         # Services that gshard-train --writer sends metrics to.

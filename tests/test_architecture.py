@@ -44,6 +44,7 @@ FOLDERS = {
     "open_models": (*MODEL, "training"),
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
+    "agents": (*MODEL, "training", "hlo", "runtime"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
     "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
@@ -54,7 +55,7 @@ FOLDERS = {
     "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),
-    "tools": (*BELOW_API, "api", "serving"),
+    "tools": (*BELOW_API, "agents", "api", "serving"),
 }
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import lingvo_gshard as gshard
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.experts import report
 from tests.open_models import published
 
@@ -124,6 +125,7 @@ ELSEWHERE = {
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/m2m.*": "tests/open_models/translation/test_m2m_100.py",
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
+    r"gshard-plan --serve": "tests/serving/planning/test_planning_page.py",
     r"gshard-bench step .*--profile=.*": "tests/tools/test_bench.py",
     # These need a GPU.
     r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
@@ -143,6 +145,7 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 SLOW_PAGES = (
     "README.md",
     "cleaning.md",
+    "clusters.md",
     "data.md",
     "debugging.md",
     "decoding.md",
@@ -150,6 +153,7 @@ SLOW_PAGES = (
     "experts.md",
     "export.md",
     "extending.md",
+    "failures.md",
     "fine_tuning.md",
     "gpu.md",
     "language_model.md",
@@ -164,6 +168,7 @@ SLOW_PAGES = (
     "programs.md",
     "report.md",
     "strategies.md",
+    "teach_a_style.md",
     "training.md",
     "trust.md",
     "verification.md",
@@ -232,9 +237,9 @@ def environment(tmp_path):
     """Returns environment variables that select the commands of this source tree."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for tool in (ROOT / "lingvo_gshard" / "tools").glob("[a-z]*.py"):
-        program = programs / f"gshard-{tool.stem}"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m lingvo_gshard {tool.stem} "$@"\n')
+    for tool in tool_names():
+        program = programs / f"gshard-{tool}"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m lingvo_gshard {tool} "$@"\n')
         program.chmod(0o755)
     path = f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

@@ -228,4 +228,185 @@ LANGUAGE_MODEL_CASES = (
         },
     ),
 )
-CASES = (*LANGUAGE_MODEL_CASES, *TRANSLATION_CASES)
+_MOE = {"num_local_experts": 8, "num_experts_per_tok": 3}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.5,
+}
+_WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
+_SHORT, _LONG_FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [2.0, 3.0, 5.0, 8.0, 12.0, 16.0]
+
+
+# Padding of these classes has an id beyond the small vocabulary.
+_PADDED = {"pad_token_id": 0}
+
+
+def _longrope(original: int, **parameters: float) -> dict[str, Any]:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": _SHORT,
+        "long_factor": _LONG_FACTORS,
+        "original_max_position_embeddings": original,
+        **parameters,
+    }
+    return {**_LONG, **_PADDED, "rope_parameters": rope}
+
+
+# Families that were made of the parts of those above.
+COMPOSED_CASES = (
+    Case("zero-centered norms, GELU", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    Case("norms at outputs and over all heads", "olmo2"),
+    Case("biases", "olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    Case(
+        "windows, two rotations",
+        "olmo3",
+        {
+            **_WINDOWS,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+            },
+        },
+    ),
+    Case("rotations in windows only", "exaone4", _WINDOWS),
+    Case(
+        "no window",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    Case("layers without rotations", "smollm3", {**_PADDED, "num_hidden_layers": 4}),
+    Case(
+        "windows in layers without rotations, biases",
+        "smollm3",
+        {
+            **_PADDED,
+            **_WINDOWS,
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Case("biases but at the output", "seed_oss", {"head_dim": 16}),
+    Case("biases everywhere", "seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    Case(
+        "joined tensors, half of a head rotates", "phi3", {**_PADDED, "partial_rotary_factor": 0.5}
+    ),
+    Case("LongRoPE, short texts", "phi3", _longrope(64)),
+    Case("LongRoPE, long texts, window", "phi3", {**_longrope(8), "sliding_window": 6}),
+    Case(
+        "gates of near scores, LongRoPE",
+        "phimoe",
+        {
+            **_longrope(64, short_mscale=1.2, long_mscale=1.3),
+            "num_local_experts": 8,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+    ),
+    Case("norms of rotated queries and keys", "hunyuan_v1_dense", {"head_dim": 16}),
+    Case(
+        "NTK by alpha",
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10000.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    ),
+    Case(
+        "experts and a shared one",
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": 3, "tie_word_embeddings": True},
+    ),
+    Case("constant factors", "granite", {**_GRANITE, "mlp_bias": True, "attention_bias": True}),
+    Case("joined experts", "granitemoe", {**_GRANITE, **_MOE, "tie_word_embeddings": True}),
+    Case(
+        "joined experts and a shared one",
+        "granitemoeshared",
+        {**_GRANITE, **_MOE, "shared_intermediate_size": 40},
+    ),
+    Case("pairs of neighbors, biases", "ernie4_5", {"use_bias": True, "head_dim": 16}),
+    Case(
+        "biased softmax, shared experts",
+        "ernie4_5_moe",
+        {
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 2,
+            "num_hidden_layers": 4,
+        },
+    ),
+    Case(
+        "windows, shared experts, selection bias",
+        "dots1",
+        {
+            **_WINDOWS,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "max_window_layers": 2,
+        },
+    ),
+    Case(
+        "norms over all heads, selection bias",
+        "minimax_m2",
+        {**_MOE, "head_dim": 16, "rotary_dim": 8},
+    ),
+    Case(
+        "layers without rotations, a gate of each input",
+        "llama4_text",
+        {
+            "head_dim": 16,
+            "intermediate_size_mlp": 40,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 1, 1, 0],
+        },
+    ),
+    Case(
+        "experts in all layers, Llama 3 RoPE",
+        "llama4_text",
+        {
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=1.0,
+                original_max_position_embeddings=16,
+            ),
+            "head_dim": 16,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "num_local_experts": 4,
+            "no_rope_layer_interval": 2,
+        },
+    ),
+    Case(
+        "sublayers side by side",
+        "cohere",
+        {"logit_scale": 0.3, "tie_word_embeddings": True},
+    ),
+    Case(
+        "sublayers side by side, rotations in windows only",
+        "cohere2",
+        {**_WINDOWS, "logit_scale": 0.3, "attention_bias": True},
+    ),
+)
+CASES = (*LANGUAGE_MODEL_CASES, *COMPOSED_CASES, *TRANSLATION_CASES)

@@ -46,6 +46,9 @@ def make_model(case):
         _run_all_experts()
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            if name.endswith("e_score_correction_bias"):
+                weight.normal_(0, 0.1)
+                continue
             if not weight.requires_grad:
                 # Sinusoids.
                 continue

@@ -137,5 +137,23 @@ TRANSLATION_CASES = (
     _t5(
         "gated SiLU, one layer of the decoder", feed_forward_proj="gated-silu", num_decoder_layers=1
     ),
+    Case(
+        "a bias of positions in each layer", "umt5", {"feed_forward_proj": "relu"}, _T5_SIZES, (0,)
+    ),
+    Case(
+        "gated activations, softmax of its own",
+        "umt5",
+        {"tie_word_embeddings": False},
+        _T5_SIZES,
+        (0,),
+    ),
+    Case("learned positions, norms of embeddings", "mbart", {}, _M2M_SIZES, (2, _LANGUAGE)),
+    Case(
+        "scaled table",
+        "mbart",
+        {"scale_embedding": True, "decoder_layers": 1},
+        _M2M_SIZES,
+        (2, _LANGUAGE),
+    ),
     Case("tied softmax without a scale", "mt5", {"num_decoder_layers": 3}, _T5_SIZES, (0,)),
 )

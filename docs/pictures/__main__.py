@@ -35,6 +35,10 @@ Those of a report are taken of a page that `gshard-report --html` wrote:
 and those of the page of a gshard-serve with the quickstart's model, and its driver:
 
     python -m docs.pictures --server=http://127.0.0.1:8000/
+
+and those of the planning page of gshard-plan --serve:
+
+    python -m docs.pictures --planning_page=http://127.0.0.1:8010/
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from docs.pictures import (
     curve,
     families,
     page_shots,
+    planning_page,
     routing,
     server_page,
     study,
@@ -77,6 +82,7 @@ def main() -> None:
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")
+    parser.add_argument("--planning_page", help="the address of a gshard-plan --serve")
     given = parser.parse_args()
     for name, draw in DRAWN.items():
         (FOLDER / name).write_text(draw(), encoding="utf-8")
@@ -107,6 +113,8 @@ def main() -> None:
         page_shots.take(given.report, FOLDER, "report", 1166, 1.0)
     if given.server:
         server_page.take(given.server, FOLDER)
+    if given.planning_page:
+        planning_page.take(given.planning_page, FOLDER)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,21 @@ from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import processes, run_records
+from lingvo_gshard.training.run.checkpoint import snapshots
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.run.checkpoint.snapshots import SnapshotStore
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.determinism import checked
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
+from lingvo_gshard.training.run.loop import Outcome, TrainingLoop, snapshot_run
 from lingvo_gshard.training.run.monitoring import divergence, trackers
 from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
+from lingvo_gshard.training.run.monitoring.step_reporter import reporters
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.run.starting import FirstWeights, StartingPoint
@@ -205,11 +208,14 @@ def _train(
         runtime = checked(backend.make_runtime(trainer), params.run.check_determinism_every)
         if backend.cluster.size > 1:
             input_.own_rows = runtime.own_rows
-        checkpoint = store.restore(runtime.abstract_state())
+        run = snapshot_run(logdir)
+        checkpoint = snapshots.restore(run, newest, runtime.abstract_state())
+        kind = "snapshot" if checkpoint else "checkpoint"
+        checkpoint = checkpoint or store.restore(runtime.abstract_state())
         if checkpoint and _is_done(params, checkpoint):
             return _finished(trainer, checkpoint.step, logdir, say)
         if checkpoint:
-            say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
+            say(f"Resuming from the {kind} of step {checkpoint.step:,}")
             _warn_of_new_schedule(console, params, checkpoint)
             logdir.write_params(params)
         if start and not checkpoint:
@@ -217,13 +223,14 @@ def _train(
         print_summary(console, params, input_, trainer, runtime)
         step = checkpoint.step if checkpoint else 0
         record_launch(logdir, params, trainer, runtime, backend, step, say)
-        run = ObservedRun(
+        observed = ObservedRun(
             params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
         )
-        watching = [make(run) for make in observers]
-        watching.append(HangWatch(params.run, backend.cluster.roll_call))
+        watching = [make(observed) for make in observers]
+        watching += [HangWatch(params.run, backend.cluster.roll_call), *reporters()]
+        kept = SnapshotStore(run)
         loop = TrainingLoop(
-            params, trainer, runtime, input_, logdir, store, stop, console, watching
+            params, trainer, runtime, input_, logdir, store, stop, console, watching, kept
         )
         outcome = loop.run(checkpoint, progress)
         for line in input_.usage_notes():

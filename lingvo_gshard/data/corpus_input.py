@@ -69,7 +69,7 @@ class CorpusInput(PackedInput):
         self._reader = self.p.corpus.instantiate()
         self._cleaner = self.p.cleaning.instantiate()
         self._trainer = self.p.vocabulary.instantiate()
-        self._trainer.unicode_form = self.p.cleaning.unicode_form
+        self._trainer.unicode_form = self._cleaner.unicode_form
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
         self._tokenized: dict[str, TokenizedRows] = {}
 

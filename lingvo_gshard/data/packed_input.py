@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from lingvo_gshard.data.batching import stream
 
 _ROWS_AT_A_TIME = 8192
 
@@ -136,9 +140,7 @@ class PackedInput(Input):
         from lingvo_gshard.data.batching import stream
 
         self._planner, identity = self._plan(seed), self._identity(seed)
-        assembly = stream.Assembly(
-            self.table("train"), self.buckets, self.before, "source" in self.sides, identity
-        )
+        assembly = self._assembly(self.table("train"), identity)
         batches = stream.dataset(self._planner, assembly, self._own_rows, self.p.prefetch_batches)
         self._batches = stream.PlannedBatches(batches, identity)
         return self._batches
@@ -152,9 +154,7 @@ class PackedInput(Input):
 
         Rows that are too long are left out; the last batch may have empty rows.
         """
-        from lingvo_gshard.data.batching import stream
-
-        assembly = stream.Assembly(table, self.buckets, self.before, "source" in self.sides)
+        assembly = self._assembly(table)
         parts = (
             np.arange(begin, min(begin + _ROWS_AT_A_TIME, len(table)))
             for begin in range(0, len(table), _ROWS_AT_A_TIME)
@@ -163,6 +163,18 @@ class PackedInput(Input):
         last = len(self.buckets) - 1
         for planned in in_order(pieces, self.buckets[-1], last, self.p.packing_window):
             yield assembly.batch(planned, assembly.read([planned]))
+
+    def _assembly(self, table: Table, identity: str = "") -> stream.Assembly:
+        """Returns what makes the batches of a table; see `stream.Assembly`."""
+        from lingvo_gshard.data.batching import stream
+
+        return stream.Assembly(
+            table, self.buckets, self.before, "source" in self.sides, identity, self._finish
+        )
+
+    def _finish(self, batch: Batch) -> Batch:
+        """Returns the arrays of a batch as the task reads them."""
+        return batch
 
     def token_kinds(self, batch: Batch) -> TokenKinds:
         """Returns the languages of the tokens of a training batch and their classes."""

@@ -186,11 +186,12 @@ class LearnedPositions(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("max_length", 1024, "Number of positions.", minimum=1)
+        p.define("first_position", 0, "Row of the table that stands for position 0.", minimum=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        sizes = {"L": self.p.max_length, "M": self.p.model_dim}
+        sizes = {"L": self.p.first_position + self.p.max_length, "M": self.p.model_dim}
         self.create_variable("table", "LM", sizes, initializers.normal(0.02), role=TABLE)
 
     @layer_method
@@ -201,7 +202,8 @@ class LearnedPositions(Layer):
           UserError: L exceeds max_length.
         """
         _check_length(self, positions_BL)
-        return annotate(look_up(whole_rows(theta.table, "LM"), positions_BL), "BLM")
+        rows_BL = positions_BL + self.p.first_position
+        return annotate(look_up(whole_rows(theta.table, "LM"), rows_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

@@ -326,6 +326,19 @@ def without_factors(tree: Any) -> Any:
     return tree
 
 
+def switched_off(theta: NestedMap) -> NestedMap:
+    """Returns the weights of a model whose adapters add nothing to its products.
+
+    The tree stays as it is, since layers compare it with their declarations.
+
+    Args:
+      theta: the weights of the model.
+    """
+    return theta.transform_with_path(
+        lambda path, w: tf.zeros_like(w) if is_factor(path) and path.endswith("_b") else w
+    )
+
+
 # compute(spec of a weight, equation, A, B, W) returns W + scale A B.
 Merge = Callable[[VariableSpec, str, Any, Any, Any], Any]
 

@@ -55,7 +55,7 @@ def cross_entropy(
         # The loss of padding may overflow, and infinity times 0 is no number.
         return tf.reduce_sum(tf.where(is_real_BL, x_BL, 0.0))
 
-    smoothed_BL, exact_BL, correct_BL = _per_token(
+    smoothed_BL, exact_BL, correct_BL = per_token(
         logits_BLV, labels_BL, label_smoothing, z_loss_weight
     )
     return CrossEntropy(
@@ -66,12 +66,19 @@ def cross_entropy(
     )
 
 
-def _per_token(
+def per_token(
     logits_BLV: tf.Tensor, labels_BL: tf.Tensor, label_smoothing: float, z_loss_weight: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the smoothed loss, the exact loss and the correctness [B,L] of each position.
 
-    The gradient is written by hand: it is one pass over [B,L,V] and needs no scatter.
+    Only the smoothed loss has a gradient. It is written by hand: it is one pass over [B,L,V] and
+    needs no scatter.
+
+    Args:
+      logits_BLV: logits.
+      labels_BL: integer labels in [0, V).
+      label_smoothing: see `cross_entropy`.
+      z_loss_weight: see `cross_entropy`.
     """
 
     @custom_gradient

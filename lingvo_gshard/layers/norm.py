@@ -18,18 +18,21 @@ class LayerNorm(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("epsilon", 1e-6, "Added to the variance.", above=0)
+        p.define("use_bias", True, "Whether a bias is added.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         sizes = {"M": self.p.model_dim}
         self.create_variable("scale", "M", sizes, initializers.constant(1.0), role=SCALE)
-        self.create_variable("bias", "M", sizes, initializers.constant(0.0))
+        if self.p.use_bias:
+            self.create_variable("bias", "M", sizes, initializers.constant(0.0))
 
     @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x [..., M] normalized over M, in x's type."""
-        scale, bias = tf.cast(theta.scale, tf.float32), tf.cast(theta.bias, tf.float32)
+        scale = tf.cast(theta.scale, tf.float32)
+        bias = tf.cast(theta.bias, tf.float32) if self.p.use_bias else tf.zeros_like(scale)
         return tf.cast(_layer_norm(tf.cast(x, tf.float32), scale, bias, self.p.epsilon), x.dtype)
 
 
@@ -89,12 +92,14 @@ class RMSNorm(Layer):
             False,
             "Whether the weight is scale - 1, as in Gemma (arXiv 2403.08295).",
         )
+        p.define("has_scale", True, "Whether there is a weight; without it the scale is 1.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         initial = initializers.constant(0.0 if self.p.zero_centered else 1.0)
-        self.create_variable("scale", self._layout, self._sizes(), initial, role=SCALE)
+        if self.p.has_scale:
+            self.create_variable("scale", self._layout, self._sizes(), initial, role=SCALE)
 
     # The letters of the weight. The mean is taken over all of them.
     _layout = "M"
@@ -110,6 +115,8 @@ class RMSNorm(Layer):
         axes = list(range(-len(self._layout), 0))
         mean_square = tf.reduce_mean(tf.square(x_float), axes, keepdims=True)
         normalized = x_float * tf.math.rsqrt(mean_square + self.p.epsilon)
+        if not self.p.has_scale:
+            return tf.cast(normalized, x.dtype)
         scale = tf.cast(theta.scale, tf.float32)
         if self.p.zero_centered:
             scale += 1.0

@@ -12,6 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"
 
@@ -157,7 +158,7 @@ _KINDS = {
     dict: "an object",
 }
 # Says how the published tensors are packed; this does not change what the model computes.
-_PACKING = "quantization_config"
+PACKING = "quantization_config"
 
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -182,17 +183,25 @@ class PublishedConfig:
     Attributes:
       where: the file, for messages.
       values: all values.
+      is_part: whether these are only the values of the language model in the file.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, ignored: Collection[str] = ()):
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        ignored: Collection[str] = (),
+        is_part: bool = False,
+    ):
         """Takes the values.
 
         Args:
           values: all values.
           where: the file, for messages.
           ignored: keys that may have any value though no family reads them.
+          is_part: whether the file also describes parts that are no language model.
         """
-        self.values, self.where = dict(values), where
+        self.values, self.where, self.is_part = dict(values), where, is_part
         self._read: set[str] = set()
         self._ignored = frozenset(ignored)
         self._defaults: Mapping[str, Any] = {}
@@ -222,7 +231,10 @@ class PublishedConfig:
             raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
-        return cls(values, str(file), ignored)
+        is_part = values.get("model_type") in WRAPPERS
+        if is_part:
+            values = text_values(values, str(file))
+        return cls(values, str(file), ignored, is_part)
 
     def take_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
         """Gives the keys that are missing their values.
@@ -290,7 +302,8 @@ class PublishedConfig:
     def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
         """Raises ValueError if a value has another type, is too small, or is not finite."""
         types = (int, float) if kind is float else kind
-        is_kind = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        may_be_bool = kind in (bool, object)
+        is_kind = isinstance(value, types) and (may_be_bool or not isinstance(value, bool))
         is_finite = not isinstance(value, float) or math.isfinite(value)
         if is_kind and is_finite and (least is None or value >= least):
             return
@@ -361,13 +374,16 @@ class PublishedConfig:
             if found[key] is not None:
                 self._check(f"{key} of the rotary parameters", found[key], float, None)
 
-    def check_unpacked(self) -> None:
-        """Raises ValueError if the published tensors are packed, so that they cannot be read."""
-        if self.values.get(_PACKING):
-            raise UserError(
-                f"{self.where} has a {_PACKING}: the tensors are packed. Load them with "
-                f"transformers, with dequantize=True in its {_PACKING}, and save_pretrained"
-            )
+    def packing(self) -> dict[str, Any] | None:
+        """Returns how the published tensors are packed; None if they are not.
+
+        Raises:
+          UserError: the key holds no object.
+        """
+        found = self.values.get(PACKING)
+        if found is not None:
+            self._check(PACKING, found, dict, None)
+        return found
 
     def check_all_read(self) -> None:
         """Raises ValueError naming keys that were not read and may change the model.
@@ -396,7 +412,7 @@ class PublishedConfig:
 
     def _matters(self, name: str, value: Any) -> bool:
         """Returns whether an entry may change the model, and no family read it."""
-        if name in self._read or name in self._ignored or name == _PACKING:
+        if name in self._read or name in self._ignored or name == PACKING:
             return False
         if name in _USUAL:
             usual = _USUAL[name]

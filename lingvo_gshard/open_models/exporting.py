@@ -14,7 +14,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,23 +23,29 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
+from lingvo_gshard.data.vocabularies.published_vocabulary import (
+    RECORD_FILE,
+    SCALES_FILE,
+    copy_files,
+)
 from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor, without_factors
-from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
+from lingvo_gshard.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES, Family
-from lingvo_gshard.open_models.importing import PublishedRecord, read_record
+from lingvo_gshard.open_models.importing import PublishedRecord, read_record, write_config
+from lingvo_gshard.open_models.packed import SCALE_SUFFIX, pack_fp8
 from lingvo_gshard.open_models.shards import (
     FILE_BYTES,
     Published,
     Tensor,
     dtype_of,
     plan_files,
+    tensors_in,
     write_file,
     write_index,
 )
 from lingvo_gshard.open_models.table import Rearrangement
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
-from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.language_model import LanguageModelTask, without_reference
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
@@ -70,7 +76,7 @@ _FREE = frozenset(
         "z_loss_weight",
     )
 )
-_FREE_NODES = frozenset(("execution", "lora"))
+_FREE_NODES = frozenset(("execution", "lora", "preferences"))
 
 
 def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
@@ -238,7 +244,9 @@ class ExportSource:
           UserError: the checkpoint is damaged.
         """
         copy_files(self.checkpoint.extras, directory)
-        (directory / RECORD_FILE).unlink()
+        for name in (RECORD_FILE, SCALES_FILE):
+            (directory / name).unlink(missing_ok=True)
+        self._write_config(directory)
         files = plan_files(self._tensors(), directory, file_bytes)
         values = _Values(self)
         for tensors in files:
@@ -248,7 +256,23 @@ class ExportSource:
     @functools.cached_property
     def mapping(self) -> WeightMapping:
         """The places of the published tensors."""
-        return WeightMapping.of(self.family.table, without_factors(self.specs))
+        specs = without_reference(without_factors(self.specs))
+        return WeightMapping.of(self.family.table, specs)
+
+    def _write_config(self, directory: pathlib.Path) -> None:
+        """Removes what config.json says of packed tensors that are exported unpacked."""
+        config = PublishedConfig.load(directory)
+        if config.packing() and not self.record.block:
+            kept = {name: value for name, value in config.values.items() if name != PACKING}
+            write_config(kept, directory)
+
+    @functools.cached_property
+    def scales(self) -> Mapping[str, Published]:
+        """Name of each tensor in FP8 -> the scales that it was published with."""
+        if not self.record.block:
+            return {}
+        found = tensors_in(self.checkpoint.extras / SCALES_FILE)
+        return {tensor.name.removesuffix(SCALE_SUFFIX): tensor for tensor in found}
 
     def _tensors(self) -> list[Tensor]:
         """Returns the published tensors, in the order of the weights."""
@@ -257,10 +281,13 @@ class ExportSource:
             self.mapping.pieces.items(),
             key=lambda item: (order[item[1][0].weight], item[1][0].index),
         )
-        return [
-            Tensor(name, pieces[0].published_shape, self._dtype(name, pieces[0]))
-            for name, pieces in items
-        ]
+        tensors: list[Tensor] = []
+        for name, pieces in items:
+            tensors.append(Tensor(name, pieces[0].published_shape, self._dtype(name, pieces[0])))
+            if name in self.scales:
+                scales = self.scales[name]
+                tensors.append(Tensor(scales.name, scales.shape, scales.dtype))
+        return tensors
 
     def _dtype(self, name: str, piece: Piece) -> str:
         usual = _TYPES[self.mapping.specs[piece.weight].dtype]
@@ -277,6 +304,7 @@ class _Values:
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._mapping = source.mapping
         self._specs = dict(source.specs.flatten_items())
+        self._scales, self._block = source.scales, source.record.block
         self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
     def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
@@ -291,14 +319,22 @@ class _Values:
                 yield pending.popleft()[1].result()
 
     def _value(self, tensor: Tensor) -> np.ndarray:
-        pieces = list(self._mapping.pieces[tensor.name])
+        name = tensor.name.removesuffix(SCALE_SUFFIX)
+        if name not in self._scales:
+            return self._unpacked(tensor.name).astype(dtype_of(tensor.dtype), copy=False)
+        assert self._block is not None
+        packed, scales = pack_fp8(self._unpacked(name), self._scales[name].read(), self._block)
+        return packed if tensor.name == name else scales
+
+    def _unpacked(self, name: str) -> np.ndarray:
+        """Returns a published tensor in the type of its weights."""
+        pieces = self._mapping.pieces[name]
+        shape = pieces[0].published_shape
         dtype = np.dtype(self._mapping.specs[pieces[0].weight].dtype)
-        published = np.empty(tensor.shape, dtype)
-        if len(pieces) > 1 or pieces[0].published_shape != tensor.shape:
-            published[...] = 0
+        published = np.zeros(shape, dtype) if len(pieces) > 1 else np.empty(shape, dtype)
         for piece in pieces:
             piece.rearrangement.invert(self._merged(piece), published, piece.sizes)
-        return published.astype(dtype_of(tensor.dtype), copy=False)
+        return published
 
     def _merged(self, piece: Piece) -> np.ndarray:
         """Returns a part of a weight, merged with its adapter if it has one."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import pathlib
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,12 +22,26 @@ from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
+from lingvo_gshard.data.vocabularies.published_vocabulary import (
+    RECORD_FILE,
+    SCALES_FILE,
+    copy_files,
+)
 from lingvo_gshard.layers.lora import is_factor, without_factors
-from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
-from lingvo_gshard.open_models.shards import Published, Shards
+from lingvo_gshard.open_models.packed import SCALE_SUFFIX, BlockScaled, unpack
+from lingvo_gshard.open_models.shards import (
+    Published,
+    Shards,
+    Source,
+    by_alignment,
+    check_tensors,
+    write_file,
+)
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
+from lingvo_gshard.open_models.wrappers import text_name
+from lingvo_gshard.tasks.language_model import without_reference
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision
@@ -63,16 +78,18 @@ class PublishedModel:
 
     Attributes:
       directory: its files.
+      config: its config, of the language model alone if there are other parts.
       family: the family of its architecture.
       params: its experiment.
-      shards: its tensors.
+      tensors: name -> its tensor.
       mapping: where the tensors go.
     """
 
     directory: pathlib.Path
+    config: PublishedConfig
     family: Family
     params: Params
-    shards: Shards
+    tensors: dict[str, Source]
     mapping: WeightMapping
 
     @classmethod
@@ -94,16 +111,19 @@ class PublishedModel:
             )
         source = pathlib.Path(directory)
         config = PublishedConfig.load(source)
-        config.check_unpacked()
         family = family_of(config)
         left_out = family.left_out(config)
-        shards = Shards(source)
-        specs = without_factors(weight_specs(params))
+        raw = Shards(source).tensors
+        if config.is_part:
+            raw, others = _text_tensors(raw)
+            left_out = (*left_out, *others)
+        tensors = unpack(raw, config.packing(), config.where)
+        specs = without_reference(without_factors(weight_specs(params)))
         mapping = WeightMapping.of(family.table, specs)
-        model = cls(source, family, params, shards, mapping)
+        model = cls(source, config, family, params, tensors, mapping)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}
         model._accept_copies(shapes)
-        shards.check(shapes, left_out)
+        check_tensors(tensors, shapes, left_out, source)
         return model
 
     def _accept_copies(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -112,7 +132,7 @@ class PublishedModel:
         Raises:
           UserError: a tensor that should be a copy differs from the table.
         """
-        tensors = self.shards.tensors
+        tensors = self.tensors
         for name, candidates in self.family.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
             if name in shapes or name not in tensors or own is None:
@@ -133,7 +153,7 @@ class PublishedModel:
         found = []
         for piece, name in self._by_weight[path]:
             shape = self.mapping.specs[path].shape[len(piece.index) :]
-            tensor = self.shards.tensors[name]
+            tensor = self.tensors[name]
             read = functools.partial(_read, piece, tensor)
             found.append(streamed.Part(piece.index, shape, tensor.nbytes, read))
         return found
@@ -153,11 +173,55 @@ class PublishedModel:
 
     def record(self) -> PublishedRecord:
         """Returns what a later export must know of the published tensors."""
-        names = [name for name in self.mapping.pieces if name in self.shards.tensors]
+        names = [name for name in self.mapping.pieces if name in self.tensors]
+        scaled = self._scaled()
         return PublishedRecord(
             model_type=self.family.model_type,
-            dtypes={name: self.shards.tensors[name].dtype for name in names},
+            dtypes={name: self.tensors[name].dtype for name in names},
+            block=scaled[0].block if scaled else None,
         )
+
+    def write_extras(self, directory: pathlib.Path) -> None:
+        """Writes the tokenizer's files, and what a later export must know of the tensors."""
+        copy_files(self.directory, directory)
+        if self.config.is_part:
+            write_config(self.config.values, directory)
+        (directory / RECORD_FILE).write_bytes(msgspec.json.encode(self.record()))
+        scales = [tensor.scales for tensor in self._scaled()]
+        if scales:
+            file = directory / SCALES_FILE
+            written = [Published(s.name, s.shape, s.dtype, file) for s in by_alignment(scales)]
+            write_file(written, (self._scales(tensor.name) for tensor in written))
+
+    def _scaled(self) -> list[BlockScaled]:
+        """Returns the tensors that are published in FP8, without those that are left out."""
+        found = (self.tensors.get(name) for name in self.mapping.pieces)
+        return [tensor for tensor in found if isinstance(tensor, BlockScaled)]
+
+    def _scales(self, name: str) -> np.ndarray:
+        """Returns the scales of a tensor in FP8, by the name of the scales."""
+        tensor = self.tensors[name.removesuffix(SCALE_SUFFIX)]
+        assert isinstance(tensor, BlockScaled)
+        return tensor.scales.read()
+
+
+def _text_tensors(
+    tensors: Mapping[str, Published],
+) -> tuple[dict[str, Published], tuple[str, ...]]:
+    """Returns the tensors of a whole model by the names of a language model, and other names."""
+    found, others = {}, []
+    for name, tensor in tensors.items():
+        ours = text_name(name)
+        if ours is None:
+            others.append(name)
+        found[ours or name] = dataclasses.replace(tensor, name=ours or name)
+    return found, tuple(others)
+
+
+def write_config(values: Mapping[str, Any], directory: pathlib.Path) -> None:
+    """Writes the values of a `config.json`."""
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def weight_specs(params: Params) -> NestedMap:
@@ -201,14 +265,14 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
         except BaseException:
             remove()
             raise
-    tensors = [model.shards.tensors[name] for name in model.record().dtypes]
+    tensors = [model.tensors[name] for name in model.record().dtypes]
     return Import(
         logdir=os.fspath(logdir),
         experiment=params.name,
         tensors=len(tensors),
         parameters=sum(math.prod(spec.shape) for spec in model.mapping.specs.values()),
         bytes=sum(tensor.nbytes for tensor in tensors),
-        left_out=len(model.shards.tensors) - len(tensors),
+        left_out=len(model.tensors) - len(tensors),
     )
 
 
@@ -224,10 +288,6 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     # Imports Orbax, which mistakes need not wait for.
     from lingvo_gshard.training.run.checkpoint import streamed
 
-    def write_extras(directory: pathlib.Path) -> None:
-        copy_files(model.directory, directory)
-        (directory / RECORD_FILE).write_bytes(msgspec.json.encode(model.record()))
-
     theta = {
         path: streamed.StreamedArray(spec.shape, np.dtype(spec.dtype), model.parts(path))
         for path, spec in model.mapping.specs.items()
@@ -235,10 +295,10 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     for path, value in _initial_factors(params).items():
         part = streamed.Part((), value.shape, value.nbytes, lambda value=value: value)
         theta[path] = streamed.StreamedArray(value.shape, value.dtype, [part])
-    streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), write_extras)
+    streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), model.write_extras)
 
 
-def _read(piece: Piece, tensor: Published) -> np.ndarray:
+def _read(piece: Piece, tensor: Source) -> np.ndarray:
     """Returns the part of a weight that a published tensor holds."""
     return piece.rearrangement.apply(tensor.read(), piece.sizes)
 
@@ -263,10 +323,13 @@ class PublishedRecord(msgspec.Struct, frozen=True):
     Attributes:
       model_type: name of the family.
       dtypes: name of each tensor -> its published type.
+      block: rows and columns of a block of the tensors in FP8; None if there are none. The scales
+        of the blocks are in SCALES_FILE.
     """
 
     model_type: str
     dtypes: dict[str, str]
+    block: tuple[int, int] | None = None
 
 
 def read_record(directory: pathlib.Path) -> PublishedRecord | None:

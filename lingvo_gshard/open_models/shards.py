@@ -17,7 +17,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16.
 import msgspec
@@ -42,6 +42,32 @@ _COMPUTED = (".rotary_emb.inv_freq",)
 _LEAST_RUN = 512
 # The types that weights are read in.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# The types of packed weights, which are no weights without their scales.
+_PACKED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "U8": "uint8"}
+
+
+# start and stop of each dimension.
+Box = Sequence[tuple[int, int]]
+
+
+class Source(Protocol):
+    """A published tensor, packed or not."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self) -> np.ndarray: ...
+
+    def read_box(self, box: Box) -> tuple[np.ndarray, int]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +110,7 @@ class Published(Tensor):
         """
         return self.read_box([(0, size) for size in self.shape])[0]
 
-    def read_box(self, box: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
+    def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the tensor, and the number of bytes that were read for it.
 
         Args:
@@ -161,7 +187,7 @@ class Shards:
         files = sorted(set(index.values())) if index else _files(directory)
         self.tensors: dict[str, Published] = {}
         for name in files:
-            for tensor in _tensors_in(directory / name):
+            for tensor in tensors_in(directory / name):
                 known = self.tensors.setdefault(tensor.name, tensor)
                 if known is not tensor:
                     raise UserError(
@@ -182,40 +208,46 @@ class Shards:
             file = self.tensors[left[0]].file.name
             raise UserError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], left_out: Iterable[str] = ()) -> None:
-        """Checks that the files have the tensors that a model needs, and no unknown tensors.
 
-        Args:
-          shapes: name -> shape of each tensor that the model needs.
-          left_out: beginnings of the names of tensors that the model does not need.
+def check_tensors(
+    tensors: Mapping[str, Source],
+    shapes: Mapping[str, tuple[int, ...]],
+    left_out: Iterable[str],
+    where: pathlib.Path,
+) -> None:
+    """Checks that a model has the tensors that its config asks for, and no unknown tensors.
 
-        Raises:
-          UserError: tensors are unknown, missing, of another shape, or of a type that is no
-            floating-point type.
-        """
-        beginnings = tuple(left_out)
-        wrong = [f"{name} is missing" for name in shapes if name not in self.tensors]
-        for name, tensor in self.tensors.items():
-            if name in shapes:
-                if tensor.shape != shapes[name]:
-                    wrong.append(f"{name} is {tensor.shape}; {shapes[name]} was expected")
-                elif tensor.dtype not in _DTYPES:
-                    valid = ", ".join(_DTYPES)
-                    wrong.append(f"{name} has the type {tensor.dtype}; one of {valid} was expected")
-            elif not name.startswith(beginnings) and not name.endswith(_COMPUTED):
-                wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
-        if wrong:
-            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise UserError(
-                f"{self.directory}: the tensors do not fit config.json: "
-                + "; ".join(wrong[:5])
-                + more
-            )
+    Args:
+      tensors: name -> tensor.
+      shapes: name -> shape of each tensor that the model needs.
+      left_out: beginnings of the names of tensors that the model does not need.
+      where: the directory, for messages.
+
+    Raises:
+      UserError: tensors are unknown, missing, of another shape, or of a type that is no
+        floating-point type.
+    """
+    beginnings = tuple(left_out)
+    wrong = [f"{name} is missing" for name in shapes if name not in tensors]
+    for name, tensor in tensors.items():
+        if name in shapes:
+            if tensor.shape != shapes[name]:
+                wrong.append(f"{name} is {tensor.shape}; {shapes[name]} was expected")
+            elif isinstance(tensor, Published) and tensor.dtype not in _DTYPES:
+                valid = ", ".join(_DTYPES)
+                wrong.append(f"{name} has the type {tensor.dtype}; one of {valid} was expected")
+        elif not name.startswith(beginnings) and not name.endswith(_COMPUTED):
+            wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise UserError(
+            f"{where}: the tensors do not fit config.json: " + "; ".join(wrong[:5]) + more
+        )
 
 
 def dtype_of(published: str) -> np.dtype:
     """Returns the NumPy type of a published type, such as "BF16"."""
-    return np.dtype(_DTYPES[published])
+    return np.dtype((_DTYPES | _PACKED_DTYPES)[published])
 
 
 def _index(directory: pathlib.Path) -> dict[str, str]:
@@ -272,7 +304,7 @@ def _files(directory: pathlib.Path) -> list[str]:
     raise UserError(f"{directory} has no {SUFFIX} files; the weights were expected there")
 
 
-def _tensors_in(path: pathlib.Path) -> list[Published]:
+def tensors_in(path: pathlib.Path) -> list[Published]:
     """Returns the tensors of a file, from its header."""
     header, start = _header(path)
     # The safetensors package checks that places fit shapes, types and the file.
@@ -319,6 +351,11 @@ FILE_BYTES = 5 * 10**9
 _ALIGNMENT = 8
 
 
+def by_alignment(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns tensors in the order of a file: each begins at a multiple of its element size."""
+    return sorted(tensors, key=lambda tensor: -dtype_of(tensor.dtype).itemsize)
+
+
 def plan_files(
     tensors: Sequence[Tensor], directory: pathlib.Path, file_bytes: int = FILE_BYTES
 ) -> list[list[Published]]:
@@ -329,8 +366,7 @@ def plan_files(
       directory: where the files will be.
       file_bytes: the largest size of a file.
     """
-    # In descending order of element sizes, each tensor begins at a multiple of its element size.
-    ordered = sorted(tensors, key=lambda tensor: -dtype_of(tensor.dtype).itemsize)
+    ordered = by_alignment(tensors)
     groups: list[list[Tensor]] = [[]]
     size = 0
     for tensor in ordered:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
@@ -19,13 +18,12 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabularies.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.open_models.config import CONFIG_FILE
 from lingvo_gshard.open_models.importing import PublishedModel
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
 from lingvo_gshard.training.run.checkpoint.trainer_state import copy
-from lingvo_gshard.training.run.starting import PART, initial_factors
+from lingvo_gshard.training.run.starting import PART, initial_factors, references
 from lingvo_gshard.training.step.trainer import Trainer
 
 # start and stop of each dimension of a weight.
@@ -59,9 +57,7 @@ class PublishedStart:
         self._directory, self._say = os.fspath(directory), say
         self._folder = tempfile.TemporaryDirectory()
         self.bytes_read = 0
-        copy_files(self._model.directory, self.extras)
-        record = msgspec.json.encode(self._model.record())
-        (self.extras / RECORD_FILE).write_bytes(record)
+        self._model.write_extras(self.extras)
 
     @property
     def extras(self) -> pathlib.Path:
@@ -91,6 +87,7 @@ class PublishedStart:
             structs = dict(abstract_state[PART].flatten_items())
             arrays = {path: self._sharded(path, structs[path]) for path in specs}
         arrays |= initial_factors(trainer, arrays)
+        arrays |= references((path for path, _ in trainer.theta_specs.flatten_items()), arrays)
         record = RunRecord(0, None, run_item.versions(), {})
         return Checkpoint(record, "", self.extras, {PART: arrays})
 
@@ -125,7 +122,7 @@ class PublishedStart:
 
     def _reader(self, name: str) -> Callable[[Box], np.ndarray]:
         """Returns a function that reads a part of a published tensor, and counts its bytes."""
-        tensor = self._model.shards.tensors[name]
+        tensor = self._model.tensors[name]
 
         def read(box: Box) -> np.ndarray:
             part, nbytes = tensor.read_box(box)

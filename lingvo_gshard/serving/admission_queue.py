@@ -128,10 +128,7 @@ class AdmissionQueue:
           UserError: a request does not fit the model.
         """
         counts = [request.options.texts for request in requests]
-        if sum(counts) > self._capacity:
-            raise RequestError(
-                413, f"the request has {sum(counts):,} texts; this server takes {self._capacity:,}"
-            )
+        self.check_size(sum(counts))
         if self.under_way + sum(counts) > self._capacity:
             raise RequestError(
                 503,
@@ -168,6 +165,13 @@ class AdmissionQueue:
 
             answer.listen(listen)
         return answers
+
+    def check_size(self, texts: int) -> None:
+        """Raises RequestError if one HTTP request has more texts than the queue ever takes."""
+        if texts > self._capacity:
+            raise RequestError(
+                413, f"the request has {texts:,} texts; this server takes {self._capacity:,}"
+            )
 
     def _make_room_for(self, kinds: Iterable[SearchKind]) -> None:
         """Has the engine forget kinds of search that were not used for long.

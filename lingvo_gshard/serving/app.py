@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Send
 
-from lingvo_gshard.serving import page
-from lingvo_gshard.serving.endpoints import completions, generate, state, translate
+from lingvo_gshard.serving import openapi, page
+from lingvo_gshard.serving.endpoints import chat, completions, generate, state, translate
 from lingvo_gshard.serving.errors import CLIENT_GONE, ClientGoneError, RequestError
 from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
@@ -27,10 +27,17 @@ _PROTECTED: dict[str, tuple[str, Respond]] = {
     translate.PATH: ("POST", translate.respond),
     generate.PATH: ("POST", generate.respond),
     completions.PATH: ("POST", completions.respond),
+    chat.PATH: ("POST", chat.respond),
     "/v1/models": ("GET", state.models),
     "/metrics": ("GET", state.metrics),
 }
-_OPEN: dict[str, Respond] = {"/healthz": state.health, "/healthz/live": state.live}
+_OPEN: dict[str, Respond] = {
+    "/healthz": state.health,
+    "/healthz/live": state.live,
+    openapi.PATH: openapi.respond,
+}
+# The name of a model may have slashes.
+_MODEL = "/v1/models/{model:path}"
 
 
 def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
@@ -48,6 +55,7 @@ def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
         Route(path, _answering(service, respond), methods=["GET"])
         for path, respond in _OPEN.items()
     ]
+    routes.append(Route(_MODEL, _answering(service, state.one_model, is_protected=True)))
     routes.append(Route("/", _answering(service, _page), methods=["GET"]))
     handlers = {
         RequestError: _on_request_error,
@@ -126,12 +134,16 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answers requests for an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
+    path, taken = request.url.path, (error.headers or {}).get("Allow", "another method")
     said = {
-        404: f"there is no {request.url.path}; docs/serving.md has the paths",
-        405: f"{request.url.path} does not take {request.method}",
+        404: (
+            f"there is no {path}; {openapi.PATH} describes {', '.join(openapi.OPERATIONS)}",
+            "unknown_path",
+        ),
+        405: (f"{path} does not take {request.method}, but {taken}", "unknown_method"),
     }
-    message = said.get(error.status_code, error.detail)
-    return RequestError(error.status_code, message, headers=error.headers).response()
+    message, code = said.get(error.status_code, (error.detail, None))
+    return RequestError(error.status_code, message, code=code, headers=error.headers).response()
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -182,16 +182,16 @@ def parse(
         # Checked first: a published value must not make a wrong body right.
         return msgspec.convert(published.values(value), kind)
     except msgspec.ValidationError as error:
-        field, message = _sentence(str(error), value, kind)
-        raise RequestError(status, message, field) from None
+        field, message, code = _sentence(str(error), value, kind)
+        raise RequestError(status, message, field, code) from None
 
 
 def _too_large(most: int) -> RequestError:
     return RequestError(413, f"the body has more than {most:,} bytes, the limit of this server")
 
 
-def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | None, str]:
-    """Returns the field that msgspec complains of, and a sentence.
+def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | None, str, str]:
+    """Returns the field that msgspec complains of, a sentence, and a code as OpenAI's API has it.
 
     Args:
       said: the message of msgspec, such as "Expected `int`, got `str` - at `$.beam_size`".
@@ -202,8 +202,9 @@ def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | 
     if about:
         name, known = about[2], kind.__struct_fields__
         if about[1] == "missing required":
-            return name, f"{name} is missing"
-        return name, f"{name} is not a field of this request. {names.nearest(name, known)}"
+            return name, f"{name} is missing", "missing_required_parameter"
+        hint = names.nearest(name, known)
+        return name, f"{name} is not a field of this request. {hint}", "unknown_parameter"
     expectation, _, place = said.partition(" - at `$")
     field = place.removesuffix("`").removeprefix(".") or None
     expected = expectation.removeprefix("Expected ").partition(", got ")[0]
@@ -211,7 +212,8 @@ def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | 
     given = json.dumps(_at(value, field), ensure_ascii=False)
     if len(given) > _LONGEST_SHOWN:
         given = given[:_LONGEST_SHOWN] + "..."
-    return field, f"{field or 'the body'} is {given}; {expected} was expected"
+    code = "invalid_type" if ", got " in said else "invalid_value"
+    return field, f"{field or 'the body'} is {given}; {expected} was expected", code
 
 
 def _in_words(types: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.conversations.chat_template import ChatTemplate
+from lingvo_gshard.data.conversations.conversation_input import chat_template_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
@@ -18,8 +20,11 @@ from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.inference.routed_experts import routed_experts
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
 from lingvo_gshard.training.run.logdir import Logdir
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,7 @@ class ServedModel:
       source_vocabulary: vocabulary of the sentences to translate; None for a language model.
       languages: source languages that the model was trained on; empty if unknown.
       published: settings of generation that the model was published with.
+      template: writes conversations; None if the model has no chat template.
       created: time when the model was loaded, in seconds since 1970.
     """
 
@@ -46,6 +52,7 @@ class ServedModel:
     source_vocabulary: Vocabulary | None = None
     languages: tuple[str, ...] = ()
     published: PublishedSettings = dataclasses.field(default_factory=PublishedSettings)
+    template: ChatTemplate | None = None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -60,7 +67,12 @@ class ServedModel:
         input_: Any = decoder.input
         if not engine.facts.has_source:
             return cls(
-                name, decoder.step, engine, input_.vocabulary, published=run.published_settings
+                name,
+                decoder.step,
+                engine,
+                input_.vocabulary,
+                published=run.published_settings,
+                template=_template_of(input_),
             )
         languages = listed(input_.p.get("languages")) if "languages" in input_.p else ()
         return cls(
@@ -74,10 +86,32 @@ class ServedModel:
             run.published_settings,
         )
 
+    def check_name(self, name: str | None) -> None:
+        """Raises RequestError if a request names another model than this one."""
+        if name not in (None, self.name):
+            raise RequestError(
+                404,
+                f"the model {name!r} is not served; this server has {self.name!r}",
+                "model",
+                "model_not_found",
+            )
+
     @property
     def task(self) -> str:
         """The kind of the model, in a word for programs."""
         return "translation" if self.translator else "language_model"
+
+
+def _template_of(input_: Any) -> ChatTemplate | None:
+    """Returns the chat template of a language model's input; None without any.
+
+    A template that cannot be read is reported in the log: the model can do without it.
+    """
+    try:
+        return chat_template_of(input_)
+    except UserError as error:
+        _log.warning("There will be no conversations: %s", error)
+        return None
 
 
 # Most sources and texts have at most this many tokens: their programs are compiled first.
@@ -109,7 +143,6 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
     say(f"{engine.executables.count} programs are ready after {engine.executables.seconds:.0f} s")
 
 
-_log = logging.getLogger(__name__)
 UNCHANGED = "unchanged"
 
 

@@ -17,6 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import ProgramKey
+from lingvo_gshard.inference.scoring import TokenScores, score, scoring_program
 from lingvo_gshard.serving.admission_queue import (
     AdmissionQueue,
     Answers,
@@ -98,6 +99,11 @@ class Service:
         self.is_draining = False
         self._token = token.encode()
         self._visiting = asyncio.Lock()
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests need a bearer token."""
+        return bool(self._token)
 
     def check_token(self, request: Request) -> None:
         """Raises RequestError with 401 if a request lacks the bearer token."""
@@ -234,6 +240,16 @@ class Service:
         await self._program(routing_program(self.model, asked, found))
         async with self._visiting:
             return await run_in_threadpool(describe_routing, self.model, asked, found)
+
+    async def score(self, tokens: Sequence[int]) -> TokenScores:
+        """Returns how likely each token of a text is; see `scoring.score`.
+
+        Another thread compiles the program. The event loop goes on meanwhile.
+        """
+        engine = self.model.engine
+        await self._program(scoring_program(engine.facts, len(tokens)))
+        async with self._visiting:
+            return await run_in_threadpool(score, engine, tokens)
 
     async def _program(self, key: ProgramKey) -> None:
         """Waits until a program is loaded. Raises what compiling it failed with."""

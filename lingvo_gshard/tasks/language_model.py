@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -17,16 +19,24 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers.lora import switched_off
+from lingvo_gshard.layers.losses import per_token
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
-from lingvo_gshard.tasks.evaluation.text_scores import TextScores
+from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, EvaluationRuntime
 from lingvo_gshard.tasks.model_facts import ModelFacts
+from lingvo_gshard.tasks.preferences import Answers, Preferences, answers_of, preference_loss
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
+from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, count_tokens, loss_of_sums
 
 # Arrays of a batch that a prediction further ahead reads.
-_SHIFTED = ("target_inputs", "target_labels", "target_segments", "target_positions")
+_SHIFTED = (
+    "target_inputs",
+    "target_labels",
+    "target_segments",
+    "target_positions",
+    "target_marks",
+)
 
 
 class LanguageModelTask(TokenTask):
@@ -41,7 +51,8 @@ class LanguageModelTask(TokenTask):
     section 2.2). Evaluation and decoding do not.
 
     A batch is int32 [B,L] arrays: `target_inputs` (ids before each position), `target_labels`,
-    `target_segments` (number of the document, 0 in padding) and `target_positions`.
+    `target_segments` (number of the document, 0 in padding) and `target_positions`. With
+    `target_marks`, the loss counts the positions whose mark is 1 only.
     """
 
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
@@ -70,6 +81,11 @@ class LanguageModelTask(TokenTask):
             minimum=0,
         )
         p.define("future_weight", 0.3, "Factor of the mean loss of these predictions.", minimum=0)
+        p.define(
+            "preferences",
+            Preferences.params(),
+            "Params of the loss on pairs of a chosen and a rejected answer.",
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -88,6 +104,34 @@ class LanguageModelTask(TokenTask):
         self.create_softmax(p.vocabulary_size)
         if p.future_tokens:
             self._create_future()
+        if p.preferences.beta and not p.lora.rank:
+            # Adapters need no second model: without them, the model is the reference.
+            other = p.copy()
+            other.preferences.beta = 0.0
+            self.create_child(REFERENCE, other)
+
+    def variable_specs(self) -> NestedMap:
+        """Returns the declarations of all weights. Those of the reference never change."""
+        specs = super().variable_specs()
+        if REFERENCE in specs:
+            specs = NestedMap(specs)
+            specs[REFERENCE] = specs[REFERENCE].transform(
+                lambda spec: dataclasses.replace(spec, is_frozen=True, update_rule=_keep)
+            )
+        return specs
+
+    @functools.cached_property
+    def plain(self) -> LanguageModelTask:
+        """The model without adapters and reference, which computes with `merged` weights."""
+        if not self.p.preferences.beta:
+            return super().plain
+        params = self.p.copy()
+        params.preferences.beta, params.lora.rank = 0.0, 0
+        return params.instantiate()
+
+    def merged(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights of `plain` that compute what these weights do."""
+        return without_reference(super().merged(theta))
 
     def _create_future(self) -> None:
         """Creates the modules that predict tokens further ahead, like the decoder's last layer."""
@@ -106,13 +150,54 @@ class LanguageModelTask(TokenTask):
 
     @layer_method
     def loss(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the mean cross-entropy per token plus the layers' losses; see the base class."""
+        """Returns the mean cross-entropy per token plus the layers' losses; see the base class.
+
+        With preferences, the loss is the mean over pairs of answers.
+        """
+        if self.p.preferences.beta:
+            return self._preference_loss(theta, batch)
         state_BLM = self._states(theta, batch)
         if self.p.future_tokens and context.current().training:
             self._predict_future(theta, batch, state_BLM)
         labels_BL, segments_BL = batch["target_labels"], batch["target_segments"]
-        sums = self._cross_entropy(theta, state_BLM, labels_BL, segments_BL, self.p.z_loss_weight)
+        counted_BL = _counted(segments_BL, batch.get("target_marks"))
+        sums = self._cross_entropy(theta, state_BLM, labels_BL, counted_BL, self.p.z_loss_weight)
         return loss_of_sums(sums, segments_BL)
+
+    @layer_method
+    def _preference_loss(
+        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the loss on pairs of answers plus the layers' losses, and metrics."""
+        p, segments_BL, marks_BL = self.p, batch["target_segments"], batch["target_marks"]
+        own_BL, answers = self._answers(theta, batch)
+        # The reference draws no random numbers and reports nothing.
+        with context.scope(training=False):
+            if REFERENCE in theta:
+                _, before = self.reference._answers(theta[REFERENCE], batch)
+            else:
+                _, before = self._answers(switched_off(theta), batch)
+        loss, metrics = preference_loss(answers, before, batch["pairs"], p.preferences)
+        counted_BL = tf.where(tf.equal(marks_BL, 1), -tf.stop_gradient(own_BL), 0.0)
+        tokens = tf.reduce_sum(tf.cast(tf.equal(marks_BL, 1), tf.float32))
+        metrics.update(
+            context.current().metrics,
+            loss=(loss, metrics.accuracy[1]),
+            cross_entropy=(tf.reduce_sum(counted_BL) / tf.maximum(tokens, 1.0), tokens),
+            tokens=(count_tokens(segments_BL), tf.ones([])),
+        )
+        return loss + self.layer_losses(), metrics
+
+    @layer_method
+    def _answers(
+        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, Answers]:
+        """Returns the log-probabilities of labels, [B,L], and of whole answers."""
+        logits_BLV = self._logits(theta, self._states(theta, batch))
+        labels_BL, marks_BL = batch["target_labels"], batch["target_marks"]
+        own_BL = -per_token(logits_BLV, labels_BL, 0.0, 0.0)[0]
+        (_, pairs) = known_sizes(batch["pairs"].shape)
+        return own_BL, answers_of(own_BL, batch["target_segments"], marks_BL, pairs)
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the packed documents."""
@@ -121,7 +206,8 @@ class LanguageModelTask(TokenTask):
 
     def id_ranges(self) -> dict[str, int]:
         """Returns the vocabulary size for each array of ids."""
-        return dict.fromkeys(("target_inputs", "target_labels"), self.p.vocabulary_size)
+        ids = ("target_inputs", "target_labels")
+        return {**dict.fromkeys(ids, self.p.vocabulary_size), "target_marks": 2, "pairs": 2}
 
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -152,16 +238,18 @@ class LanguageModelTask(TokenTask):
         p, segments_BL = self.p, batch["target_segments"]
         kinds_BL = batch.get(f"target{KINDS}")
         for index, (module, weights) in enumerate(zip(self.future, theta.future, strict=True)):
-            ahead = {name: _shifted(batch[name], index + 1) for name in _SHIFTED}
+            names = [name for name in _SHIFTED if name in batch]
+            ahead = {name: _shifted(batch[name], index + 1) for name in names}
             is_inside_BL = tf.equal(ahead["target_segments"], segments_BL)
             inside_BL = tf.where(is_inside_BL, segments_BL, 0)
+            counted_BL = _counted(inside_BL, ahead.get("target_marks"))
             ids_BL, positions_BL = ahead["target_inputs"], ahead["target_positions"]
             token_BLM = self._embed("embedding", theta, ids_BL, positions_BL)
             ahead_kinds_BL = None if kinds_BL is None else _shifted(kinds_BL, index + 1)
             with token_context.tokens(ids_BL, ahead_kinds_BL):
                 state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
             sums = self._cross_entropy(
-                theta, output_BLM, ahead["target_labels"], inside_BL, p.z_loss_weight
+                theta, output_BLM, ahead["target_labels"], counted_BL, p.z_loss_weight
             )
             tokens = tf.maximum(sums.tokens, 1.0)
             module.add_loss("loss", sums.smoothed / tokens * (p.future_weight / p.future_tokens))
@@ -172,7 +260,7 @@ class LanguageModelTask(TokenTask):
         """Returns the weights for inference, which predicts only the next token."""
         weights = super().decoding_weights(theta)
         weights.pop("future", None)
-        return weights
+        return without_reference(weights)
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of one forward pass in training."""
@@ -197,9 +285,39 @@ class LanguageModelTask(TokenTask):
         input_: LanguageModelInput,
         split: str,
         progress: Progress = SILENT,
-    ) -> TextScores:
-        """Scores how well the model predicts the text of a split; see the base class."""
+    ) -> Evaluation:
+        """Scores how well the model predicts the text of a split; see the base class.
+
+        With preferences, the result has the means of the metrics of `loss`.
+        """
+        if self.p.preferences.beta:
+            return super().evaluate(runtime, input_, split, progress)
         return text_scores.measure(runtime, input_, split, progress)
+
+
+# Name of the child that holds the reference of preferences.
+REFERENCE = "reference"
+
+
+def without_reference(tree: NestedMap) -> NestedMap:
+    """Returns a tree of weights, or of their specs, without the reference."""
+    return NestedMap({name: child for name, child in tree.items() if name != REFERENCE})
+
+
+def _keep(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Returns the weight: the rule of weights that never change."""
+    del value
+    return weight
+
+
+def _counted(segments_BL: tf.Tensor, marks_BL: tf.Tensor | None) -> tf.Tensor:
+    """Returns the segments of the positions that the loss counts; 0 elsewhere.
+
+    Args:
+      segments_BL: int32 segments, 0 in padding.
+      marks_BL: int32, 1 where the loss counts a position; None counts all but padding.
+    """
+    return segments_BL if marks_BL is None else tf.where(tf.equal(marks_BL, 1), segments_BL, 0)
 
 
 def _shifted(x_BL: tf.Tensor, count: int) -> tf.Tensor:

@@ -77,12 +77,12 @@ def loss_of_sums(
             loss=(loss, sums.tokens),
             cross_entropy=(sums.exact / tokens, sums.tokens),
             accuracy=(sums.correct / tokens, sums.tokens),
-            tokens=(_count_tokens(segments_BL, *more_segments), tf.ones([])),
+            tokens=(count_tokens(segments_BL, *more_segments), tf.ones([])),
         )
         return loss, metrics
 
 
-def _count_tokens(*segments: tf.Tensor) -> tf.Tensor:
+def count_tokens(*segments: tf.Tensor) -> tf.Tensor:
     """Returns the number of positions that are no padding, as a float32 scalar."""
     return tf.add_n(
         [tf.reduce_sum(tf.cast(tf.not_equal(each, 0), tf.float32)) for each in segments]
@@ -207,9 +207,9 @@ class TokenTask(Task):
         )
         self.create_child(name, embedding)
 
-    def create_positions(self) -> None:
-        """Creates the position embeddings."""
-        self.create_child("positions", inherit(self.p.positions, model_dim=self.p.model_dim))
+    def create_positions(self, name: str = "positions") -> None:
+        """Creates position embeddings as the child `name`."""
+        self.create_child(name, inherit(self.p.positions, model_dim=self.p.model_dim))
 
     def create_stack(self, name: str) -> None:
         """Creates the stack whose Params have this name."""
@@ -302,12 +302,26 @@ class TokenTask(Task):
 
     @layer_method
     def _embed(
-        self, name: str, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor
+        self,
+        name: str,
+        theta: NestedMap,
+        ids_BL: tf.Tensor,
+        positions_BL: tf.Tensor,
+        positions: str = "positions",
     ) -> tf.Tensor:
-        """Returns the float32 sum of token and position embeddings, cast to the activations."""
+        """Returns the float32 sum of token and position embeddings, cast to the activations.
+
+        Args:
+          name: the child that embeds the tokens.
+          theta: the weights.
+          ids_BL: the tokens.
+          positions_BL: their positions.
+          positions: the child that embeds the positions, if there is one.
+        """
         x_BLM = tf.cast(getattr(self, name).fprop(theta[name], ids_BL), tf.float32)
-        if "positions" in self.children:
-            x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
+        if positions in self.children:
+            embedding = getattr(self, positions)
+            x_BLM += tf.cast(embedding.fprop(theta[positions], positions_BL), tf.float32)
         return tf.cast(x_BLM, self.activation_dtype)
 
     @layer_method

@@ -68,6 +68,9 @@ class TranslationTask(TokenTask):
             minimum=2,
         )
         p.define("share_embeddings", False, "Whether source and target share one table.")
+        p.define(
+            "share_positions", True, "Whether source and target share the position embeddings."
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -84,6 +87,8 @@ class TranslationTask(TokenTask):
             self.create_embedding("source_embedding", p.source_vocabulary_size)
         if p.add_positions:
             self.create_positions()
+            if not p.share_positions:
+                self.create_positions("source_positions")
         self.create_stack("encoder")
         self.create_stack("decoder")
         self.create_softmax(p.target_vocabulary_size)
@@ -158,11 +163,19 @@ class TranslationTask(TokenTask):
           positions_BK: the position of each token in its sentence.
           kinds_BK: what watched routers count the tokens by; see `token_context.tokens`.
         """
-        name = "target_embedding" if self.p.share_embeddings else "source_embedding"
-        x_BKM = self._embed(name, theta, ids_BK, positions_BK)
+        x_BKM = self._embed_source(theta, ids_BK, positions_BK)
         with token_context.tokens(ids_BK, kinds_BK):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
+
+    @layer_method
+    def _embed_source(
+        self, theta: NestedMap, ids_BK: tf.Tensor, positions_BK: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the encoder's input [B,K,M]."""
+        name = "target_embedding" if self.p.share_embeddings else "source_embedding"
+        positions = "positions" if self.p.share_positions else "source_positions"
+        return self._embed(name, theta, ids_BK, positions_BK, positions)
 
     @property
     def _with_products(self) -> tuple[str, ...]:
@@ -175,8 +188,7 @@ class TranslationTask(TokenTask):
         ids_BK = tf.maximum(ids_BK, 0)
         view = cached.row_view(is_token_BK, is_causal=False)
         segments_BK = tf.cast(is_token_BK, tf.int32)
-        name = "target_embedding" if self.p.share_embeddings else "source_embedding"
-        x_BKM = self._embed(name, theta, ids_BK, view.positions_BL)
+        x_BKM = self._embed_source(theta, ids_BK, view.positions_BL)
         with token_context.tokens(ids_BK):
             output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
         return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))

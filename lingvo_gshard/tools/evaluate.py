@@ -4,6 +4,7 @@
     gshard-evaluate --logdir=runs/quickstart --split=dev --languages=es,de
     gshard-evaluate --logdir=runs/quickstart --json=scores.json --output=translations.tsv
     gshard-evaluate --logdir=runs/language_model --json=scores.json
+    gshard-evaluate --logdir=runs/llama --tasks=arc_easy,hellaswag --few_shot=5
 
 What is scored depends on the run's task.
 
@@ -18,6 +19,9 @@ computed with the weights as trained.
 Language model: bits per byte of the text (in UTF-8), perplexity per word and per token. The cost of
 predicting the ends of documents counts, but an end is no byte and no word.
 
+With --tasks, a language model answers tasks of EleutherAI's lm-evaluation-harness instead, such as
+--tasks=arc_easy,hellaswag. `pip install 'lingvo_gshard[tasks]'` installs it.
+
 Any other task: the mean of each metric of its loss, weighted as in training.
 
 Everything is read from --logdir: Params, vocabularies and the checkpoint.
@@ -26,6 +30,7 @@ Everything is read from --logdir: Params, vocabularies and the checkpoint.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import rich.console
@@ -55,6 +60,8 @@ NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
+# Flags of an evaluation on tasks of lm-evaluation-harness.
+_HARNESS_FLAGS = ("tasks_folder", "few_shot", "limit", "chat_template")
 # `best` is no flag here, since one text of each row is scored.
 _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "best")
 
@@ -84,6 +91,7 @@ def define_flags() -> flags.FlagValues:
         "Also scores shuffled sources; --noshuffled does not. For translation.",
         flag_values=values,
     )
+    _define_task_flags(values)
     output.define_json_flag(values, "all scores")
     flags.DEFINE_string(
         "output",
@@ -98,6 +106,36 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
+def _define_task_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of an evaluation on tasks of lm-evaluation-harness."""
+    flags.DEFINE_list(
+        "tasks",
+        [],
+        "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
+        "split. For language models.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "tasks_folder", "", "Directory with further tasks, as YAML files.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "few_shot",
+        None,
+        "Examples before each question; by default as many as each task names.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "limit", None, "Questions of each task; by default all.", 1, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "chat_template",
+        False,
+        "Writes questions with the model's chat template.",
+        flag_values=values,
+    )
+
+
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
@@ -109,6 +147,10 @@ def main(argv: list[str]) -> int:
         stages.begin("Starting")
         run = Run(logdir, runtime_options(values), values.precision, values.checkpoint)
         run.progress = stages
+        if values.tasks:
+            _evaluate_on_tasks(values, run, console, stack, stages)
+            return 0
+        _refuse(values, _HARNESS_FLAGS, "needs --tasks")
         options = _options(values, run.params.task.cls, run.params.name)
         if values.split not in run.input.splits:
             hint = names.nearest(values.split, run.input.splits)
@@ -130,6 +172,47 @@ def main(argv: list[str]) -> int:
             lines = ("\t".join(cells) + "\n" for cells in evaluation.output_rows())
             output.write_text(values.output, "".join(lines), "output")
     return 0
+
+
+def _evaluate_on_tasks(
+    values: flags.FlagValues,
+    run: Run,
+    console: rich.console.Console,
+    stack: contextlib.ExitStack,
+    stages: StageDisplay,
+) -> None:
+    """Scores a run on tasks, and prints and writes the scores.
+
+    Raises:
+      UserError: a flag does not go together with tasks, or the tasks cannot be answered.
+    """
+    from lingvo_gshard.api.tasks import TaskOptions, evaluate_on_tasks
+
+    _refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")
+    task = run.params.task.cls
+    if task.DECODING is None or task.DECODING.has_source:
+        raise UserError(f"--tasks are for language models, and not for {run.params.name}")
+    output.check_writable(values, "json")
+    stack.enter_context(run)
+    options = TaskOptions(
+        tasks=values.tasks,
+        folder=values.tasks_folder,
+        few_shot=values.few_shot,
+        limit=values.limit,
+        chat=values.chat_template,
+    )
+    evaluation = evaluate_on_tasks(run, options)
+    stages.close()
+    _print(console, f"{run.params.name}, step {run.step:,}: {evaluation.size}", evaluation)
+    record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
+    output.write_json(values.json, record | evaluation.to_record())
+
+
+def _refuse(values: flags.FlagValues, names: Sequence[str], why: str) -> None:
+    """Raises ValueError if one of some flags is given."""
+    for flag in names:
+        if values[flag].present:
+            raise UserError(f"--{flag} {why}")
 
 
 def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dict[str, Any]:

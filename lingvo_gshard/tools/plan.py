@@ -72,6 +72,10 @@ Of several machines, --search_for=cost finds the one that trains for the least m
     gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v4:8x8x8,v5p:8x8x4 --search \\
         --search_for=cost
 
+To choose machines, meshes and strategies on a page in a browser, where plans stand side by side:
+
+    gshard-plan --serve
+
 --json writes the complete result. --json alone writes it to standard output, and the report goes to
 standard error. Tokens are the target positions of a batch. The exit code is 0 whether or not the
 step fits, and 1 if there is no plan.
@@ -114,6 +118,7 @@ from lingvo_gshard.tools.plan_reports import (
     diff_report,
     goodput_report,
     loads_report,
+    page_server,
     plan_report,
     search_report,
 )
@@ -156,6 +161,7 @@ def define_flags() -> flags.FlagValues:
     )
     program.define_program_flags(values)
     search_report.define_search_flags(values)
+    page_server.define_flags(values)
     diff_report.define_diff_flags(values)
     return values
 
@@ -197,6 +203,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
     if compared:
         return diff_report.run(compared, values, console)
+    if values.serve:
+        return page_server.run(values)
     if values.list_topologies:
         output.say(console, topologies.listing())
         output.write_json(values.json, topologies.records())

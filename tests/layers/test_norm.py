@@ -5,6 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.testing.layers import assert_close
 
@@ -33,6 +34,14 @@ class NormTest(testing.TestCase, parameterized.TestCase):
         )
         expected = normalized * theta.scale.numpy() + theta.bias.numpy()
         assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
+
+    def test_a_layer_norm_without_bias_adds_none(self):
+        layer, theta = make(LayerNorm, use_bias=False)
+        self.assertEqual(list(theta), ["scale"])
+        other, full = make(LayerNorm)
+        full = NestedMap(full, scale=theta.scale, bias=tf.zeros_like(theta.scale))
+        x = tf.constant(activations(2, 3))
+        assert_close(layer.fprop(theta, x), other.fprop(full, x), "order")
 
     @parameterized.parameters(1e-6, 0.5)
     def test_rms_norm_matches_the_formula(self, epsilon):

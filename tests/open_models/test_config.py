@@ -19,7 +19,8 @@ def config(**values):
 
 
 def case_config(case):
-    norm = {} if case.start else {"rms_norm_eps": 1e-6}
+    defaults = FAMILIES[case.model_type].defaults
+    norm = {"rms_norm_eps": 1e-6} if "rms_norm_eps" in defaults else {}
     return PublishedConfig({"model_type": case.model_type} | norm | case.values, "c")
 
 
@@ -65,11 +66,11 @@ def test_every_weight_has_a_tensor(case):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are deepsee"),
+        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are cohere,"),
         # A near name would be that of another kind of model.
         (
-            {"model_type": "minimax_m2", "attn_type_list": [1], "use_routing_bias": False},
-            "t5. No family reads its attn_type_list, use_routing_bias.",
+            {"model_type": "minimax_m9", "attn_type_list": [1], "ssm_state_size": 16},
+            "umt5. No family reads its attn_type_list, ssm_state_size.",
         ),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; 'silu' was exp"),
         ({"hidden_size": None}, "config.json lacks hidden_size, which this family needs"),

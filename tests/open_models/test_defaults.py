@@ -20,17 +20,30 @@ DEFAULTS = RECORDED["defaults"]
 # Keys of older files, from which transformers makes other keys, with the values that it then uses.
 OLD_KEYS = {
     "default": {"rope_theta": 10000.0},
+    "cohere": {"rope_theta": 5e5},
+    "ernie4_5": {"rope_theta": 5e5},
+    "ernie4_5_moe": {"rope_theta": 5e5},
     "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 10000.0},
     "glm4_moe": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "llama4_text": {"rope_theta": 5e5},
     "gpt_oss": {"rope_theta": 150000.0},
+    "minimax_m2": {"rope_theta": 5e6},
     "mixtral": {"rope_theta": 1e6},
+    "olmo3": {"rope_theta": 5e5},
+    "phimoe": {"rope_theta": 1e6},
+    "smollm3": {"rope_theta": 2e6},
 }
 # `attribute_map` of these classes has another name for the key.
 RENAMED = {"num_nextn_predict_layers": "num_mtp_layers"}
 # The classes set these when they are made.
 DERIVED = {"rope_parameters": ("gpt_oss",)}
-# One class for two families.
-TYPES = [name for name in FAMILIES if name != "kimi_k2"]
+# Keys that have no default of use.
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 8},
+}
+# transformers has these only as the families that they equal.
+TYPES = [name for name in FAMILIES if name not in ("kimi_k2", "mimo")]
 
 
 def experiment(values):
@@ -60,8 +73,7 @@ def test_every_key_of_the_class_is_stated_or_known(name):
     """A key that a family neither reads nor knows may not be a key of the class."""
     stated = FAMILIES[name].defaults
     rest = {k: v for k, v in DEFAULTS[name].items() if RENAMED.get(k, k) not in stated}
-    needed = {"model_type": name, "num_experts_per_tok": 2} if name == "deepseek_v2" else {}
-    config = PublishedConfig({"model_type": name} | rest | needed, "config.json")
+    config = PublishedConfig({"model_type": name} | rest | NEEDED.get(name, {}), "config.json")
     experiment_of(config)
 
 

@@ -147,4 +147,4 @@ def test_endpoints_of_language_models_say_what_this_model_is_for(client):
 def test_unknown_paths_and_methods(client):
     assert error_of(client.get("/v1/translte"))[0] == 404
     status, message = error_of(client.get("/v1/translate"))
-    assert (status, message) == (405, "/v1/translate does not take GET")
+    assert (status, message) == (405, "/v1/translate does not take GET, but POST")

@@ -255,6 +255,11 @@ def is_offloaded(policy: str) -> bool:
     return policy.endswith(_OFFLOADED)
 
 
+def on_device(policy: str) -> str:
+    """Returns the policy that keeps the same tensors on the device."""
+    return policy.removesuffix(_OFFLOADED)
+
+
 def check(policy: str, where: str) -> None:
     """Checks that a policy exists.
 

@@ -213,6 +213,7 @@ class Assembly:
       before: the id before the first token of each target.
       has_sources: whether batches have a source.
       identity: a digest of data and settings.
+      finish: changes the arrays of a batch; None changes nothing.
     """
 
     table: Table
@@ -220,6 +221,7 @@ class Assembly:
     before: int
     has_sources: bool
     identity: str = ""
+    finish: Callable[[Batch], Batch] | None = None
 
     def read(self, batches: Sequence[PlannedBatch], own_rows: OwnRows | None = None) -> Records:
         """Reads the records of batches.
@@ -247,7 +249,7 @@ class Assembly:
 
         Returns:
           int32 arrays: source_{ids,segments,positions} [B,K], if there are sources, and
-          target_{inputs,labels,segments,positions} [B,L].
+          target_{inputs,labels,segments,positions} [B,L]. With marks also target_marks [B,L].
         """
         pieces, rows = planned.pieces, planned.rows
         place = records.places_of(pieces.rows)
@@ -258,6 +260,7 @@ class Assembly:
             pieces, rows, place = pieces[kept], rows[kept], place[kept]
         arrays = self._sources(pieces, rows, place, records, planned.bucket)
         arrays |= self._targets(pieces, rows, place, records, planned.bucket)
+        arrays = self.finish(arrays) if self.finish else arrays
         return PartialBatch(
             PackedBatch.of(arrays, rows, pieces.rows),
             lambda: self.batch(planned, self.read([planned])),
@@ -286,12 +289,16 @@ class Assembly:
         inputs = np.empty_like(labels)
         inputs[1:] = labels[:-1]
         inputs[side.positions == 0] = self._tokens_before(pieces, place, records.targets)
-        return {
+        arrays = {
             "target_inputs": side.scatter(inputs),
             "target_labels": side.scatter(labels),
             "target_segments": side.scatter(side.segments),
             "target_positions": side.scatter(side.positions),
         }
+        if records.marks is not None:
+            marks = side.gather(records.marks, place, pieces.begins)
+            arrays["target_marks"] = side.scatter(marks)
+        return arrays
 
     def _tokens_before(self, pieces: Pieces, place: np.ndarray, targets: Tokens) -> np.ndarray:
         """Returns the id before each piece, int32; 0 for those within rows without records."""

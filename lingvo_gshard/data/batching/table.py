@@ -39,11 +39,13 @@ class Records:
       rows: numbers of the rows, ascending; None for all rows of a table.
       sources: the sources.
       targets: the targets. A row that could not be read has no tokens on either side.
+      marks: a mark of each target token, as an input defines them; None without marks.
     """
 
     rows: np.ndarray | None
     sources: Tokens
     targets: Tokens
+    marks: Tokens | None = None
 
     def places_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns the place of each row among these records; -1 if it is not there."""
@@ -91,20 +93,29 @@ class MemoryTable:
     Attributes:
       sources: the source of each row; without tokens if rows have none.
       targets: the target of each row.
+      marks: a mark of each target token; None without marks.
       groups: the rows of each language, languages sorted.
     """
 
-    def __init__(self, sources: Tokens, targets: Tokens, languages: Sequence[str]):
+    def __init__(
+        self,
+        sources: Tokens,
+        targets: Tokens,
+        languages: Sequence[str],
+        marks: Tokens | None = None,
+    ):
         """Numbers the rows by language. Rows of a language keep their order.
 
         Args:
           sources: the source of each row.
           targets: the target of each row.
           languages: the language of each row.
+          marks: a mark of each target token; None without marks.
         """
         names, numbers = np.unique(np.asarray(languages, np.str_), return_inverse=True)
         order = np.argsort(numbers, kind="stable")
         self.sources, self.targets = sources.take(order), targets.take(order)
+        self.marks = None if marks is None else marks.take(order)
         lengths = self.lengths_of(np.arange(len(order)))
         ends = np.cumsum(np.bincount(numbers, minlength=len(names))).tolist()
         self.groups = [
@@ -122,12 +133,12 @@ class MemoryTable:
     def read(self, rows: np.ndarray) -> Records:
         """Returns the records of all rows, without copying any."""
         del rows
-        return Records(None, self.sources, self.targets)
+        return Records(None, self.sources, self.targets, self.marks)
 
     def digest(self) -> str:
-        """Returns a digest of all tokens and languages."""
+        """Returns a digest of all tokens, marks and languages."""
         groups = [(group.language, group.rows) for group in self.groups]
         digest = hashlib.sha256(repr(groups).encode())
-        for side in (self.sources, self.targets):
+        for side in filter(None, (self.sources, self.targets, self.marks)):
             digest.update(side.ids.tobytes() + side.offsets.tobytes())
         return digest.hexdigest()

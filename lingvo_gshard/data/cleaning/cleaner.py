@@ -98,6 +98,11 @@ class BaseCleaner(Configurable, abc.ABC):
         self._normalizer_to(CleaningReport())
         self.near_duplicates: NearDuplicates = self.p.near_duplicates.instantiate()
 
+    @property
+    def unicode_form(self) -> str:
+        """Unicode's normal form of the rows that are kept."""
+        return self.p.unicode_form
+
     @abc.abstractmethod
     def rules(self, split: str, report: CleaningReport) -> RowRules:
         """Returns what cleans the rows of a split one by one, and counts in the report.

@@ -13,7 +13,7 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data.preparation import sources as source
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources import gettext, moses, quoted, readers, text, tsv, units
 from lingvo_gshard.data.sources.compression import bounded_lines, decompressed
 from lingvo_gshard.data.sources.readers import LONG_LINE
 from lingvo_gshard.data.sources.row import Row
@@ -56,6 +56,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
+_BLOCK = 1 << 16
+_NULS = "it has NUL bytes; no text has any"
 NO_OBJECT = "no JSON object"
 NO_LANGUAGE = "no language code that can be part of a file's name"
 NO_FIELD = "a field is missing or no text"
@@ -122,12 +124,26 @@ class PartReader(readers.FileReader):
                     yield line
                     self.position = stored.tell() - span.begin
 
+    def _raw_blocks(self, path: str) -> Iterator[bytes]:
+        with objects.open_to_read(path) as stored, decompressed(path, stored) as file:
+            while block := file.read(_BLOCK):
+                yield block
+                self.position = stored.tell()
+
     def _longest_in_words(self) -> str:
         return f"max_line_bytes = {self._longest:,} bytes"
 
 
 class _TsvPart(PartReader, tsv.TsvReader):
     """Reads tab-separated rows."""
+
+
+class _QuotedPart(PartReader, quoted.QuotedReader):
+    """Reads rows of fields in quotes."""
+
+
+class _UnitPart(PartReader, units.UnitReader):
+    """Reads the units of TMX or XLIFF."""
 
 
 class _GettextPart(PartReader, gettext.GettextReader):
@@ -160,7 +176,7 @@ class _JsonLinesPart(PartReader):
 
     def _read_file(self, path: str) -> Iterator[Row]:
         decode = msgspec.json.Decoder(dict).decode
-        make = fields_to_row(self._of)
+        make = fields_to_rows(self._of)
         for number, line in enumerate(self._lines(path), self.first_line):
             if not line:
                 continue
@@ -170,32 +186,61 @@ class _JsonLinesPart(PartReader):
             except (msgspec.MsgspecError, RecursionError) as error:
                 self._bad(place, NO_OBJECT, str(error))
                 continue
-            row = make(fields, path, number)
-            if isinstance(row, str):
-                self._bad(place, NO_FIELD, row)
+            rows = make(fields, path, number)
+            if isinstance(rows, str):
+                self._bad(place, NO_FIELD, rows)
             else:
-                yield row
+                yield from rows
 
 
-def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]:
-    """Returns a function that makes a row of the fields of an object, its path and its line.
+# Field with a text in each of several languages, as Hugging Face's data sets have it.
+_TRANSLATION = "translation"
+
+
+def fields_to_rows(of: source.Source) -> Callable[[Mapping, str, int], list[Row] | str]:
+    """Returns a function that makes rows of the fields of an object, its path and its line.
 
     The function returns a sentence with what is wrong if a field is missing or no text.
     """
     is_text, names = of.content == manifest.TEXT, _text_fields(of)
 
-    def make(fields: Mapping, path: str, number: int) -> Row | str:
-        language = fields.get(of.language_field)
+    def make(fields: Mapping, path: str, number: int) -> list[Row] | str:
+        language = _field(fields, of.language_field)
         language = of.language if language is None else language
-        texts = [fields.get(name) for name in names]
+        texts = [_field(fields, name) for name in names]
+        if texts == [None, None] and isinstance(fields.get(_TRANSLATION), Mapping):
+            return _translations(fields[_TRANSLATION], of, path, number)
         found = [text for text in texts if isinstance(text, str)]
         if not isinstance(language, str) or len(found) < len(texts):
             return _missing(fields, names)
         if any("\0" in text for text in found):
-            return "it has NUL bytes; no text has any"
-        return Row(language, "" if is_text else found[0], found[-1], path, number)
+            return _NULS
+        return [Row(language, "" if is_text else found[0], found[-1], path, number)]
 
     return make
+
+
+def _field(fields: Mapping, name: str) -> object:
+    """Returns a field; dots in its name reach into objects."""
+    if name in fields:
+        return fields[name]
+    first, dot, rest = name.partition(".")
+    inner = fields.get(first)
+    return _field(inner, rest) if dot and isinstance(inner, Mapping) else None
+
+
+def _translations(texts: Mapping, of: source.Source, path: str, number: int) -> list[Row] | str:
+    """Returns a row for each language but the target's, or what is wrong."""
+    target, wanted = texts.get(of.target_language), languages_of(of)["language"]
+    others = {code: text for code, text in texts.items() if code != of.target_language}
+    if wanted:
+        others = {code: text for code, text in others.items() if code == wanted}
+    if not isinstance(target, str) or not any(isinstance(t, str) for t in others.values()):
+        return _missing(texts, [wanted or "another language", of.target_language])
+    found = {code: text for code, text in others.items() if isinstance(text, str)}
+    if any("\0" in text for text in (target, *found.values())):
+        return _NULS
+    return [Row(code, text, target, path, number) for code, text in found.items()]
 
 
 def _text_fields(of: source.Source) -> tuple[str, ...]:
@@ -225,19 +270,34 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
         # It derives from this file's class.
 
         return ParquetPart(ParquetPart.params(), part, of, options)
-    kinds = {source.TSV: _TsvPart, source.MOSES: _MosesPart, source.GETTEXT: _GettextPart}
-    cls = kinds.get(of.format, _JsonLinesPart)
-    return cls(cls.params().set(**languages_of(of)), part, of, options)
+    cls = _PARTS.get(of.format, _JsonLinesPart)
+    settings = {} if cls is _JsonLinesPart else languages_of(of)
+    if of.format == source.CSV:
+        settings |= {"delimiter": of.delimiter, "language_field": of.language_field}
+        settings |= {"source_field": of.source_field, "target_field": of.target_field}
+        if of.content == manifest.TEXT:
+            settings |= {"source_field": "", "target_field": of.text_field}
+            settings["language"] = of.language
+    return cls(cls.params().set(**settings), part, of, options)
+
+
+_PARTS: dict[str, type[PartReader]] = {
+    source.TSV: _TsvPart,
+    source.CSV: _QuotedPart,
+    source.MOSES: _MosesPart,
+    source.GETTEXT: _GettextPart,
+    source.TMX: _UnitPart,
+    source.XLIFF: _UnitPart,
+}
 
 
 def languages_of(of: source.Source) -> dict[str, str]:
     """Returns the settings of the reader of a format that say which languages its files have."""
     language = "" if of.language == manifest.NO_LANGUAGE else of.language
-    return {
-        source.TSV: {"language": language},
-        source.MOSES: {"source_language": language, "target_language": of.target_language},
-        source.GETTEXT: {"language": language, "target_language": of.target_language},
-    }.get(of.format, {})
+    if of.format in (source.TSV, source.CSV):
+        return {"language": language}
+    name = "source_language" if of.format == source.MOSES else "language"
+    return {name: language, "target_language": of.target_language}
 
 
 _ROWS_AT_A_TIME = 4096
@@ -250,17 +310,16 @@ class ParquetPart(PartReader):
     """
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        make = fields_to_row(self._of)
+        make = fields_to_rows(self._of)
         number = self.first_line
         for fields in self._fields(path):
-            longest = max((len(v) for v in fields.values() if isinstance(v, str)), default=0)
-            row = make(fields, path, number)
-            if longest > self._longest:
+            rows = make(fields, path, number)
+            if isinstance(rows, str):
+                self._bad(f"{path}:{number}", NO_FIELD, rows)
+            elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
                 self._bad(f"{path}:{number}", LONG_LINE, f"more than {self._longest_in_words()}")
-            elif isinstance(row, str):
-                self._bad(f"{path}:{number}", NO_FIELD, row)
             else:
-                yield row
+                yield from rows
             number += 1
 
     def _fields(self, path: str) -> Iterator[dict[str, object]]:
@@ -271,14 +330,17 @@ class ParquetPart(PartReader):
         of, span = self._of, self._piece.spans[0]
         try:
             with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
-                wanted = {of.language_field, of.source_field, of.target_field, of.text_field}
+                names = (of.language_field, of.source_field, of.target_field, of.text_field)
+                # Of a field within another, the whole column is read.
+                wanted = {*names, *(name.partition(".")[0] for name in names), _TRANSLATION}
                 schema = file.schema_arrow
                 columns = [name for name in schema.names if name in wanted]
                 texts = [
                     name for name in columns if pyarrow.types.is_string(schema.field(name).type)
                 ]
                 groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
-            if not set(_text_fields(of)).intersection(columns):
+            inside = {name.partition(".")[0] for name in _text_fields(of)}
+            if not inside.union((*_text_fields(of), _TRANSLATION)).intersection(columns):
                 found = ", ".join(f"{field.name} ({field.type})" for field in schema)
                 names = " and ".join(map(repr, _text_fields(of)))
                 self._bad(

@@ -21,6 +21,8 @@ from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
 
 STAGE = "0-files"
+# Formats whose files are not cut at ends of lines.
+_WHOLE = (formats.CSV, formats.GETTEXT, formats.PARQUET, formats.TMX, formats.XLIFF)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class SurveyFile:
     def run(self, job: Job, progress: Progress) -> Survey:
         """Returns the survey."""
         kind = survey.LINES
-        if self.source.format in (formats.GETTEXT, formats.PARQUET):
+        if self.source.format in _WHOLE:
             kind = survey.NOWHERE
         elif self.source.format == formats.TEXT:
             kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
@@ -168,7 +170,9 @@ def _find_in_bucket(source: Source, setting: str) -> list[str]:
 def _reader(source: Source) -> Any:
     """Returns the reader that finds the whole files of a source."""
     kinds = {formats.MOSES: moses.MosesReader, formats.GETTEXT: gettext.GettextReader}
-    cls = kinds.get(source.format, tsv.TsvReader)
+    cls = kinds.get(source.format)
+    if cls is None:
+        return tsv.TsvReader(tsv.TsvReader.params().set(train=(source.path,)))
     assert issubclass(cls, readers.FileReader)
     return cls(cls.params().set(train=(source.path,), **languages_of(source)))
 

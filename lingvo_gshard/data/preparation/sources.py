@@ -18,13 +18,17 @@ from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.compression import without_suffix
+from lingvo_gshard.data.sources.quoted import DELIMITERS
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 
-TSV, MOSES, GETTEXT, JSON_LINES, PARQUET, TEXT = FORMATS = (
+TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET, TEXT = FORMATS = (
     "tsv",
+    "csv",
     "moses",
     "gettext",
+    "tmx",
+    "xliff",
     "jsonl",
     "parquet",
     "text",
@@ -32,6 +36,10 @@ TSV, MOSES, GETTEXT, JSON_LINES, PARQUET, TEXT = FORMATS = (
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
 _FORMAT_OF_ENDING = {
     ".tsv": TSV,
+    ".csv": CSV,
+    ".tmx": TMX,
+    ".xlf": XLIFF,
+    ".xliff": XLIFF,
     ".po": GETTEXT,
     ".mo": GETTEXT,
     ".jsonl": JSON_LINES,
@@ -41,12 +49,13 @@ _FORMAT_OF_ENDING = {
 }
 # Fields that only some formats have.
 _FORMATS_WITH = {
-    "target_language": (MOSES, GETTEXT),
+    "target_language": (MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET),
     "document": (TEXT,),
-    "language_field": (JSON_LINES, PARQUET),
-    "source_field": (JSON_LINES, PARQUET),
-    "target_field": (JSON_LINES, PARQUET),
-    "text_field": (JSON_LINES, PARQUET),
+    "delimiter": (CSV,),
+    "language_field": (CSV, JSON_LINES, PARQUET),
+    "source_field": (CSV, JSON_LINES, PARQUET),
+    "target_field": (CSV, JSON_LINES, PARQUET),
+    "text_field": (CSV, JSON_LINES, PARQUET),
 }
 # Names of sources and languages become parts of file names.
 NAME = re.compile(r"[\w@+-][\w.@+-]*", re.ASCII)
@@ -59,14 +68,19 @@ class Source:
 
     Attributes:
       path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs.
-      format: "tsv", "moses", "gettext", "jsonl", "parquet" or "text"; "": by the path's end.
+      format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "jsonl", "parquet" or "text"; "":
+        by the path's end.
       name: what shards and weights call the source; "": from the path.
       content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
-      language: language of rows and catalogs that name none; of Moses pairs, the only one to read.
-      target_language: language of the targets, for Moses pairs and gettext catalogs.
+      language: language of rows and catalogs that name none; of Moses pairs, TMX, XLIFF and objects
+        `translation`, the only one to read.
+      target_language: language of the targets, for Moses pairs, catalogs, TMX, XLIFF and objects
+        `translation`.
+      delimiter: what is between the fields of CSV: "comma", "tab" or "semicolon".
       document: unit of a document of text: "file", "line" or "paragraph".
-      language_field: field or column of the language, for JSON lines and Parquet.
+      language_field: field or column of the language, for CSV, JSON lines and Parquet. Dots reach
+        into objects, as in "meta.lang".
       source_field: field or column of the source.
       target_field: field or column of the target.
       text_field: field or column of a text without a source.
@@ -80,6 +94,7 @@ class Source:
     language: str = manifest.NO_LANGUAGE
     target_language: str = "en"
     document: str = PARAGRAPH
+    delimiter: str = "comma"
     language_field: str = "language"
     source_field: str = "source"
     target_field: str = "target"
@@ -97,6 +112,7 @@ class Source:
             "content": (self.content, CONTENTS),
             "split": (self.split, ("", *SPLITS)),
             "document": (self.document, DOCUMENTS),
+            "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }
         for field, (value, choices) in fields.items():
             if value not in choices:

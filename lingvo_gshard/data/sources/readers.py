@@ -24,6 +24,7 @@ LONG_LINE = "a line is too long"
 _ROWS_BETWEEN_UPDATES = 4096
 # A small compressed file may be one line of many gigabytes.
 _LONGEST_LINE = 1 << 24
+_BLOCK = 1 << 16
 # A catalog of gettext is read whole.
 _LARGEST_CATALOG = 1 << 28
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
@@ -186,6 +187,28 @@ class Reader(Configurable, abc.ABC):
         finally:
             self._opened = None
 
+    def _blocks(self, path: str) -> Iterator[bytes]:
+        """Yields the content of a file, plain or compressed, in blocks."""
+        try:
+            yield from self._raw_blocks(path)
+        except PermissionError:
+            _refuse_unreadable(path)
+        except BucketError:
+            raise
+        except READ_ERRORS as error:
+            self._bad(f"{path}:0", "the file cannot be read", str(error))
+
+    def _raw_blocks(self, path: str) -> Iterator[bytes]:
+        try:
+            with (
+                open(path, "rb") as self._opened,
+                decompressed(path, self._opened) as file,
+            ):
+                while block := file.read(_BLOCK):
+                    yield block
+        finally:
+            self._opened = None
+
     def _longest_in_words(self) -> str:
         return f"{_LONGEST_LINE:,} bytes"
 
@@ -269,7 +292,7 @@ class FileReader(Reader):
             return
         if self._whole is None:
             rows = list(self._read_all(self.files("train")))
-            self._whole = held_out.divide(rows, self.p.held_out_per_mille)
+            self._whole = self._divide(rows)
             self._whole_left_out = dict(self.left_out), dict(self.examples)
             self.left_out.clear()
             self.examples.clear()
@@ -279,6 +302,10 @@ class FileReader(Reader):
         for reason, count in self._whole.dropped[split].items():
             self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
         yield from self._whole.rows[split]
+
+    def _divide(self, rows: list[Row]) -> held_out.Split:
+        """Returns the rows of `train` divided into splits."""
+        return held_out.divide(rows, self.p.held_out_per_mille)
 
     def files(self, split: str, setting: str = "") -> list[str]:
         """Returns the files of a split.
@@ -363,8 +390,10 @@ def _format_of(number: int, line: bytes) -> str:
     for magic, what in _FORMATS.items():
         if line.startswith(magic):
             return what
-    # Latin letters have a zero byte each, before or after the letter.
-    for name, zeros in (("UTF-16BE", line[::2]), ("UTF-16LE", line[1::2])):
-        if 2 * zeros.count(0) > len(zeros):
+    # Latin letters have a zero byte each, before or after the letter. Zeros on both sides are
+    # what a crash leaves of a file.
+    first, second = line[::2], line[1::2]
+    for name, high, low in (("UTF-16BE", first, second), ("UTF-16LE", second, first)):
+        if 2 * high.count(0) > len(high) and 2 * low.count(0) < len(low):
             return f"the file seems to be in {name}: convert it by `iconv -f {name} -t UTF-8`"
     return ""

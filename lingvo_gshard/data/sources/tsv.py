@@ -33,7 +33,7 @@ class _TsvLines(readers.Reader):
             if line is None:
                 continue
             columns = line.split("\t")
-            if number == 1 and _names_columns(columns):
+            if number == 1 and names_columns(columns):
                 self._leave_out(HEADER, f"{path}:1: {line[:80]!r}")
                 continue
             if self.language and len(columns) == _COLUMNS - 1:
@@ -56,7 +56,7 @@ class _TsvLines(readers.Reader):
             yield Row(language, source, target, path, number)
 
 
-def _names_columns(columns: Sequence[str]) -> bool:
+def names_columns(columns: Sequence[str]) -> bool:
     """Returns whether a row has the names of columns, as spreadsheets write them first."""
     found = [column.strip().casefold() for column in columns]
     return found[0] in _HEADERS or len(found) > 1 and _HEADERS.union(_SIDES).issuperset(found)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _KINDS = (Vocabulary, JsonVocabulary)
+_TIKTOKEN = ".tiktoken"
 
 
 def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
@@ -46,7 +49,8 @@ def of_others(
     """Returns the vocabularies in files of others, used as they are.
 
     Args:
-      files: one file or several: SentencePiece models, or tokenizer.json of the tokenizers package.
+      files: one file or several: SentencePiece models, tokenizer.json of the tokenizers package,
+        tekken.json, or files that tiktoken reads, by their published names.
       end_token: the token of a tokenizer.json that ends a text; "": a known one.
       begin_token: the token of a tokenizer.json that begins a text; "": a known one.
 
@@ -61,6 +65,27 @@ def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(map(os.path.expanduser, listed(files)))
 
 
+def _unranked(content: bytes, name: str) -> bytes:
+    """Returns the tokenizer.json of a tekken.json or of a file of tiktoken; others as they are.
+
+    Args:
+      content: the content of a file.
+      name: its name.
+
+    Raises:
+      UserError: it is damaged, or nobody knows how it splits texts.
+    """
+    if name.endswith(_TIKTOKEN):
+        ranks = byte_ranks.read_ranks(content)
+        if ranks is None:
+            raise UserError("the file has no ranks; lines of base64 and a number were expected")
+        return byte_ranks.of_openai(ranks, name.removesuffix(_TIKTOKEN)).encode()
+    if JsonVocabulary.is_json(content):
+        found = json.loads(content)
+        return byte_ranks.of_tekken(found).encode() if byte_ranks.is_tekken(found) else content
+    return content
+
+
 def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
     try:
         with open(path, "rb") as file:
@@ -71,6 +96,7 @@ def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
             "tokenizer.json was expected"
         ) from None
     try:
+        content = _unranked(content, os.path.basename(path))
         if JsonVocabulary.is_json(content):
             return JsonVocabulary(content, end_token, begin_token)
         found = Vocabulary(content)

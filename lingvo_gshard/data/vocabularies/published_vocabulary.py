@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
 VOCABULARY = "vocab.json"
 
 _SAMPLE = "a"
-# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian.
-_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<")
+# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian, de_DE in
+# mBART-50.
+_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<|([a-z]{2}_[A-Z]{2})")
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
 _M2M_LANGUAGES = {
@@ -69,6 +71,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def places(self, text: str) -> list[tuple[int, int]] | None: ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, index: int) -> str: ...
@@ -81,14 +85,23 @@ class JsonTokenizer:
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, content: str, where: pathlib.Path):
+        """Reads a tokenizer.
+
+        Args:
+          content: of a tokenizer.json.
+          where: the file, for messages.
+
+        Raises:
+          UserError: it is no tokenizer.
+        """
         # Imported here: most runs need no tokenizers.
         import tokenizers
 
         try:
-            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{path} is no tokenizer: {error}") from None
+            raise UserError(f"{where} is no tokenizer: {error}") from None
         self._found.no_padding()
         self._found.no_truncation()
         self.size = self._found.get_vocab_size(with_added_tokens=True)
@@ -110,6 +123,9 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self._found.encode(text, add_special_tokens=False).ids
+
+    def places(self, text: str) -> list[tuple[int, int]] | None:
+        return self._found.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode(list(ids), skip_special_tokens=True)
@@ -170,6 +186,9 @@ class SentencePieceTokenizer:
             end = found.end()
         return ids + self._encode_part(text[end:], end)
 
+    def places(self, text: str) -> None:
+        del text
+
     def _encode_part(self, part: str, start: int) -> list[int]:
         """Returns the ids of the part of a text that begins at `start`, without special tokens."""
         has_space = part.startswith(" ")
@@ -227,6 +246,9 @@ class PiecesTokenizer:
         pieces = self._found.encode(text[found.end() :] if found and before else text, out_type=str)
         return before + [self._ids.get(piece, self._unknown) for piece in pieces]
 
+    def places(self, text: str) -> None:
+        del text
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode_pieces(
             [self._pieces[i] for i in ids if i in self._pieces and i not in self._names]
@@ -256,10 +278,13 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     Raises:
       UserError: a file is missing or damaged.
     """
-    if (directory / TOKENIZER_JSON).is_file():
-        found: Any = JsonTokenizer(directory / TOKENIZER_JSON)
+    settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
+    if path.is_file():
+        found: Any = JsonTokenizer(path.read_text(encoding="utf-8", errors="replace"), path)
         return found
-    settings = read_json(directory / SETTINGS)
+    if ranked := byte_ranks.in_directory(directory, settings):
+        found = JsonTokenizer(*ranked)
+        return found
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -418,12 +443,17 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
 
 # File with an import's notes on the published tensors.
 RECORD_FILE = "published.json"
+# File with the scales of the tensors that were published in FP8.
+SCALES_FILE = "published_scales.safetensors"
 # Files of a published model that are kept besides its weights.
 KEPT_FILES = (
     RECORD_FILE,
+    SCALES_FILE,
     "config.json",
     "generation_config.json",
     TOKENIZER_JSON,
+    byte_ranks.TEKKEN,
+    byte_ranks.KIMI,
     *SENTENCEPIECE_MODELS,
     FAIRSEQ_MODEL,
     "source.spm",
@@ -497,6 +527,13 @@ class PublishedVocabulary(Vocabulary):
         """Returns the ids of a text, without ids that begin or end a text."""
         with encoding([text]):
             return self._tokenizer.encode(text)
+
+    def places(self, text: str) -> list[tuple[int, int]] | None:
+        """Returns begin and end of each token of `encode` in a text, in characters.
+
+        The result is None if the tokenizer does not know them.
+        """
+        return self._tokenizer.places(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.cached import CacheView, row_view
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.tasks.model_facts import NO_TOKEN
@@ -117,3 +118,44 @@ def expert_gates(
         view, mask_BL = row_view(is_token_BL, is_causal=True), tf.cast(is_token_BL, tf.int32)
         model.extend(weights, tf.maximum(ids_BL, 0), mask_BL, view, None, memory)
     return found
+
+
+# Bytes of the float32 logits that exist at once: of long texts and large vocabularies, all of them
+# would take gigabytes.
+_LOGITS_BYTES = 1 << 28
+
+
+def token_scores(
+    model: DecodableModel, weights: NestedMap, ids_BL: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns how likely each token of complete texts is, given the tokens before it.
+
+    Args:
+      model: the model, which reads no source.
+      weights: `decoding_weights` of the model.
+      ids_BL: int32 [B,L+1], the tokens of each text, NO_TOKEN in the padding after the text.
+
+    Returns:
+      Three arrays [B,L], each with a value for every token but the first: the float32
+      log-probability of the token, the int32 token that is likeliest at this place, and the float32
+      log-probability of the likeliest token. Values in padding have no meaning.
+    """
+    with context.scope(training=False):
+        next_BL, ids_BL = tf.maximum(ids_BL[:, 1:], 0), ids_BL[:, :-1]
+        is_token_BL = tf.not_equal(ids_BL, NO_TOKEN)
+        view, mask_BL = row_view(is_token_BL, is_causal=True), tf.cast(is_token_BL, tf.int32)
+        x_BLM, _, _ = model.extend(weights, tf.maximum(ids_BL, 0), mask_BL, view, None, None)
+        rows, length = known_sizes(ids_BL.shape)
+        size = known_sizes(model.next_logits(weights, x_BLM[:, :1]).shape)[-1]
+        at_once = max(_LOGITS_BYTES // (4 * rows * size), 1)
+        parts = []
+        for begin in range(0, length, at_once):
+            part = slice(begin, begin + at_once)
+            logits_BLV = model.next_logits(weights, x_BLM[:, part])
+            log_z_BL = tf.reduce_logsumexp(logits_BLV, -1)
+            chosen_BL = tf.gather(logits_BLV, next_BL[:, part], batch_dims=2)
+            largest_BL = tf.reduce_max(logits_BLV, -1)
+            best_BL = tf.argmax(logits_BLV, -1, output_type=tf.int32)
+            parts.append((chosen_BL - log_z_BL, best_BL, largest_BL - log_z_BL))
+        found, best, largest = (tf.concat(each, 1) for each in zip(*parts, strict=True))
+        return found, best, largest

@@ -17,7 +17,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import without_cache
 from lingvo_gshard.runtime.program.program import Program
 
-PREPARE, ADMIT, STEPS, GATES = "prepare", "admit", "steps", "gates"
+PREPARE, ADMIT, STEPS, GATES, SCORES = "prepare", "admit", "steps", "gates", "scores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,11 @@ class ProgramKey:
 
     Attributes:
       name: PREPARE makes weights for decoding from the trained weights. ADMIT lets texts into
-        rows, STEPS adds tokens, and GATES tells the experts that tokens of complete texts use.
+        rows, STEPS adds tokens, GATES tells the experts that tokens of complete texts use, and
+        SCORES tells how likely the tokens of complete texts are.
       kind: how tokens are chosen; None for PREPARE.
-      shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
+      shape: the state before the call, or the sizes of the texts of GATES and SCORES; None for
+        PREPARE.
       texts: for ADMIT, the number of texts that enter together.
       given: for ADMIT, the number of positions for given tokens; 0 if no text has any.
       source: for ADMIT, the number of positions for the tokens of a source; 0 without sources.

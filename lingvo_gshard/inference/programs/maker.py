@@ -15,11 +15,18 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import POSITIONS
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.inference.decoding.models import expert_gates
+from lingvo_gshard.inference.decoding.models import expert_gates, token_scores
 from lingvo_gshard.inference.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, state_specs
 from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
-from lingvo_gshard.inference.programs.executables import ADMIT, GATES, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.executables import (
+    ADMIT,
+    GATES,
+    PREPARE,
+    SCORES,
+    STEPS,
+    ProgramKey,
+)
 from lingvo_gshard.kernels.kernel import PLATFORMS
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
@@ -105,6 +112,7 @@ class ProgramMaker:
             ADMIT: self._admit,
             STEPS: self._steps,
             GATES: self._gates,
+            SCORES: self._scores,
         }
         return makers[key.name](key)
 
@@ -213,6 +221,18 @@ class ProgramMaker:
             ]
 
         return self._lower(str(key), run, [*program.outputs, *texts])
+
+    def _scores(self, key: ProgramKey) -> Program:
+        assert key.shape is not None
+        shape, (program, weights) = key.shape, self._prepared
+        texts = Array("new.ids_BL", (shape.rows, shape.length + 1), "int32", ((), ()))
+
+        def run(*tensors: tf.Tensor) -> Outputs:
+            found = token_scores(self._task, weights.pack(tensors[:-1]), tensors[-1])
+            names = ("log_probabilities", "likeliest", "largest")
+            return [(name, x, _whole(x.shape)) for name, x in zip(names, found, strict=True)]
+
+        return self._lower(str(key), run, [*program.outputs, texts])
 
     def _lower_on_state(
         self,

@@ -49,9 +49,13 @@ class RotaryScaling(Configurable):
         del length_BL
         return tf.pow(tf.constant(base, tf.float32), _exponents(rotated))
 
-    @property
-    def magnitude(self) -> float:
-        """Factor of the rotated queries, and of the rotated keys."""
+    def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:
+        """Returns the factor of the rotated queries, and of the rotated keys.
+
+        Args:
+          length_BL: as in `timescales`. With `needs_lengths`, the factor may be [B,L,1,1].
+        """
+        del length_BL
         return 1.0
 
 
@@ -107,6 +111,82 @@ class DynamicNTKScaling(RotaryScaling):
         return tf.pow(bases_BL[:, :, None, None], _exponents(rotated))
 
 
+class AlphaNTKScaling(RotaryScaling):
+    """Multiplies the base by alpha^(r/(r-2)), whatever the length (Peng et al. 2023, 3.1).
+
+    arXiv 2309.00071. Hunyuan's models are published with it (arXiv 2411.02265).
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("alpha", 1.0, "Factor of the wavelengths of the slowest pair.", above=0)
+        return p
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [r/2]; see the base class."""
+        del length_BL
+        if rotated < 4:
+            raise UserError(
+                f"{self.path}: AlphaNTKScaling with {rotated} rotated dimensions; 4 or more were "
+                "expected"
+            )
+        base *= self.p.alpha ** (rotated / (rotated - 2))
+        return tf.constant(_plain(rotated, base), tf.float32)
+
+
+class LongRopeScaling(RotaryScaling):
+    """Multiplies the timescale of each pair by a factor of its own. Ding et al. 2024, LongRoPE.
+
+    arXiv 2402.13753. Texts longer than `original_length` have other factors than shorter ones. In
+    training and evaluation, the whole segment counts. In decoding, the text so far counts, and keys
+    in the cache keep their first rotation.
+    """
+
+    needs_lengths = True
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("short_factors", (), "Factors of the r/2 pairs in texts up to original_length.")
+        p.define("long_factors", (), "Factors of the r/2 pairs in longer texts.")
+        _define_original_length(p)
+        p.define("short_magnitude", 1.0, "Factor of rotated queries and keys, of these.", above=0)
+        p.define("long_magnitude", 1.0, "The same in longer texts.", above=0)
+        return p
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [B,L,1,r/2]; see the base class."""
+        p, plain = self.p, _plain(rotated, base)
+        for name in ("short_factors", "long_factors"):
+            if len(p.get(name)) != rotated // 2:
+                raise UserError(
+                    f"{self.path}.{name}: {len(p.get(name))} factors for {rotated} rotated "
+                    f"dimensions; {rotated // 2} were expected"
+                )
+        short, long = (
+            tf.constant(plain * np.array(factors), tf.float32)
+            for factors in (p.short_factors, p.long_factors)
+        )
+        return tf.where(self._is_long(length_BL), long, short)
+
+    def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:
+        """Returns the factor of the rotated queries and keys; see the base class."""
+        p = self.p
+        if p.short_magnitude == p.long_magnitude:
+            return p.short_magnitude
+        return tf.where(self._is_long(length_BL), p.long_magnitude, p.short_magnitude)
+
+    def _is_long(self, length_BL: tf.Tensor | None) -> tf.Tensor:
+        """Returns bool [B,L,1,1]: whether each token's text is longer than in training."""
+        assert length_BL is not None
+        return (length_BL > self.p.original_length)[:, :, None, None]
+
+
 class Llama3Scaling(RotaryScaling):
     """Divides the frequencies of long wavelengths by a factor, and of medium wavelengths by less.
 
@@ -136,10 +216,10 @@ class Llama3Scaling(RotaryScaling):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         low, high = self.p.low_frequency_factor, self.p.high_frequency_factor
-        if high <= low:
+        if high < low:
             raise UserError(
-                f"{path}.high_frequency_factor: {high}; more than {path}.low_frequency_factor, "
-                f"{low}, was expected"
+                f"{path}.high_frequency_factor: {high}; {path}.low_frequency_factor, {low}, or "
+                "more was expected"
             )
 
     def timescales(
@@ -149,10 +229,11 @@ class Llama3Scaling(RotaryScaling):
         del length_BL
         p, plain = self.p, _plain(rotated, base)
         rotations = p.original_length / (2 * math.pi * plain)
-        kept = (rotations - p.low_frequency_factor) / (
-            p.high_frequency_factor - p.low_frequency_factor
-        )
-        return tf.constant(_interpolate(plain, p.factor, np.clip(kept, 0, 1)), tf.float32)
+        width = p.high_frequency_factor - p.low_frequency_factor
+        above = rotations - p.low_frequency_factor
+        # Llama 4 has nothing between the two.
+        kept = np.clip(above / width, 0, 1) if width else (above >= 0).astype(np.float64)
+        return tf.constant(_interpolate(plain, p.factor, kept), tf.float32)
 
 
 class YarnScaling(RotaryScaling):
@@ -181,9 +262,9 @@ class YarnScaling(RotaryScaling):
         )
         return p
 
-    @property
-    def magnitude(self) -> float:
-        """Factor of the rotated queries, and of the rotated keys."""
+    def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:
+        """Returns the factor of the rotated queries, and of the rotated keys."""
+        del length_BL
         return self.p.magnitude or 0.1 * math.log(self.p.factor) + 1.0
 
     def timescales(
@@ -401,8 +482,9 @@ def rotate(
     timescales = scaling.timescales(rotated, base, positions.length_BL)
     angles = tf.cast(positions.index_BL, tf.float32)[:, :, None, None] / timescales
     sine, cosine = tf.sin(angles), tf.cos(angles)
-    if scaling.magnitude != 1.0:
-        sine, cosine = sine * scaling.magnitude, cosine * scaling.magnitude
+    magnitude = scaling.magnitude(positions.length_BL)
+    if tf.is_tensor(magnitude) or magnitude != 1.0:
+        sine, cosine = sine * magnitude, cosine * magnitude
     sine, cosine = tf.cast(sine, x_BLND.dtype), tf.cast(cosine, x_BLND.dtype)
     half = rotated // 2
     if pairs == NEIGHBORS:

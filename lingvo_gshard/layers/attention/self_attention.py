@@ -29,6 +29,11 @@ class SelfAttention(MultiHeadAttention):
         p.define("window", 0, "Largest distance between a query and a key; 0: no limit.", minimum=0)
         rotary.define(p)
         p.define(
+            "normalizes_rotated",
+            False,
+            "Whether qk_norm comes after the rotation of queries and keys, not before it.",
+        )
+        p.define(
             "relative_buckets",
             0,
             "Number of distance buckets with a learned bias; 0: no bias.",
@@ -145,10 +150,18 @@ class SelfAttention(MultiHeadAttention):
         else:
             (query,) = self._project(theta, x_BLM, "w_query")
             key, value = self._project(theta, x_BLM, "w_key", "w_value")
-        query, key = self._normalize("query", theta, query), self._normalize("key", theta, key)
+        if not p.normalizes_rotated:
+            query, key = self._normalize_both(theta, query, key)
         if p.rotary_fraction:
             query, key = (self._rotate(x_BLND, positions) for x_BLND in (query, key))
+        if p.normalizes_rotated:
+            query, key = self._normalize_both(theta, query, key)
         return query, key, value
+
+    def _normalize_both(
+        self, theta: NestedMap, query: tf.Tensor, key: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._normalize("query", theta, query), self._normalize("key", theta, key)
 
     def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
         p = self.p

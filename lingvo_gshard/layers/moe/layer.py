@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -19,6 +21,7 @@ from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups, warn_of_experts, warn_of_groups
 from lingvo_gshard.layers.moe.routers import Top2Router
+from lingvo_gshard.layers.moe.routing import Routing, TokenChoiceRouting
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
@@ -47,6 +50,12 @@ class MixtureOfExperts(Layer):
             "Params of the dispatch, which sends tokens to experts and combines the outputs.",
         )
         p.define("exchange", Exchange.params(), "Params of the exchange of rows between devices.")
+        p.define(
+            "gates_inputs",
+            False,
+            "Whether gates multiply the inputs of experts and not their outputs, as in Llama 4; "
+            "with one expert of each token.",
+        )
         shared_expert.define(p)
         p.define("is_causal", False, "Whether a token's routing must not depend on later tokens.")
         p.define(
@@ -77,6 +86,10 @@ class MixtureOfExperts(Layer):
         router.set(is_causal=p.is_causal, is_dropless=self._dispatch.is_dropless)
         self.create_child("router", router)
         self._check_router()
+        if p.gates_inputs and self.router.experts_per_token(self.router.p) != 1:
+            raise UserError(
+                f"{path}.gates_inputs: True with more than one expert of each token; 1 was expected"
+            )
         self.create_child(
             "experts", self._with_sizes("experts", ("model_dim", "hidden_dim", "num_experts"))
         )
@@ -157,9 +170,20 @@ class MixtureOfExperts(Layer):
             ids_GS = self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         load_metrics.report(self, routing, mask_GS, groups)
+        routing, x_GSM = self._gated(routing, x_GSM)
         with groups.ordered():
             y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
         return self._finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
+
+    def _gated(self, routing: Routing, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns the routing and the tokens, which have the gates if `gates_inputs` says so."""
+        if not self.p.gates_inputs:
+            return routing, x_GSM
+        assert isinstance(routing, TokenChoiceRouting)
+        (choice,) = routing.assignments
+        ones = dataclasses.replace(choice, gate_GS=tf.cast(choice.kept_GS, tf.float32))
+        gates_GS1 = tf.cast(choice.gate_GS, x_GSM.dtype)[..., None]
+        return dataclasses.replace(routing, assignments=(ones,)), x_GSM * gates_GS1
 
     def _finish(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
@@ -207,6 +231,7 @@ class MixtureOfExperts(Layer):
                 x_GSM = place(x_GSM)
                 routing = self.router.fprop(theta.router, x_GSM, place(mask_GS), ids_GS)
         load_metrics.observe_gates(self, routing, groups)
+        routing, x_GSM = self._gated(routing, x_GSM)
         y_GSM = exact_experts.run_routing(self.experts, theta.experts, routing, x_GSM)
         return self._finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
 

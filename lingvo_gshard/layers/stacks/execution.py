@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
@@ -19,6 +20,7 @@ from lingvo_gshard.core.layer import Layer, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Repetition
+from lingvo_gshard.layers.stacks.batch_parts import run_interleaved
 
 _NAME = re.compile(r"expected_(\d+)_trips")
 
@@ -41,12 +43,19 @@ class Execution(Layer):
     weights of a layer do not depend on the subclass.
 
     Attributes:
-      splits_shared: whether the tensors that layers share are split by rows, so that all must have
-        the rows of the batch.
       repetition: the names of the layers in each iteration.
     """
 
-    splits_shared = False
+    @classmethod
+    def splits_shared(cls, params: Params) -> bool:
+        """Returns whether an execution splits the tensors that layers share by rows.
+
+        All of them must then have the rows of the batch.
+
+        Args:
+          params: Params of this class.
+        """
+        return params.interleaved > 1
 
     @classmethod
     def params(cls) -> Params:
@@ -58,6 +67,14 @@ class Execution(Layer):
             remat_policy.NONE,
             "Which results the backward pass computes a second time: a policy of "
             "core/autodiff/remat_policy.py.",
+        )
+        p.define(
+            "interleaved",
+            1,
+            "Number of parts of a training batch that each layer computes one after the other, so "
+            "that collectives of one part, such as the experts' all-to-all, can run under the "
+            "computation of another. Experts are routed within a part.",
+            minimum=1,
         )
         return p
 
@@ -123,6 +140,28 @@ class Execution(Layer):
         Raises:
           UserError: the batch cannot be run.
         """
+        parts = self.p.interleaved
+        if rows % parts and context.current().training:
+            raise UserError(
+                f"{path}.interleaved={parts} does not divide the {rows} rows of a batch "
+                "(input.batch_rows, or those of a micro-batch)"
+            )
+
+    def run_layers(
+        self, layers: Sequence[tuple[Layer, NestedMap]], x_BLM: tf.Tensor, *shared: object
+    ) -> tf.Tensor:
+        """Returns [B,L,M]: x through layers, in interleaved parts in training.
+
+        Args:
+          layers: the layers with their weights.
+          x_BLM: input of the first layer.
+          *shared: nests of tensors that every layer reads.
+        """
+        if self.p.interleaved > 1 and context.current().training:
+            return run_interleaved(layers, x_BLM, shared, self.p.interleaved)
+        for layer, theta in layers:
+            x_BLM = layer.fprop(theta, x_BLM, *shared)
+        return x_BLM
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of all layers."""
@@ -162,8 +201,10 @@ class Sequential(Execution):
     @layer_method
     def fprop(self, theta: Sequence[NestedMap], x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
         """Returns [B,L,M]; see the base class."""
+        if self.p.rematerialize == remat_policy.NONE:
+            return self.run_layers(self.unrolled(theta), x_BLM, *shared)
         for layer, layer_theta in self.unrolled(theta):
-            x_BLM = self._run(layer, layer_theta, x_BLM, *shared)
+            x_BLM = self._rematerialized(layer, layer_theta, x_BLM, *shared)
         return x_BLM
 
     @layer_method
@@ -171,18 +212,16 @@ class Sequential(Execution):
         """Returns all layers with their weights, in the order of execution."""
         return list(zip(self.body, theta, strict=True))
 
-    def _run(
+    def _rematerialized(
         self, layer: Layer, layer_theta: NestedMap, x_BLM: tf.Tensor, *shared: object
     ) -> tf.Tensor:
-        if self.p.rematerialize == remat_policy.NONE:
-            return layer.fprop(layer_theta, x_BLM, *shared)
         flat = tf.nest.flatten(shared)
 
         def run(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             here = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
             specs = layer.variable_specs().flatten()
             weights = layer_theta.pack(stop_frozen(specs, tensors[len(flat) :]))
-            return layer.fprop(weights, x_BLM, *here)
+            return self.run_layers([(layer, weights)], x_BLM, *here)
 
         weights = layer_theta.flatten()
         return rematerialized(run, self.p.rematerialize, [x_BLM, *flat], weights)

@@ -362,9 +362,8 @@ class Repeat(Execution):
             layer_inputs = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
             weights = specs.pack(stop_frozen(specs.flatten(), tensors[len(flat) :]))
             x_BLM = annotate(x_BLM, _ACTIVATIONS)
-            for layer, layer_theta in zip(self.body, weights.body, strict=True):
-                x_BLM = layer.fprop(layer_theta, x_BLM, *layer_inputs)
-            return annotate(x_BLM, _ACTIVATIONS)
+            layers = list(zip(self.body, weights.body, strict=True))
+            return annotate(self.run_layers(layers, x_BLM, *layer_inputs), _ACTIVATIONS)
 
         body = RematUnit(run_body, self.p.rematerialize)
         loop = Loop(body, self.repetition, _ACTIVATIONS, specs.flatten())
@@ -378,8 +377,7 @@ class Repeat(Execution):
         forward_pass, values = context.current(), []
         for r in range(self.p.times):
             with context.use(forward_pass.part(Iteration(self.repetition, r))) as part:
-                for layer, layer_theta in self._body_of_iteration(theta, r):
-                    x_BLM = layer.fprop(layer_theta, x_BLM, *shared)
+                x_BLM = self.run_layers(self._body_of_iteration(theta, r), x_BLM, *shared)
             reports = Reports.of(part)
             values.append(reports.values)
         stacks = [tf.stack(over_iterations) for over_iterations in zip(*values, strict=True)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config import names
@@ -18,7 +17,7 @@ from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_fro
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration
-from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop, Schedule
 from lingvo_gshard.sharding import annotate, annotate_like
@@ -27,31 +26,21 @@ from lingvo_gshard.sharding.partitioning import current_partitioning, use_partit
 LOCAL_LETTERS = {"m": "micro-batches"}
 
 
-class _MicroBatchInputs(NamedTuple):
-    """Inputs of the layers other than the activations.
-
-    Attributes:
-      shared: nests of tensors that every layer is called with.
-      tokens: ids and kinds of the tokens of the context, by field, as far as it has them.
-    """
-
-    shared: tuple
-    tokens: dict[str, tf.Tensor]
-
-
 class Pipeline(Execution):
     """Runs layers in stages (letter P). A batch passes the stages in micro-batches.
 
-    The result for a micro-batch equals the result of applying the layers in sequence to it. Experts
-    are routed within a micro-batch, losses and metrics are means over micro-batches, and every
-    micro-batch draws its own random numbers, as with `step.micro_batches`.
+    A micro-batch has the results of a part in batch_parts.py.
 
     Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c
     circulations, the layers are cut into c P chunks, and stage s runs chunks s, P + s, 2 P + s, ...
     """
 
-    splits_shared = True
+    @classmethod
+    def splits_shared(cls, params: Params) -> bool:
+        """Returns True: every micro-batch has its own rows."""
+        del params
+        return True
 
     @classmethod
     def params(cls) -> Params:
@@ -83,6 +72,11 @@ class Pipeline(Execution):
                 f"{path}.rematerialize is {params.rematerialize!r}, but a Pipeline keeps what its "
                 "stages save on the devices. "
                 f"{names.nearest(params.rematerialize, remat_policy.ON_DEVICE)}"
+            )
+        if params.interleaved > 1:
+            raise UserError(
+                f"{path}.interleaved={params.interleaved}: a Pipeline computes several "
+                f"micro-batches at a time, in different stages; set {path}.micro_batches instead"
             )
         result = super().for_layers(params, layers, period, path)
         result.micro_batches = params.micro_batches or params.stages
@@ -156,10 +150,7 @@ class Pipeline(Execution):
         micro-batches is padded with zeros.
         """
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
-        now = token_context.current()
-        given = {"ids": now.ids, "kinds": now.kinds}
-        tokens = {name: value for name, value in given.items() if value is not None}
-        inputs = _MicroBatchInputs(shared, tokens)
+        inputs = PartInputs.of(shared)
         tensors = [x_BLM, *tf.nest.flatten(inputs)]
         split = [_split(_pad_rows(tensor, -rows % count), count) for tensor in tensors]
         run = self._run_one_by_one if tf.executing_eagerly() else self._run_in_stages
@@ -198,7 +189,7 @@ class Pipeline(Execution):
         theta: NestedMap,
         x_mBLM: tf.Tensor,
         *inputs: tf.Tensor,
-        structure: _MicroBatchInputs,
+        structure: PartInputs,
     ) -> tf.Tensor:
         """Runs all micro-batches through the compiled pipeline.
 
@@ -242,7 +233,7 @@ class Pipeline(Execution):
         theta: NestedMap,
         x_mBLM: tf.Tensor,
         *inputs: tf.Tensor,
-        structure: _MicroBatchInputs,
+        structure: PartInputs,
     ) -> tf.Tensor:
         """Runs layer after layer on each micro-batch: in eager mode no loop is compiled."""
         forward_pass = context.current()
@@ -269,16 +260,7 @@ class Pipeline(Execution):
           reports: names of the losses, metrics and sums.
           values: ordered as in `Reports`, each [times, micro_batches, ...].
         """
-        losses, metrics, weights, sums = reports.split(values)
-        pairs = zip(metrics, weights, strict=True)
-        weighted = [tf.reduce_sum(value * weight, 1) for value, weight in pairs]
-        weights, sums = ([tf.reduce_sum(x, 1) for x in part] for part in (weights, sums))
-        means = [
-            tf.reduce_sum(loss, 1) if name in reports.summed_losses else tf.reduce_mean(loss, 1)
-            for name, loss in zip(reports.losses, losses, strict=True)
-        ]
-        means += [tf.math.divide_no_nan(s, w) for s, w in zip(weighted, weights, strict=True)]
-        reports.stacked(self.repetition).add_to(context.current(), [*means, *weights, *sums])
+        add_reports(context.current(), reports.stacked(self.repetition), values, 1)
 
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:
@@ -292,15 +274,11 @@ def pipelines(layer: Layer) -> Iterator[Pipeline]:
 def _run_layers(
     layers: Sequence[tuple[Layer, NestedMap]],
     x_BLM: tf.Tensor,
-    inputs: _MicroBatchInputs,
+    inputs: PartInputs,
     micro_batch: tf.Tensor,
 ) -> tf.Tensor:
     """Runs layers on one micro-batch, with random numbers that depend on its index."""
-    now = context.current()
-    if now.seed is not None:
-        seed = random_numbers.hashed_fold_in_word(now.seed, micro_batch)
-        now = dataclasses.replace(now, seed=seed)
-    with context.use(now), token_context.override(**inputs.tokens):
+    with inputs.in_use(micro_batch):
         x_BLM = annotate(x_BLM, "BLM")
         for layer, theta in layers:
             x_BLM = layer.fprop(theta, x_BLM, *inputs.shared)

@@ -93,6 +93,7 @@ class TransformerStack(Layer):
             SharedRelativeBias.params(),
             "Params of a relative position bias that all self-attentions share.",
         )
+        p.define("has_input_norm", False, "Whether the input is normalized, before dropout.")
         p.define("has_final_norm", True, "Whether the output is normalized.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
         p.define("has_token_ids", False, "Whether callers set `token_context.tokens`.")
@@ -117,6 +118,8 @@ class TransformerStack(Layer):
                     f"{path}.{name}: {p.get(name)} is not in 0 to {path}.num_layers, {p.num_layers}"
                 )
         self._check_pattern()
+        if p.has_input_norm:
+            self.create_child("input_norm", inherit(p.layer.norm, model_dim=p.model_dim))
         path = f"{path}.execution"
         remat_policy.check(p.execution.rematerialize, f"{path}.rematerialize")
         layers = [self.layer_params(i) for i in range(p.num_layers)]
@@ -150,8 +153,11 @@ class TransformerStack(Layer):
             obstacle = f"{attention.cls and attention.cls.__name__}, which has none or its own"
         elif not attention.kernel.cls.supports_relative_bias:
             obstacle = f"{attention.kernel.cls.__name__}; choose DenseKernel"
-        elif p.execution.cls.splits_shared:
-            obstacle = f"{p.execution.cls.__name__}; choose Sequential or Repeat"
+        elif p.execution.cls.splits_shared(p.execution):
+            obstacle = (
+                f"{p.execution.cls.__name__}, which splits batches; choose Sequential or Repeat "
+                "with interleaved = 1"
+            )
         if obstacle:
             raise UserError(
                 f"{self.path}.shared_relative_bias.buckets: {p.shared_relative_bias.buckets} is "
@@ -226,7 +232,7 @@ class TransformerStack(Layer):
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
-        x_BLM = self._drop_tokens(theta, x_BLM, segments_BL)
+        x_BLM = self._drop_tokens(theta, self._begin(theta, x_BLM), segments_BL)
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         if self._sequential_first:
             x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)
@@ -264,6 +270,10 @@ class TransformerStack(Layer):
             return None
         return self.shared_relative_bias.fprop(theta.shared_relative_bias, distances_LK)
 
+    def _begin(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns the input of the first layer, normalized if the stack has a norm there."""
+        return self.input_norm.fprop(theta.input_norm, x_BLM) if self.p.has_input_norm else x_BLM
+
     def _finish(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the output of the last layer, normalized if the stack has a norm at the end."""
         return self.final_norm.fprop(theta.final_norm, x_BLM) if self.p.has_final_norm else x_BLM
@@ -286,8 +296,9 @@ class TransformerStack(Layer):
         weights = NestedMap(layers=layers)
         if "shared_relative_bias" in self.children:
             weights.shared_relative_bias = theta.shared_relative_bias
-        if self.p.has_final_norm:
-            weights.final_norm = theta.final_norm
+        for name in ("input_norm", "final_norm"):
+            if name in self.children:
+                weights[name] = theta[name]
         return weights
 
     def layers_in_order(self) -> list[TransformerLayer]:
@@ -327,6 +338,7 @@ class TransformerStack(Layer):
             bias_B1K = memory.bias_BK[:, None]
             visible_memory = Visible(bias_B1K, used_slots(bias_B1K, mask_BL))
         shared = InferenceInputs(view, visible, mask_BL, visible_memory)
+        x_BLM = self._begin(theta, x_BLM)
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
             x_BLM, cache, weights_BNLK = layer.extend(

@@ -68,7 +68,9 @@ class InferenceInputs:
 #   both     x + norm(f(norm(x))), Gemma 2, arXiv 2408.00118
 #   output   x + norm(f(x)), OLMo 2, arXiv 2501.00656
 #   sum      norm(x + f(x)), Vaswani et al. 2017, arXiv 1706.03762
-BEFORE, BOTH, OUTPUT, SUM = NORM_POSITIONS = ("before", "both", "output", "sum")
+#   shared   x + f(norm(x)) + g(norm(x)), with one norm for the self-attention f and the
+#            feed-forward layer g, GPT-J (https://github.com/kingoflolz/mesh-transformer-jax)
+BEFORE, BOTH, OUTPUT, SUM, SHARED = NORM_POSITIONS = ("before", "both", "output", "sum", "shared")
 
 
 class TransformerLayer(Layer):
@@ -85,8 +87,10 @@ class TransformerLayer(Layer):
         p.define(
             "norm_position",
             BEFORE,
-            "Where norms are: 'before' a sublayer, at its 'output', at 'both', or after the 'sum'.",
+            "Where norms are: 'before' a sublayer, at its 'output', at 'both', after the 'sum', or "
+            "'shared' before all sublayers, which then read the same input.",
         )
+        p.define("residual_scale", 1.0, "Factor of each sublayer's output.", above=0)
         p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
         p.define("cross_attention", CrossAttention.params(), "Params of the attention to a memory.")
         p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
@@ -106,6 +110,11 @@ class TransformerLayer(Layer):
         if p.norm_position not in NORM_POSITIONS:
             nearest = names.nearest(p.norm_position, NORM_POSITIONS)
             raise UserError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
+        if p.norm_position == SHARED and p.has_cross_attention:
+            raise UserError(
+                f"{path}.norm_position: {SHARED!r} with {path}.has_cross_attention; {BEFORE!r} was "
+                "expected in layers with cross-attention"
+            )
         self._create_sublayer("self_attention", p.self_attention)
         if p.has_cross_attention:
             self._create_sublayer("cross_attention", p.cross_attention)
@@ -124,7 +133,8 @@ class TransformerLayer(Layer):
     def _create_sublayer(self, name: str, params: Params) -> None:
         p = self.p
         norm = inherit(p.norm, model_dim=p.model_dim)
-        if p.norm_position != OUTPUT:
+        is_shared = p.norm_position == SHARED and name != "self_attention"
+        if p.norm_position != OUTPUT and not is_shared:
             self.create_child(f"{name}_norm", norm)
         if p.norm_position in (BOTH, OUTPUT):
             self.create_child(f"{name}_output_norm", norm)
@@ -152,8 +162,8 @@ class TransformerLayer(Layer):
           memory_mask: `cross_attention.mask` of the segments of x and of the memory.
         """
         mask = mask_of_window(masks, self.self_attention.p.window)
-        h_BLM = self._enter("self_attention", theta, x_BLM)
-        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, mask)
+        entered_BLM = self._enter("self_attention", theta, x_BLM)
+        h_BLM = self.self_attention.fprop(theta.self_attention, entered_BLM, mask)
         x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
         if self.p.has_cross_attention:
             h_BLM = self._enter("cross_attention", theta, x_BLM)
@@ -161,7 +171,9 @@ class TransformerLayer(Layer):
                 theta.cross_attention, h_BLM, memory_BKM, memory_mask
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
-        return self._feed_forward(theta, x_BLM, mask.segments_BL)
+        h_BLM = self._enter_feed_forward(theta, x_BLM, entered_BLM)
+        h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, mask.segments_BL)
+        return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
@@ -194,10 +206,10 @@ class TransformerLayer(Layer):
           The output [B,L,M], the cache with the new tokens, and the weights [B,N,L,K] of the
           cross-attention, or None.
         """
-        h_BLM = self._enter("self_attention", theta, x_BLM)
+        entered_BLM = self._enter("self_attention", theta, x_BLM)
         visible = shared.visible[self.self_attention.p.window]
         h_BLM, extended = self.self_attention.extend(
-            theta.self_attention, h_BLM, shared.view, visible, cache
+            theta.self_attention, entered_BLM, shared.view, visible, cache
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
@@ -207,18 +219,10 @@ class TransformerLayer(Layer):
                 theta.cross_attention, h_BLM, memory, shared.memory
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
-        h_BLM = self._enter("feed_forward", theta, x_BLM)
+        h_BLM = self._enter_feed_forward(theta, x_BLM, entered_BLM)
         h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, shared.mask_BL)
         x_BLM = self._add("feed_forward", theta, x_BLM, h_BLM)
         return self.observe(x_BLM), extended, weights_BNLK
-
-    @layer_method
-    def _feed_forward(
-        self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor
-    ) -> tf.Tensor:
-        h_BLM = self._enter("feed_forward", theta, x_BLM)
-        h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, segments_BL)
-        return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
 
     def _enter(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns the input of a sublayer."""
@@ -226,11 +230,21 @@ class TransformerLayer(Layer):
             return x
         return self._normalize(f"{name}_norm", theta, x)
 
+    def _enter_feed_forward(
+        self, theta: NestedMap, x: tf.Tensor, entered_attention: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the input of the feed-forward layer, given what the self-attention read."""
+        if self.p.norm_position == SHARED:
+            return entered_attention
+        return self._enter("feed_forward", theta, x)
+
     def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
         """Returns the input x of a sublayer with its output h added."""
         position = self.p.norm_position
         if position in (BOTH, OUTPUT):
             h = self._normalize(f"{name}_output_norm", theta, h)
+        if self.p.residual_scale != 1.0:
+            h *= tf.constant(self.p.residual_scale, h.dtype)
         x += getattr(self, f"{name}_dropout").fprop(theta[f"{name}_dropout"], h)
         return self._normalize(f"{name}_norm", theta, x) if position == SUM else x
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -9,6 +10,7 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import pattern_of, rotating
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
 from lingvo_gshard.tasks.language_model import LanguageModelTask
@@ -77,6 +79,51 @@ HEAD_NORMS = (
         "M->M",
     ),
 )
+# Norms over all heads together.
+HEADS_NORMS = tuple(dataclasses.replace(row, arrangement="(ND)->ND") for row in HEAD_NORMS)
+# Norms at the outputs of sublayers, as OLMo 2 has them.
+OUTPUT_NORMS = tuple(
+    TensorPattern(
+        f"model.layers.{{layer}}.post_{published}_layernorm.weight",
+        f"decoder.{{layer}}.{ours}_output_norm.scale",
+        "M->M",
+    )
+    for published, ours in (("attention", "self_attention"), ("feedforward", "feed_forward"))
+)
+# The biases of layer norms.
+NORM_BIASES = tuple(
+    TensorPattern(
+        row.published.replace(".weight", ".bias"), row.weight.replace(".scale", ".bias"), "M->M"
+    )
+    for row in (*NORMS, EMBEDDINGS[-1])
+)
+# One tensor for queries, keys and values, and one for the gate and its factor, as in Phi-3.
+FUSED_ATTENTION = (
+    *(
+        TensorPattern(
+            "model.layers.{layer}.self_attn.qkv_proj.weight",
+            f"decoder.{{layer}}.self_attention.w_{name}",
+            "(ND)M->MND",
+            joined="N",
+        )
+        for name in ("query", "key", "value")
+    ),
+    ATTENTION[-1],
+)
+FUSED_FEED_FORWARD = (
+    *(
+        TensorPattern(
+            "model.layers.{layer}.mlp.gate_up_proj.weight",
+            f"decoder.{{layer}}.feed_forward.w_{name}",
+            "HM->MH",
+            joined="H",
+        )
+        for name in ("in", "factor")
+    ),
+    TensorPattern(
+        "model.layers.{layer}.mlp.down_proj.weight", "decoder.{layer}.feed_forward.w_out", "MH->HM"
+    ),
+)
 FEED_FORWARD_BIASES = (
     TensorPattern(
         "model.layers.{layer}.mlp.gate_proj.bias", "decoder.{layer}.feed_forward.b_in", "H->H"
@@ -116,8 +163,13 @@ def decoder_task(config: PublishedConfig) -> Params:
     return task
 
 
-def plain_task(config: PublishedConfig) -> Params:
-    """Returns `decoder_task` without rotations, whatever the activation that the config names."""
+def plain_task(config: PublishedConfig, epsilon: str = "rms_norm_eps") -> Params:
+    """Returns `decoder_task` without rotations, whatever the activation that the config names.
+
+    Args:
+      config: the config.
+      epsilon: the key that has the epsilon of the norms.
+    """
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
         is_causal=True,
@@ -128,7 +180,7 @@ def plain_task(config: PublishedConfig) -> Params:
         attention_dropout_rate=config.get("attention_dropout", 0.0),
         execution=Repeat.params(),
     )
-    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float))
+    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get(epsilon, kind=float))
     decoder.layer.self_attention.set(
         head_dim=config.get("head_dim", model_dim // heads, least=1),
         num_key_value_heads=config.get("num_key_value_heads", heads, least=1),
@@ -146,14 +198,19 @@ def plain_task(config: PublishedConfig) -> Params:
 
 def decoder_config(task: Params) -> dict[str, Any]:
     """Makes the config values that `decoder_task` reads from the Params of a task."""
-    attention = task.decoder.layer.self_attention
+    attention = rotating(task.decoder)
     return {**plain_config(task), "hidden_act": "silu", **rope_config(attention)}
 
 
-def plain_config(task: Params) -> dict[str, Any]:
-    """Returns what `plain_task` reads, from the Params of a task."""
+def plain_config(task: Params, epsilon: str = "rms_norm_eps") -> dict[str, Any]:
+    """Returns what `plain_task` reads, from the Params of a task.
+
+    Args:
+      task: Params of the task.
+      epsilon: the key that has the epsilon of the norms.
+    """
     decoder = task.decoder
-    attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
+    attention = pattern_of(decoder)[0]
     has_heads = "num_key_value_heads" in attention
     key_value_heads = attention.num_key_value_heads if has_heads else 0
     head_dim = attention.head_dim if has_heads else 0
@@ -165,7 +222,7 @@ def plain_config(task: Params) -> dict[str, Any]:
         "num_attention_heads": decoder.num_heads,
         "num_key_value_heads": key_value_heads or decoder.num_heads,
         "head_dim": head_dim or task.model_dim // decoder.num_heads,
-        "rms_norm_eps": decoder.layer.norm.epsilon,
+        epsilon: decoder.layer.norm.epsilon,
         "attention_dropout": decoder.attention_dropout_rate,
         "tie_word_embeddings": task.tie_softmax,
     }

@@ -11,11 +11,16 @@ from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Table, TensorPattern
 
-# DeepSeek-V3's names for the shared expert, and for the bias that balances the routed experts.
-SHARED_EXPERT = (
-    *(
+
+def shared_rows(block: str) -> Table:
+    """Returns the rows of a shared expert.
+
+    Args:
+      block: published name of the shared expert within its decoder layer.
+    """
+    return tuple(
         TensorPattern(
-            f"model.layers.{{layer}}.mlp.shared_experts.{published}.weight",
+            f"model.layers.{{layer}}.{block}.{published}.weight",
             f"decoder.{{layer}}.feed_forward.shared.{ours}",
             arrangement,
         )
@@ -24,7 +29,12 @@ SHARED_EXPERT = (
             ("up_proj", "w_factor", "HM->MH"),
             ("down_proj", "w_out", "MH->HM"),
         )
-    ),
+    )
+
+
+# DeepSeek-V3's names for the shared expert, and for the bias that balances the routed experts.
+SHARED_EXPERT = (
+    *shared_rows("mlp.shared_experts"),
     TensorPattern(
         "model.layers.{layer}.mlp.gate.e_score_correction_bias",
         "decoder.{layer}.feed_forward.router.selection_bias",

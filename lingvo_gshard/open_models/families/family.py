@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_inputs import PublishedTextInput
+from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Table
 
@@ -134,7 +136,20 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
     """
     layers = config.get("num_hidden_layers")
     usual = [FULL if (index + 1) % period == 0 else SLIDING for index in range(layers)]
-    found = config.get("layer_types", usual, list)
+    return types_of_layers(config, usual)
+
+
+def types_of_layers(config: PublishedConfig, usual: list[str]) -> list[str]:
+    """Returns `layer_types`.
+
+    Args:
+      config: the config.
+      usual: the types of all layers if the config has no `layer_types`.
+
+    Raises:
+      UserError: `layer_types` has the wrong length.
+    """
+    found, layers = config.get("layer_types", usual, list), len(usual)
     if len(found) != layers:
         raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
     return found
@@ -149,6 +164,17 @@ def sliding_window(config: PublishedConfig) -> int:
       UserError: the window has no position but the query's own, or none at all.
     """
     return config.get("sliding_window", 1, least=2) - 1
+
+
+def pattern_of(decoder: Params) -> tuple[Params, ...]:
+    """Returns the Params of the self-attentions of consecutive layers, of one period."""
+    return decoder.attention_pattern or (decoder.layer.self_attention,)
+
+
+def rotating(decoder: Params) -> Params:
+    """Returns the Params of the first self-attention that rotates, or of the first one."""
+    pattern = pattern_of(decoder)
+    return next((each for each in pattern if each.rotary_fraction), pattern[0])
 
 
 def window_config(attentions: Iterable[Params]) -> int | None:
@@ -200,8 +226,22 @@ def set_pattern(
         decoder.layer.self_attention = attentions[kinds[0]].copy()
 
 
+def run_in_periods(decoder: Params) -> None:
+    """Has a stack run its last layers in whole periods, and the layers before them one by one.
+
+    Args:
+      decoder: Params of the stack, whose layers differ in their attentions or in their experts.
+    """
+    period = math.lcm(max(decoder.moe_every, 1), len(pattern_of(decoder)))
+    first = decoder.dense_first + (decoder.num_layers - decoder.dense_first) % period
+    if first < decoder.num_layers:
+        decoder.sequential_first = first
+    else:
+        decoder.set(sequential_first=0, execution=Sequential.params())
+
+
 def pattern_config(decoder: Params) -> list[str]:
     """Returns `layer_types` from the Params of a stack."""
-    pattern = decoder.attention_pattern or (decoder.layer.self_attention,)
+    pattern = pattern_of(decoder)
     windows = [pattern[index % len(pattern)].window for index in range(decoder.num_layers)]
     return [SLIDING if window else FULL for window in windows]

@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786)."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) and the text models of Gemma 3 (2503.19786)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lingvo_gshard.open_models.families.decoder import (
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
+    NORMS,
     plain_config,
     plain_task,
 )
@@ -23,10 +24,16 @@ from lingvo_gshard.open_models.families.family import (
     attentions_by_type,
     layer_types,
     pattern_config,
+    pattern_of,
     set_pattern,
     window_config,
 )
-from lingvo_gshard.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.open_models.families.rope import (
+    rope_config,
+    ropes_by_type,
+    ropes_config,
+    set_rope,
+)
 from lingvo_gshard.open_models.table import TensorPattern
 
 _NORMS = tuple(
@@ -62,6 +69,20 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "use_bidirectional_attention": None,
     "vocab_size": 256000,
 }
+_GEMMA_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "head_dim": 256,
+    "hidden_act": _GELU,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": None,
+    "vocab_size": 256000,
+}
 _GEMMA3_DEFAULTS = _DEFAULTS | {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -73,30 +94,36 @@ _GEMMA3_DEFAULTS = _DEFAULTS | {
 }
 
 
-def _common(config: PublishedConfig) -> Params:
-    """Returns what Gemma 2 and 3 share, with attentions that have neither window nor rotation."""
+def _of_all(config: PublishedConfig) -> Params:
+    """Returns what all generations share, without rotations."""
     config.expect("attention_bias", False)
     config.expect("use_bidirectional_attention", False)
+    task = plain_task(config)
+    task.decoder.layer.norm.zero_centered = True
+    task.decoder.layer.feed_forward.activation = "geglu_tanh"
+    # 0 stands for the square root of the model dimension.
+    return task.set(embedding_scale=0.0)
+
+
+def _common(config: PublishedConfig) -> Params:
+    """Returns what Gemma 2 and 3 share, with attentions that have neither window nor rotation."""
     config.expect("hidden_activation", _GELU)
     for name in ("hidden_act", "cache_implementation"):
         # Some configs also have these keys; no model reads them.
         config.get(name, None)
-    task = plain_task(config)
+    task = _of_all(config)
     layer = task.decoder.layer
     layer.norm_position = "both"
-    layer.norm.zero_centered = True
-    layer.feed_forward.activation = "geglu_tanh"
     layer.self_attention.set(
         query_scale=config.get("query_pre_attn_scalar", kind=float, least=1) ** -0.5,
         logit_cap=config.get("attn_logit_softcapping", 0.0),
     )
-    # 0 stands for the square root of the model dimension.
-    return task.set(embedding_scale=0.0, logit_cap=config.get("final_logit_softcapping", 0.0))
+    return task.set(logit_cap=config.get("final_logit_softcapping", 0.0))
 
 
 def _common_config(task: Params) -> dict[str, Any]:
     decoder = task.decoder
-    attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
+    attention = pattern_of(decoder)[0]
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
         **plain_config(task),
@@ -105,7 +132,7 @@ def _common_config(task: Params) -> dict[str, Any]:
         "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
         "final_logit_softcapping": task.logit_cap or None,
-        "sliding_window": window_config(decoder.attention_pattern or (attention,)),
+        "sliding_window": window_config(pattern_of(decoder)),
         "layer_types": pattern_config(decoder),
     }
 
@@ -135,7 +162,9 @@ def _gemma3_task(config: PublishedConfig) -> Params:
     attention = task.decoder.layer.self_attention
     attention.qk_norm = True
     attention.query_key_norm.set(epsilon=config.get("rms_norm_eps", kind=float), zero_centered=True)
-    attentions, ropes = attentions_by_type(config, attention), _gemma3_ropes(config)
+    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    ropes = ropes_by_type(config, {k: config.get(name, None, float) for k, name in bases.items()})
+    attentions = attentions_by_type(config, attention)
     for kind, each in attentions.items():
         set_rope(config, each, ropes[kind])
     period = config.get("sliding_window_pattern", 6, least=1)
@@ -150,44 +179,38 @@ def _gemma3_task(config: PublishedConfig) -> Params:
     return task
 
 
-def _gemma3_ropes(config: PublishedConfig) -> dict[str, dict[str, Any]]:
-    """Returns the rotary parameters of each type of attention.
-
-    The `rope_scaling` of old files belongs to full attention.
-
-    Raises:
-      UserError: the file has rotary parameters of another type.
-    """
-    given = config.get("rope_parameters", None, dict) or {}
-    others = given.keys() - {FULL, SLIDING}
-    if others:
-        raise UserError(
-            f"{config.where}: rope_parameters has {', '.join(sorted(others))}; only {FULL!r} and "
-            f"{SLIDING!r} were expected, with the parameters of each"
-        )
-    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
-    ropes = {}
-    for kind, name in bases.items():
-        found = dict(given.get(kind) or {})
-        if kind == FULL:
-            found |= config.rope_entry("rope_scaling") or {}
-        config.check_rope(found)
-        base = config.get(name, None, float)
-        ropes[kind] = {"rope_type": found.get("type", "default"), "rope_theta": base, **found}
-    return ropes
-
-
 def _gemma3_config(task: Params) -> dict[str, Any]:
-    decoder = task.decoder
-    pattern = decoder.attention_pattern or (decoder.layer.self_attention,)
-    described = {SLIDING if each.window else FULL: rope_config(each) for each in pattern}
-    ropes = {kind: config.pop("rope_parameters") for kind, config in described.items()}
-    ropes.setdefault(SLIDING, {"rope_type": "default", "rope_theta": _LOCAL_BASE})
-    ropes.setdefault(FULL, {"rope_type": "default", "rope_theta": _GLOBAL_BASE})
-    positions = described.get(FULL, {})
-    return {**_common_config(task), **positions, "rope_parameters": ropes}
+    ropes = ropes_config(pattern_of(task.decoder), {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE})
+    return {**_common_config(task), **ropes}
 
 
+def _gemma_task(config: PublishedConfig) -> Params:
+    task = _of_all(config)
+    # Old files name another function, and transformers takes this one for it.
+    config.expect("hidden_act", _GELU, "gelu")
+    # No model reads it.
+    config.get("hidden_activation", None)
+    set_rope(config, task.decoder.layer.self_attention, config.rope())
+    return task
+
+
+def _gemma_config(task: Params) -> dict[str, Any]:
+    return {
+        **plain_config(task),
+        **rope_config(task.decoder.layer.self_attention),
+        "hidden_act": _GELU,
+        "attention_bias": False,
+    }
+
+
+GEMMA = Family(
+    model_type="gemma",
+    architecture="GemmaForCausalLM",
+    table=(*EMBEDDINGS, *ATTENTION, *NORMS, *FEED_FORWARD),
+    read_task=_gemma_task,
+    config_of=_gemma_config,
+    defaults=_GEMMA_DEFAULTS,
+)
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",

@@ -21,6 +21,7 @@ from lingvo_gshard.open_models.families.family import (
     attentions_by_type,
     layer_types,
     pattern_config,
+    pattern_of,
     set_pattern,
     window_config,
 )
@@ -117,7 +118,7 @@ def _task(config: PublishedConfig) -> Params:
 
 def _config(task: Params) -> dict[str, Any]:
     decoder = task.decoder
-    pattern = decoder.attention_pattern or (decoder.layer.self_attention,)
+    pattern = pattern_of(decoder)
     moe = decoder.moe
     return {
         **plain_config(task),

@@ -11,6 +11,7 @@ from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     DECODER_DEFAULTS,
     EMBEDDINGS,
+    HEADS_NORMS,
     NORMS,
     decoder_config,
     decoder_task,
@@ -22,16 +23,7 @@ from lingvo_gshard.open_models.families.experts import (
     top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.table import TensorPattern
 
-_HEADS_NORMS = tuple(
-    TensorPattern(
-        f"model.layers.{{layer}}.self_attn.{published}_norm.weight",
-        f"decoder.{{layer}}.self_attention.{ours}_norm.scale",
-        "(ND)->ND",
-    )
-    for published, ours in (("q", "query"), ("k", "key"))
-)
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
     "clip_qkv": None,
@@ -87,7 +79,7 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
-    table=(*EMBEDDINGS, *ATTENTION, *_HEADS_NORMS, *NORMS, *expert_rows("mlp")),
+    table=(*EMBEDDINGS, *ATTENTION, *HEADS_NORMS, *NORMS, *expert_rows("mlp")),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

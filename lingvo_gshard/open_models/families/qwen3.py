@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -70,6 +71,12 @@ def _qwen2_task(config: PublishedConfig) -> Params:
     return task
 
 
+def _mimo_task(config: PublishedConfig) -> Params:
+    config.expect("attention_bias", True)
+    config.get("num_nextn_predict_layers", None)
+    return _qwen2_task(config)
+
+
 def without_windows(config: PublishedConfig) -> Params:
     """Returns `decoder_task` for a config that may, but must not, ask for sliding windows."""
     config.expect("use_sliding_window", False)
@@ -134,6 +141,14 @@ QWEN2 = Family(
     read_task=_qwen2_task,
     config_of=_qwen2_config,
     defaults=_QWEN2_DEFAULTS,
+)
+# MiMo (arXiv 2505.07608) computes what Qwen2 does, and has layers that predict further tokens.
+MIMO = dataclasses.replace(
+    QWEN2,
+    model_type="mimo",
+    architecture="MiMoForCausalLM",
+    read_task=_mimo_task,
+    read_left_out=lambda config: ("model.mtp_layers.",),
 )
 DENSE = Family(
     model_type="qwen3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.config import names
@@ -12,11 +13,12 @@ from lingvo_gshard.layers.attention.rotary import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryScaling,
     YarnScaling,
 )
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import original_length
+from lingvo_gshard.open_models.families.family import FULL, SLIDING, original_length
 
 _DEFAULT = "default"
 # Published type of a scaling -> our class.
@@ -26,12 +28,16 @@ _SCALINGS: dict[str, type[RotaryScaling]] = {
     "dynamic": DynamicNTKScaling,
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
+    "longrope": LongRopeScaling,
 }
+# Types whose parameters name the length of texts in training, as transformers has them.
+_WITH_LENGTH = ("llama3", "longrope", "yarn")
 # The parameters that a scaling must have.
 _REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
 }
 # Published key -> our hyperparameter.
 _KEYS = {
@@ -42,6 +48,8 @@ _KEYS = {
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
     "truncate": "truncate",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
 }
 
 
@@ -67,9 +75,12 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     scaling = _SCALINGS[kind].params()
     if kind == "yarn":
         scaling.magnitude = _yarn_magnitude(config, left)
+    if kind == "longrope":
+        scaling.set(**_long_magnitudes(config, left))
     for key, name in _KEYS.items():
         if key in left and name in scaling:
-            scaling.set(**{name: left.pop(key)})
+            value = left.pop(key)
+            scaling.set(**{name: tuple(value) if isinstance(value, list) else value})
     # Some configs have this key although their scaling does not read it.
     left.pop("original_max_position_embeddings", None)
     if left:
@@ -102,7 +113,7 @@ def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
       UserError: the scaling lacks a parameter.
     """
     name, positions = "original_max_position_embeddings", config.get("max_position_embeddings")
-    if kind in ("llama3", "yarn"):
+    if kind in _WITH_LENGTH:
         left[name] = original_length(config, left)
     elif kind == "dynamic":
         # transformers reads no other length here, whatever the parameter says.
@@ -118,16 +129,65 @@ def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
             del left[key]
 
 
+def ropes_by_type(
+    config: PublishedConfig, bases: Mapping[str, float | None]
+) -> dict[str, dict[str, Any]]:
+    """Returns the rotary parameters of each type of attention.
+
+    The `rope_scaling` of old files belongs to full attention.
+
+    Args:
+      config: the config.
+      bases: type -> the base where the parameters of the type name none.
+
+    Raises:
+      UserError: the file has rotary parameters of another type.
+    """
+    given = config.get("rope_parameters", None, dict) or {}
+    others = given.keys() - bases.keys()
+    if others:
+        raise UserError(
+            f"{config.where}: rope_parameters has {', '.join(sorted(others))}; only {FULL!r} and "
+            f"{SLIDING!r} were expected, with the parameters of each"
+        )
+    ropes = {}
+    for kind, base in bases.items():
+        found = dict(given.get(kind) or {})
+        if kind == FULL:
+            found |= config.rope_entry("rope_scaling") or {}
+        config.check_rope(found)
+        ropes[kind] = {"rope_type": found.get("type", _DEFAULT), "rope_theta": base, **found}
+    return ropes
+
+
+def ropes_config(attentions: Iterable[Params], bases: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what `ropes_by_type` reads, from the Params of the attentions of all layers.
+
+    Args:
+      attentions: the attentions.
+      bases: type -> the base of a type that no layer has.
+    """
+    described = {SLIDING if each.window else FULL: rope_config(each) for each in attentions}
+    ropes = {kind: config.pop("rope_parameters") for kind, config in described.items()}
+    for kind, base in bases.items():
+        ropes.setdefault(kind, {"rope_type": _DEFAULT, "rope_theta": base})
+    return {**described.get(FULL, {}), "rope_parameters": ropes}
+
+
 def rope_config(attention: Params) -> dict[str, Any]:
     """Returns the keys of a config that `set_rope` reads, from the Params of an attention."""
     scaling = attention.rotary_scaling
     kind = next(name for name, cls in _SCALINGS.items() if cls is scaling.cls)
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": attention.rotary_base}
-    rope |= {key: scaling.get(name) for key, name in _KEYS.items() if name in scaling}
+    values = {key: scaling.get(name) for key, name in _KEYS.items() if name in scaling}
+    rope |= {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+    if kind == "longrope":
+        rope |= {"short_mscale": scaling.short_magnitude, "long_mscale": scaling.long_magnitude}
     if kind == "yarn":
         rope["attention_factor"] = scaling.magnitude or None
         rope |= _mscale_all_dim(attention, scaling.factor)
-    if "rotary_fraction" in attention and attention.rotary_fraction != 1.0:
+    # An attention without rotations has no parameter that says so.
+    if "rotary_fraction" in attention and attention.rotary_fraction not in (0.0, 1.0):
         rope["partial_rotary_factor"] = attention.rotary_fraction
     config: dict[str, Any] = {"rope_parameters": {k: v for k, v in rope.items() if v is not None}}
     if kind == "dynamic":
@@ -152,6 +212,29 @@ def _yarn_magnitude(config: PublishedConfig, rope: dict[str, Any]) -> float:
     if one and all_:
         return mscale(rope["factor"], one) / mscale(rope["factor"], all_)
     return 0.0
+
+
+def _long_magnitudes(config: PublishedConfig, rope: dict[str, Any]) -> dict[str, float]:
+    """Takes the parameters of LongRoPE's magnitudes out of a config.
+
+    Phi-3.5-MoE names both; other models have one, which depends on the factor of their length.
+
+    Raises:
+      UserError: the list of a factor is none.
+    """
+    for key in ("short_factor", "long_factor"):
+        if not isinstance(rope[key], list) or not all(
+            isinstance(value, (int, float)) for value in rope[key]
+        ):
+            raise UserError(f"{config.where}: {key} is {rope[key]!r}; a list of numbers was needed")
+    original = rope["original_max_position_embeddings"]
+    factor = rope.pop("factor", None) or config.get("max_position_embeddings") / original
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    one = float(rope.pop("attention_factor", None) or grown)
+    return {
+        "short_magnitude": float(rope.pop("short_mscale", None) or one),
+        "long_magnitude": float(rope.pop("long_mscale", None) or one),
+    }
 
 
 def _mscale_all_dim(attention: Params, factor: float) -> dict[str, float]:

@@ -14,7 +14,7 @@ from lingvo_gshard.core import letters
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import INNER, ROWS
-from lingvo_gshard.planning.search.choices import Candidate
+from lingvo_gshard.planning.search.choices import Candidate, Saving
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Strategy, Table
 
@@ -329,7 +329,7 @@ def candidate(
     groups: LayerGroups,
     chosen: Sequence[ShardingOption],
     mesh: Mesh,
-    policy: str,
+    saving: Saving,
     step: TracedStep,
 ) -> Candidate:
     """Returns the candidate that shards each group by its chosen option.
@@ -338,7 +338,7 @@ def candidate(
       groups: the groups of layers.
       chosen: the option of each group.
       mesh: mesh with placeholder names; the candidate's axes are named for their use.
-      policy: rematerialization policy.
+      saving: what the step saves, and where.
       step: the traced step.
     """
     paths = [_layer(spec) for spec in step.weights]
@@ -364,9 +364,10 @@ def candidate(
         mesh=sizes,
         strategy=_text(common, _rules_of_split),
         overrides=tuple(overrides),
-        rematerialize=policy,
+        rematerialize=saving.policy,
         micro_batches=step.micro_batches,
         precision=step.precision,
+        offload_moments=saving.offloads_moments,
     )
 
 

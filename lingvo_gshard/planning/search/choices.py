@@ -11,10 +11,13 @@ from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.gin_binding import gin_name
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
 
 # These compute the same function, so a search may replace one by the other.
 DISPATCHES = (GatherDispatch, EinsumDispatch)
 _MICRO_BATCHES, _PRECISION = "step.micro_batches", "step.precision"
+_OFFLOAD_MOMENTS, _INTERLEAVED = "step.offload_moments", "interleaved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +28,34 @@ class ChoicePaths:
       rematerialize: paths of the hyperparameters that are rematerialization policies.
       dispatch: paths of the dispatches that a search may replace.
       compile_options: changes to the compiler's options that all candidates have.
+      offloads_moments: whether the experiment itself keeps the optimizer's moments in the memory
+        of the host.
+      interleaved: paths of the hyperparameters that are numbers of interleaved parts of a batch.
     """
 
     rematerialize: tuple[str, ...] = ()
     dispatch: tuple[str, ...] = ()
     compile_options: tuple[str, ...] = ()
+    offloads_moments: bool = False
+    interleaved: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, experiment: Params) -> ChoicePaths:
         """Returns the paths of an experiment."""
         dispatches = [path for path, node in experiment.nodes() if node.cls in DISPATCHES]
+        interleaved = [
+            f"{path}.{_INTERLEAVED}"
+            for path, node in experiment.nodes()
+            if node.cls in (Sequential, Repeat)
+        ]
         policies = policy_params(experiment.leaves())
-        return cls(tuple(policies), tuple(dispatches), experiment.sharding.compile_options)
+        return cls(
+            tuple(policies),
+            tuple(dispatches),
+            experiment.sharding.compile_options,
+            experiment.get(_OFFLOAD_MOMENTS),
+            tuple(interleaved),
+        )
 
 
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
@@ -46,6 +65,27 @@ def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
       leaves: (path, value) of an experiment's hyperparameters, from `params.leaves()`.
     """
     return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialize"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A choice of the tensors that a step keeps for later, and of their memory.
+
+    Attributes:
+      policy: rematerialization policy.
+      offloads_moments: whether the optimizer's moments are kept in the memory of the host.
+    """
+
+    policy: str = remat_policy.NONE
+    offloads_moments: bool = False
+
+    @property
+    def on_device(self) -> Saving:
+        """The saving that keeps the same tensors on the device."""
+        return Saving(remat_policy.on_device(self.policy))
+
+
+SAVE_ALL = Saving()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +101,8 @@ class Candidate:
       precision: types of weights and activations, as `step.precision`; "" keeps the experiment's.
       dispatch: name of one of `DISPATCHES`; "" keeps the experiment's.
       compile_options: further changes to the compiler's options.
+      offload_moments: whether the optimizer's moments are kept in the memory of the host.
+      interleaved: number of interleaved parts of a batch; 0 keeps the experiment's.
     """
 
     mesh: str
@@ -71,6 +113,8 @@ class Candidate:
     precision: str = ""
     dispatch: str = ""
     compile_options: tuple[str, ...] = ()
+    offload_moments: bool = False
+    interleaved: int = 0
 
     def settings(self, paths: ChoicePaths = ChoicePaths()) -> list[str]:
         """Returns the settings that select the candidate: options, and Params as in a gin file.
@@ -108,6 +152,10 @@ class Candidate:
             values[_MICRO_BATCHES] = self.micro_batches
         if self.precision:
             values[_PRECISION] = self.precision
+        if self.offload_moments != paths.offloads_moments:
+            values[_OFFLOAD_MOMENTS] = self.offload_moments
+        if self.interleaved:
+            values |= dict.fromkeys(paths.interleaved, self.interleaved)
         if self.dispatch:
             (dispatch,) = (cls for cls in DISPATCHES if cls.__name__ == self.dispatch)
             values |= dict.fromkeys(paths.dispatch, dispatch)
@@ -121,15 +169,18 @@ class Variant:
     Attributes:
       dispatch: as in `Candidate`; "" changes no dispatch.
       compile_options: further changes to the compiler's options.
+      interleaved: as in `Candidate`; 0 changes nothing.
     """
 
     dispatch: str = ""
     compile_options: tuple[str, ...] = ()
+    interleaved: int = 0
 
     def __str__(self) -> str:
         """Returns the change in words."""
         options = [f"`compile_options={each}`" for each in self.compile_options]
-        return " ".join([self.dispatch, *options]).strip()
+        parts = [f"{self.interleaved} interleaved parts"] if self.interleaved else []
+        return " ".join([self.dispatch, *parts, *options]).strip()
 
     def applied(self, candidate: Candidate) -> Candidate:
         """Returns a candidate with this change."""
@@ -137,6 +188,7 @@ class Variant:
             candidate,
             dispatch=self.dispatch or candidate.dispatch,
             compile_options=(*candidate.compile_options, *self.compile_options),
+            interleaved=self.interleaved or candidate.interleaved,
         )
 
 
@@ -144,4 +196,4 @@ def _gin(value: Any) -> str:
     """Returns a value as gin writes it."""
     if isinstance(value, type):
         return f"@{value.__module__}.{value.__qualname__}"
-    return json.dumps(value)
+    return repr(value) if isinstance(value, bool) else json.dumps(value)

@@ -14,6 +14,7 @@ import functools
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.planning.search.candidates import Einsum, Flow, LayerGroup, LayerGroups, Tensor
+from lingvo_gshard.planning.search.choices import SAVE_ALL, Saving
 from lingvo_gshard.planning.search.costs import (
     BACKWARD,
     FORWARD,
@@ -222,21 +223,25 @@ class StrategySharding:
 
 
 def term_cost(
-    term: CostTerm, sharding: StrategySharding, policy: str, micro_batches: int = 1
+    term: CostTerm,
+    sharding: StrategySharding,
+    saving: Saving,
+    micro_batches: int = 1,
 ) -> TermCost:
     """Returns a term's cost in a step.
 
     Args:
       term: the term, of one micro-batch.
       sharding: how the strategy shards it.
-      policy: rematerialization policy.
+      saving: what the step saves, and where.
       micro_batches: number of micro-batches of the step.
     """
-    total = TermCost()
+    total, policy = TermCost(), saving.policy
     if isinstance(term.what, Einsum):
         _EinsumCost(term.what, term.count, sharding, policy, total).add()
     elif isinstance(term.what, Weight):
-        _add_weight(total, term.what, term.count, sharding, micro_batches > 1)
+        is_accumulated = micro_batches > 1
+        _add_weight(total, term.what, term.count, sharding, is_accumulated, saving.offloads_moments)
         return total
     else:
         total.cost = flow_cost(term.what, term.count, sharding, sharding, policy)
@@ -265,6 +270,7 @@ def _add_weight(
     count: int,
     sharding: StrategySharding,
     is_accumulated: bool,
+    offloads_moments: bool,
 ) -> None:
     """Adds memory and update of equal weights.
 
@@ -276,6 +282,8 @@ def _add_weight(
       count: number of equal weights.
       sharding: how the strategy shards them.
       is_accumulated: whether gradients are summed over micro-batches.
+      offloads_moments: whether the moments are kept in the memory of the host. The moments of one
+        weight come while the moments of the weight before go, and no computation hides the copies.
     """
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")
@@ -284,7 +292,10 @@ def _add_weight(
     if is_accumulated:
         cost.accumulated += count * _FLOAT32 * local_elements(tensor, where, mesh)
     cost.weights += count * sharding.stored_bytes(tensor, "weights")
-    cost.moments += count * moments
+    if offloads_moments:
+        cost.host_seconds += sharding.rates.host_seconds(count * moments)
+    else:
+        cost.moments += count * moments
     cost.gradients += count * gradient
     if weight.times > 1:
         cost.stacked_gradients += count * gradient
@@ -311,6 +322,7 @@ class _EinsumCost:
         self._cost, self._hoisted, self._summed = total.cost, total.hoisted, total.summed
         self._times = einsum.times * count
         self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
+        self._is_offloaded = remat_policy.is_offloaded(policy)
         left, right = (operand.layout for operand in einsum.operands)
         self._is_saved = remat_policy.POLICIES[policy](left, right, einsum.result.layout)
 
@@ -336,10 +348,13 @@ class _EinsumCost:
             self._cost.saved += sum(saved) * self._times
             return
         self._cost.recomputed = sum(saved)
-        if self._einsum.begins_unit and saved:
-            self._cost.saved += saved[0] * self._times
+        kept = saved[0] if self._einsum.begins_unit and saved else 0
         if self._is_saved:
-            self._cost.saved += self._sharding.bytes(self._einsum.result) * self._times
+            kept += self._sharding.bytes(self._einsum.result)
+        if self._is_offloaded:
+            self._cost.hosted += kept * self._times
+        else:
+            self._cost.saved += kept * self._times
 
     def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
         """Returns the operands; a lookup first reshards its table."""
@@ -400,22 +415,25 @@ class _EinsumCost:
 
 
 class CostModel:
-    """Costs on one mesh, under one rematerialization policy of core/autodiff/remat_policy.py."""
+    """Costs on one mesh, with one choice of what is saved where.
 
-    def __init__(
-        self, mesh: Mesh, rates: Rates, policy: str = remat_policy.NONE, micro_batches: int = 1
-    ):
-        remat_policy.check(policy, "rematerialize")
-        self.mesh, self.rates, self.policy = mesh, rates, policy
+    Attributes:
+      mesh: the mesh.
+      rates: speed of the devices.
+      saving: what a step saves, and where.
+      micro_batches: number of micro-batches of a step.
+    """
+
+    def __init__(self, mesh: Mesh, rates: Rates, saving: Saving = SAVE_ALL, micro_batches: int = 1):
+        self.mesh, self.rates, self.saving = mesh, rates, saving
         self.micro_batches = micro_batches
         self._term_costs: dict[tuple, TermCost] = {}
         self._sharded_einsums: dict[tuple, ShardedEinsum] = {}
 
-    def under(self, policy: str) -> CostModel:
-        """Returns a model with another policy that shares this one's cache."""
-        remat_policy.check(policy, "rematerialize")
+    def under(self, saving: Saving) -> CostModel:
+        """Returns a model with another saving that shares this one's cache."""
         other = copy.copy(self)
-        other.policy = policy
+        other.saving = saving
         return other
 
     def cost(self, layer_groups: LayerGroups, strategies: list[Strategy]) -> Cost:
@@ -444,11 +462,15 @@ class CostModel:
             )
         total.recomputed = max(recomputed.values(), default=0)
         self._add_summed(total, summed, strategy)
+        # Activations go to the host and come back beside the computation of the group.
+        copies = 2 * self.rates.host_seconds(total.hosted) * self.micro_batches
+        total.host_seconds += max(0.0, copies - total.compute_seconds)
         return total
 
     def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> Cost:
         """Returns the cost of a tensor that one group passes to another."""
-        cost = flow_cost(flow, 1, self._sharding(source), self._sharding(target), self.policy)
+        shardings = self._sharding(source), self._sharding(target)
+        cost = flow_cost(flow, 1, *shardings, self.saving.policy)
         return cost.repeated(self.micro_batches)
 
     def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
@@ -460,11 +482,12 @@ class CostModel:
 
     def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
         tables = {kind: strategy.table(kind) for kind in KINDS}
-        policy = "" if isinstance(term.what, Weight) else self.policy
-        key = term, policy, *[tables[kind].get(x, ()) for kind, x in term.letters]
+        is_weight = isinstance(term.what, Weight)
+        saved = self.saving.offloads_moments if is_weight else self.saving.policy
+        key = term, saved, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._term_costs:
             sharding = self._sharding(strategy)
-            self._term_costs[key] = term_cost(term, sharding, self.policy, self.micro_batches)
+            self._term_costs[key] = term_cost(term, sharding, self.saving, self.micro_batches)
         return self._term_costs[key]
 
     def _sharding(self, strategy: Strategy) -> StrategySharding:

@@ -256,12 +256,15 @@ class Rates:
       bytes_per_second: memory bandwidth.
       capacity: bytes that a program may use.
       collective_seconds: time of a collective.
+      host_bytes_per_second: bandwidth between the device's memory and its host's in one
+        direction; None if arrays cannot be kept there.
     """
 
     flops_per_second: Mapping[str, float]
     bytes_per_second: float
     capacity: int
     collective_seconds: CollectiveSeconds
+    host_bytes_per_second: float | None = None
 
     def matmul_seconds(self, flops: int, bytes: int, dtype: str) -> float:
         """Returns the time of a matrix product, limited by arithmetic or by memory bandwidth."""
@@ -271,6 +274,12 @@ class Rates:
     def memory_seconds(self, bytes: int) -> float:
         """Returns the time to read or write this many bytes."""
         return bytes / self.bytes_per_second
+
+    def host_seconds(self, bytes: int) -> float:
+        """Returns the time to copy this many bytes between device and host, in one direction."""
+        if not bytes:
+            return 0.0
+        return bytes / self.host_bytes_per_second if self.host_bytes_per_second else math.inf
 
 
 FORWARD, BACKWARD, REMATERIALIZED, OPTIMIZER = "forward", "backward", "rematerialized", "optimizer"
@@ -283,10 +292,12 @@ class Cost:
     Attributes:
       compute_seconds: time of einsums, lookups and the optimizer.
       communication_seconds: time of collectives.
+      host_seconds: time of copies between device and host that no computation hides.
       flops: floating-point operations.
       weights: bytes of weights.
       moments: bytes of optimizer moments.
-      saved: bytes of activations that are saved for the backward pass.
+      saved: bytes of activations that are saved for the backward pass, on the device.
+      hosted: bytes of activations that are saved in the memory of the host.
       recomputed: bytes of activations that one rematerialization unit recomputes.
       gradients: bytes of all weight gradients.
       stacked_gradients: bytes of weight gradients of loops, allocated before the backward pass.
@@ -297,10 +308,12 @@ class Cost:
 
     compute_seconds: float = 0.0
     communication_seconds: float = 0.0
+    host_seconds: float = 0.0
     flops: int = 0
     weights: int = 0
     moments: int = 0
     saved: int = 0
+    hosted: int = 0
     recomputed: int = 0
     gradients: int = 0
     stacked_gradients: int = 0
@@ -311,7 +324,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Returns the time without overlap of computation and communication."""
-        return self.compute_seconds + self.communication_seconds
+        return self.compute_seconds + self.communication_seconds + self.host_seconds
 
     @property
     def resident(self) -> tuple[int, int]:
@@ -328,10 +341,12 @@ class Cost:
         """Adds the cost of other layers. Their workspaces are not in use at the same time."""
         self.compute_seconds += other.compute_seconds
         self.communication_seconds += other.communication_seconds
+        self.host_seconds += other.host_seconds
         self.flops += other.flops
         self.weights += other.weights
         self.moments += other.moments
         self.saved += other.saved
+        self.hosted += other.hosted
         self.recomputed += other.recomputed
         self.gradients += other.gradients
         self.stacked_gradients += other.stacked_gradients
@@ -345,6 +360,7 @@ class Cost:
             self,
             compute_seconds=times * self.compute_seconds,
             communication_seconds=times * self.communication_seconds,
+            host_seconds=times * self.host_seconds,
             flops=times * self.flops,
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
         )

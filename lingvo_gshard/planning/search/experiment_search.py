@@ -20,7 +20,13 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.search.candidates import TracedStep
-from lingvo_gshard.planning.search.choices import DISPATCHES, Candidate, ChoicePaths, Variant
+from lingvo_gshard.planning.search.choices import (
+    DISPATCHES,
+    Candidate,
+    ChoicePaths,
+    Saving,
+    Variant,
+)
 from lingvo_gshard.planning.search.costs import Rates
 from lingvo_gshard.planning.search.results import (
     CompileCandidate,
@@ -47,6 +53,8 @@ TIME, COST = "time", "cost"
 _BILLION = 1e9
 # Numbers of micro-batches that a search tries.
 _MICRO_BATCHES = (1, 2, 4, 8)
+# Number of interleaved parts of a batch that a search tries.
+_INTERLEAVED = 2
 # Hyperparameter of tasks: the number of positions whose logits are computed at once.
 _LOGITS = "logits_positions"
 _ALL_POSITIONS = 2**31 - 1
@@ -140,6 +148,7 @@ def rates_of(topology: Topology) -> Rates:
         bytes_per_second=efficiencies.memory_efficiency(chip).value * chip.memory_bandwidth,
         capacity=chip.usable_bytes,
         collective_seconds=collective_seconds,
+        host_bytes_per_second=chip.host_bandwidth,
     )
 
 
@@ -190,8 +199,8 @@ def search_experiment(
     """Returns the fastest way to run an experiment's training step.
 
     Args:
-      experiment: Params; their own mesh, strategy, rematerialization policies and number of
-        micro-batches are ignored.
+      experiment: Params; their own mesh, strategy, rematerialization policies, place of the
+        moments and number of micro-batches are ignored.
       topology: the machine.
       options: options of the search.
       progress: is told each event of the search, and each stage of a compilation.
@@ -213,14 +222,14 @@ def search_experiment(
     compile_candidate, variants = None, []
     if options.search_compilations:
         compile_candidate = candidate_compiler(experiment, paths, batch, topology, plans, progress)
-        variants = _variants(experiment, paths, steps[0], topology)
+        variants = _variants(experiment, paths, steps[0], topology, batch)
     result = search(
         steps[0],
         topology.devices,
         rates_of(topology),
         compile_candidate,
         compile_best=options.search_compilations,
-        policies=tuple(remat_policy.ON_DEVICE) if paths.rematerialize else (remat_policy.NONE,),
+        savings=_savings(paths, topology),
         torus=_torus(topology),
         progress=progress,
         others=steps[1:],
@@ -229,6 +238,15 @@ def search_experiment(
     plan = plans.get(result.best.candidate) if result.best else None
     tokens = make_trainer(experiment).task.target_tokens(batch)
     return ExperimentSearch(experiment, topology, result, plan, paths, tokens)
+
+
+def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
+    """Returns what to try: in the memory of the host only where its bandwidth is known."""
+    is_offloaded = (False, True) if topology.chip.host_bandwidth else (False,)
+    policies = remat_policy.POLICIES if is_offloaded[-1] else remat_policy.ON_DEVICE
+    if not paths.rematerialize:
+        policies = (remat_policy.NONE,)
+    return [Saving(policy, moments) for moments in is_offloaded for policy in policies]
 
 
 def _traced_steps(
@@ -256,7 +274,11 @@ def _micro_batches(batch: BatchSpecs) -> list[int]:
 
 
 def _variants(
-    experiment: Params, paths: ChoicePaths, step: TracedStep, topology: Topology
+    experiment: Params,
+    paths: ChoicePaths,
+    step: TracedStep,
+    topology: Topology,
+    batch: BatchSpecs,
 ) -> list[Variant]:
     """Returns the changes to compile the best candidate with."""
     has_experts = any("E" in spec.layout for spec in step.weights)
@@ -266,9 +288,14 @@ def _variants(
         found += [Variant(dispatch=cls.__name__) for cls in DISPATCHES if used != {cls}]
     device = topology.compile_devices()[0]
     options = option_variants(device, experiment.sharding.compile_options)
-    if not has_experts:
-        options.pop(ALL_TO_ALLS, None)
-    return [*found, *(Variant(compile_options=each) for each in options.values())]
+    exchanges = options.pop(ALL_TO_ALLS, ())
+    if has_experts and exchanges:
+        found.append(Variant(compile_options=exchanges))
+    found += [Variant(compile_options=each) for each in options.values()]
+    if paths.interleaved and _INTERLEAVED in _micro_batches(batch):
+        # The parts hide each other's collectives only if these are asynchronous.
+        found.append(Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
+    return found
 
 
 def _torus(topology: Topology) -> tuple[int, ...]:

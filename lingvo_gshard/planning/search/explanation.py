@@ -48,8 +48,10 @@ def _sharding(candidate: Candidate) -> str:
 _CHOICES: dict[str, Callable[[Candidate], str]] = {
     "sharding": _sharding,
     "rematerialize": lambda candidate: candidate.rematerialize,
+    "offload_moments": lambda candidate: "yes" if candidate.offload_moments else "no",
     "micro_batches": lambda candidate: str(candidate.micro_batches or _KEPT),
     "precision": lambda candidate: candidate.precision or _KEPT,
+    "interleaved": lambda candidate: str(candidate.interleaved or _KEPT),
     "dispatch": lambda candidate: candidate.dispatch or _KEPT,
     "compile_options": lambda candidate: ", ".join(candidate.compile_options) or _KEPT,
 }

@@ -39,6 +39,8 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
       model: the cost model's estimate.
       compiled: the compiler's figures; None if it was not compiled.
       problem: why it could not be compiled; empty if it could.
+      offload_moments: whether the optimizer's moments are kept in the memory of the host.
+      interleaved: number of interleaved parts of a batch; 0 is the experiment's.
     """
 
     mesh: str
@@ -54,6 +56,8 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
     model: CostRecord
     compiled: CompiledCost | None
     problem: str
+    offload_moments: bool = False
+    interleaved: int = 0
 
 
 class MachineRecord(Record, frozen=True, kw_only=True):

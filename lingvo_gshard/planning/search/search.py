@@ -24,7 +24,7 @@ from lingvo_gshard.planning.search.candidates import (
     group,
     sharding_options,
 )
-from lingvo_gshard.planning.search.choices import Candidate, Variant
+from lingvo_gshard.planning.search.choices import Candidate, Saving, Variant
 from lingvo_gshard.planning.search.cost_model import CostModel
 from lingvo_gshard.planning.search.costs import Cost, Rates
 from lingvo_gshard.planning.search.ilp import OptionCost, PairCosts, pareto_optimal, solve
@@ -93,6 +93,8 @@ def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
 # elementwise operations, which the model ignores. The other shares give the rest of the Pareto
 # front.
 _SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
+# Capacity, relative to the device's, that no program exceeds.
+_PLENTY = 1000
 # Candidates whose times differ by less than this ratio count as equally fast, since the cost model
 # is not more accurate. The simpler candidate is then preferred.
 _CLOSE = 1.03
@@ -109,7 +111,7 @@ def search(
     rates: Rates,
     compile_candidate: CompileCandidate | None = None,
     compile_best: int = 4,
-    policies: Sequence[str] = tuple(remat_policy.ON_DEVICE),
+    savings: Sequence[Saving] = tuple(map(Saving, remat_policy.ON_DEVICE)),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
     progress: Progress = SILENT,
@@ -126,7 +128,7 @@ def search(
         model alone.
       compile_best: number of candidates to compile, beside the best named strategy. If one needs
         more memory than the model estimated, the next ones are chosen smaller.
-      policies: rematerialization policies to try.
+      savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
       progress: is told each event of the search.
@@ -141,8 +143,8 @@ def search(
         for each, layer_groups in zip(steps, groups, strict=True)
         for mesh in meshes
     ]
-    ordered = _simplest_first(_rate(searches, policies, progress))
-    named = list(_baselines(steps, groups, devices, rates, policies))
+    ordered = _simplest_first(_rate(searches, savings, progress))
+    named = list(_baselines(steps, groups, devices, rates, savings))
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
@@ -157,18 +159,18 @@ def search(
 
 
 def _rate(
-    searches: Sequence[_MeshSearch], policies: Sequence[str], progress: Progress
+    searches: Sequence[_MeshSearch], savings: Sequence[Saving], progress: Progress
 ) -> list[RatedCandidate]:
     """Returns the best candidates of all meshes, or the smallest ones if none fits."""
     rows: dict[Candidate, RatedCandidate] = {}
     for mesh_search in searches:
-        for row in mesh_search.rows(policies):
+        for row in mesh_search.rows(savings):
             rows.setdefault(row.candidate, row)
         progress.say(f"{len(rows)} candidates, up to {mesh_search}")
     if not rows:
         progress.say("no candidate fits by the cost model; looking for the smallest")
         for mesh_search in searches:
-            rows.update({row.candidate: row for row in mesh_search.smallest(policies)})
+            rows.update({row.candidate: row for row in mesh_search.smallest(savings)})
     return list(rows.values())
 
 
@@ -178,6 +180,7 @@ class _MeshSearch:
     def __init__(self, step: TracedStep, layer_groups: LayerGroups, mesh: Mesh, rates: Rates):
         self._step, self._layer_groups, self._mesh = step, layer_groups, mesh
         self._capacity = rates.capacity - step.inputs // mesh.size
+        self._fitting: dict[Saving, bool] = {}
         self._model = CostModel(mesh, rates, micro_batches=step.micro_batches)
         self._options = [sharding_options(mesh, g.letters) for g in layer_groups.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
@@ -187,20 +190,36 @@ class _MeshSearch:
         shape = "x".join(map(str, self._mesh.shape))
         return f"meshes of {shape} with {self._step.micro_batches} micro-batches"
 
-    def rows(self, policies: Iterable[str]) -> list[RatedCandidate]:
-        """Returns the fastest candidate for each policy and each share of the memory."""
+    def rows(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the fastest candidate for each saving and each share of the memory.
+
+        Where the fastest of all shardings fits, copies to the memory of the host only take time.
+        """
         candidates = []
-        for policy in policies:
-            model = self._model.under(policy)
+        for saving in savings:
+            if saving != saving.on_device and self._fits_at_once(saving.on_device):
+                continue
+            model = self._model.under(saving)
             for chosen in self._chosen(self._costs(model), self._pairs(model)):
                 candidates.append(self._row(chosen, model))
         return candidates
 
-    def smallest(self, policies: Iterable[str]) -> list[RatedCandidate]:
-        """Returns the candidate with the least memory for each policy."""
+    def _fits_at_once(self, saving: Saving) -> bool:
+        """Returns whether the fastest sharding of all fits."""
+        if saving not in self._fitting:
+            model = self._model.under(saving)
+            kept, reduced = self._reduced(self._costs(model))
+            numbers = solve(reduced, self._pairs(model), self._capacity * _PLENTY)
+            assert numbers is not None, "nothing exceeds this capacity"
+            peak = self._row(_numbered(kept, numbers), model).cost.peak
+            self._fitting[saving] = peak <= self._capacity * _SHARES[0]
+        return self._fitting[saving]
+
+    def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the candidate with the least memory for each saving."""
         candidates = []
-        for policy in policies:
-            model = self._model.under(policy)
+        for saving in savings:
+            model = self._model.under(saving)
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
             candidates.append(
                 self._row(tuple(of_group.index(min(of_group)) for of_group in sizes), model)
@@ -214,6 +233,17 @@ class _MeshSearch:
         ]
 
     def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
+        kept, reduced = self._reduced(costs)
+        distinct: dict[tuple[int, ...], None] = {}
+        for share in _SHARES:
+            numbers = solve(reduced, pairs, self._capacity * share)
+            if numbers is None:
+                break
+            distinct[_numbered(kept, numbers)] = None
+        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
+
+    def _reduced(self, costs: list[list[Cost]]) -> tuple[list[list[int]], list[list[OptionCost]]]:
+        """Returns the numbers of the options that no other one beats, and their costs."""
         choices = [
             [
                 OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
@@ -222,14 +252,7 @@ class _MeshSearch:
             for of_group, boundaries in zip(costs, self._boundaries, strict=True)
         ]
         kept = [pareto_optimal(of_group) for of_group in choices]
-        reduced = [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
-        distinct: dict[tuple[int, ...], None] = {}
-        for share in _SHARES:
-            numbers = solve(reduced, pairs, self._capacity * share)
-            if numbers is None:
-                break
-            distinct[tuple(k[n] for k, n in zip(kept, numbers, strict=True))] = None
-        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
+        return kept, [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
 
     def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
@@ -264,9 +287,14 @@ class _MeshSearch:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
         chosen_candidate = candidate(
-            self._layer_groups, options, self._mesh, model.policy, self._step
+            self._layer_groups, options, self._mesh, model.saving, self._step
         )
         return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
+
+
+def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of options by their numbers among those that were kept."""
+    return tuple(k[n] for k, n in zip(kept, numbers, strict=True))
 
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
@@ -292,7 +320,9 @@ def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
 def _complexity(row: RatedCandidate) -> tuple:
     c = row.candidate
     axes, is_recomputed = c.mesh.count("="), c.rematerialize != remat_policy.NONE
-    return len(c.overrides), axes, is_recomputed, c.micro_batches, len(c.strategy), row.cost.peak
+    hosted = remat_policy.is_offloaded(c.rematerialize) + c.offload_moments
+    size = len(c.strategy), row.cost.peak
+    return len(c.overrides), axes, hosted, is_recomputed, c.micro_batches, *size
 
 
 def _fits(row: RatedCandidate, capacity: int) -> bool:
@@ -392,11 +422,11 @@ def _baselines(
     groups: Sequence[LayerGroups],
     devices: int,
     rates: Rates,
-    policies: Sequence[str],
+    savings: Sequence[Saving],
 ) -> Iterable[RatedCandidate]:
     """Yields the named strategies that the cost model can rate, each over all devices.
 
-    Each has the policy and the micro-batches that are the fastest that fit, else the smallest.
+    Each has the saving and the micro-batches that are the fastest that fit, else the smallest.
     """
     for name in strategies.base_names():
         if name in _UNRATED:
@@ -411,10 +441,18 @@ def _baselines(
         rows = []
         for step, layer_groups in zip(steps, groups, strict=True):
             model = CostModel(mesh, rates, micro_batches=step.micro_batches)
-            for policy in policies:
+            for saving in savings:
                 tables = [strategy] * len(layer_groups.groups)
-                cost = model.under(policy).cost(layer_groups, tables)
-                chosen = Candidate(str(mesh), name, (), policy, step.micro_batches, step.precision)
+                cost = model.under(saving).cost(layer_groups, tables)
+                chosen = Candidate(
+                    str(mesh),
+                    name,
+                    (),
+                    saving.policy,
+                    step.micro_batches,
+                    step.precision,
+                    offload_moments=saving.offloads_moments,
+                )
                 rows.append(RatedCandidate(chosen, cost, name))
         fitting = [row for row in rows if _fits(row, rates.capacity)]
         if fitting:

@@ -208,6 +208,8 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         assumptions=assumptions(job, options),
         published_rates=_published_rates(job),
         sensitivities=_sensitivities(job),
+        recoveries=_recoveries(plan, options),
+        agents=options.agents,
     )
 
 
@@ -225,6 +227,13 @@ def _published_rates(job: Job) -> list[Alternative]:
         _alternative(f"{rate.name}", dataclasses.replace(job, failure_rate=rate), "failures")
         for rate in RATES.values()
     ]
+
+
+def _recoveries(plan: Plan, options: JobOptions) -> list[Alternative]:
+    """Returns the job without agents and with them. Options that are given hold for both."""
+    jobs = [make_job(plan, dataclasses.replace(options, agents=agents)) for agents in (False, True)]
+    names = ("restarts by hand, from checkpoints", "agents, and snapshots in memory")
+    return [_alternative(name, job, "agents") for name, job in zip(names, jobs, strict=True)]
 
 
 def _sensitivities(job: Job) -> list[Alternative]:

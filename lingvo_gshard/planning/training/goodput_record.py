@@ -90,6 +90,9 @@ class Goodput:
       assumptions: what else the result rests on.
       published_rates: the result with each published failure rate.
       sensitivities: the result with half and twice each assumption, the largest effect first.
+      recoveries: the result if a person starts the run again from a checkpoint, and if agents start
+        it again from a snapshot in memory.
+      agents: which of the two the result is of.
     """
 
     tokens: float
@@ -120,6 +123,8 @@ class Goodput:
     assumptions: list[Assumption]
     published_rates: list[Alternative]
     sensitivities: list[Alternative]
+    recoveries: list[Alternative]
+    agents: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,16 @@ _RESTART_SOURCE = (
     "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
     "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
 )
+# The sum of the defaults of lost_seconds and regather_seconds, and 15 seconds to start workers.
+AGENTS_RESTART = 20.0 + 10.0 + 15.0
+_AGENTS_RESTART_SOURCE = (
+    "gshard-launch: 20 s until a host counts as lost, 10 s until the others go on without it, and "
+    "15 s, assumed, until workers have started"
+)
+AGENTS_COMPILE = 60.0
+_AGENTS_COMPILE_SOURCE = "assumed: tracing and lowering; the compiled program comes from the cache"
+PARTNER_RATE = 10e9
+_PARTNER_SOURCE = "assumed: a host copies its part of a snapshot to another host at 10 GB/s"
 COPY_RATE = 10e9
 _COPY_SOURCE = "assumed: copying a device's state to its host at 10 GB/s; writing goes on behind"
 _COMPILE_SOURCE = (
@@ -50,6 +60,8 @@ class JobOptions:
       checkpoint_interval: seconds of work between two checkpoints. None takes the best.
       restart: seconds from a failure until processes run again, before they compile and restore.
       compile_seconds: seconds of tracing and compiling after each restart.
+      agents: whether agents start workers again, which restore snapshots in memory. Times of
+        checkpoints then mean times of snapshots.
       runs: number of simulated runs.
       seed: of the simulation.
     """
@@ -61,6 +73,7 @@ class JobOptions:
     checkpoint_interval: float | None = None
     restart: float | None = None
     compile_seconds: float | None = None
+    agents: bool = False
     runs: int = 4000
     seed: int = 0
 
@@ -79,6 +92,7 @@ class Job:
       stall: time that training waits for a checkpoint.
       detect: time from a failure until processes run again.
       compile: time of compiling after a restart.
+      restore: time of restoring the state after it; None reads it as fast as it is written.
     """
 
     topology: Topology
@@ -90,6 +104,7 @@ class Job:
     stall: float
     detect: float
     compile: float
+    restore: float | None = None
 
     @property
     def work(self) -> float:
@@ -104,7 +119,7 @@ class Job:
             between_failures=self.failure_rate.chip_hours * _HOUR / self.topology.chips,
             stall=self.stall,
             write=transfer,
-            restart=self.detect + self.compile + transfer,
+            restart=self.detect + self.compile + _or(self.restore, transfer),
         )
 
     def best_interval(self) -> float:
@@ -140,16 +155,19 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     memory = plan.bytes_per_device
     own = memory.weights + memory.moments
     rate = formulas.get(options.failures) if options.failures else formulas.default(topology)
+    seconds = AGENTS_COMPILE if options.agents else _compile_seconds(plan)
     return Job(
         topology=topology,
         steps=math.ceil(options.tokens / plan.tokens_per_step),
         step=plan.seconds_per_step,
         state_bytes=sum(row.bytes for row in plan.tensors) or own * plan.devices,
         failure_rate=rate,
-        host_rate=_or(options.checkpoint_rate, HOST_RATE),
+        host_rate=_or(options.checkpoint_rate, PARTNER_RATE if options.agents else HOST_RATE),
         stall=_or(options.checkpoint_stall, own / COPY_RATE),
-        detect=_or(options.restart, RESTART),
-        compile=_or(options.compile_seconds, _compile_seconds(plan)),
+        detect=_or(options.restart, AGENTS_RESTART if options.agents else RESTART),
+        compile=_or(options.compile_seconds, seconds),
+        # A snapshot is in the memory of the host that restores it.
+        restore=own / COPY_RATE if options.agents else None,
     )
 
 
@@ -161,14 +179,17 @@ def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
         return Assumption(name, value, unit, flag, default if given is None else f"`{flag}`")
 
     rate = job.failure_rate
+    write, start, compile_ = _HOST_RATE_SOURCE, _RESTART_SOURCE, _COMPILE_SOURCE
+    if options.agents:
+        write, start, compile_ = _PARTNER_SOURCE, _AGENTS_RESTART_SOURCE, _AGENTS_COMPILE_SOURCE
     return [
         Assumption(
             "between two failures of a chip", rate.chip_hours, "chip-hours", "failures", rate.source
         ),
-        row("write and read rate", job.host_rate, "bytes/s", "checkpoint_rate", _HOST_RATE_SOURCE),
+        row("write and read rate", job.host_rate, "bytes/s", "checkpoint_rate", write),
         row("wait for a checkpoint", job.stall, "seconds", "checkpoint_stall", _COPY_SOURCE),
-        row("start after a failure", job.detect, "seconds", "restart", _RESTART_SOURCE),
-        row("compile after it", job.compile, "seconds", "compile_seconds", _COMPILE_SOURCE),
+        row("start after a failure", job.detect, "seconds", "restart", start),
+        row("compile after it", job.compile, "seconds", "compile_seconds", compile_),
     ]
 
 

@@ -35,6 +35,7 @@ from lingvo_gshard.runtime.cluster.rendezvous import (
     meet,
 )
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring.worker_report import report_problem
 from lingvo_gshard.training.run.signals import EXIT_CODES, State, StoppedError, end_abruptly
 
 # A process that hears of the failure of another process waits this long before it ends. Its own
@@ -121,6 +122,8 @@ class Cluster:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._monitor is None:
+            if isinstance(error, Exception):
+                report_problem(_departure_of(error)[0])
             return
         if error is None:
             self._monitor.announce_done()
@@ -131,6 +134,8 @@ class Cluster:
             # If a collective failed because another process is gone, the monitor ends this one.
             time.sleep(_NEWS_SECONDS)
         reason, code, self._exit_code = _departure_of(error)
+        if not isinstance(error, StoppedError | KeyboardInterrupt):
+            report_problem(reason)
         self._leave(reason, code)
         # Orbax's threads may keep this process alive as long as the others live.
         timer = threading.Timer(_GRACE_SECONDS, _end, [self._exit_code])
@@ -180,6 +185,7 @@ class Cluster:
         """Ends all processes because one of them is stuck."""
         departure = Departure(process, reason, 1, is_sudden=True)
         self._is_leaving.set()
+        report_problem(reason, is_consequence=process != self.index)
         sys.stdout.flush()
         os.write(2, f"\n{self._describe(departure)}\n".encode())
         if self._monitor is not None:
@@ -221,6 +227,7 @@ class Cluster:
             return False
         if departure.process == 0 and departure.is_sudden:
             time.sleep(_JAX_REPORT_SECONDS)
+        report_problem(self._describe(departure), is_consequence=True)
         sys.stdout.flush()
         os.write(2, f"\n{self._describe(departure)}\n".encode())
         return True

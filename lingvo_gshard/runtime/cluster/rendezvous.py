@@ -42,6 +42,10 @@ _MOST_LISTENERS = 256
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
+class NotMetError(UserError):
+    """Other processes did not come. They, or the network, are the reason."""
+
+
 class Challenge(msgspec.Struct):
     """The first message of process 0 to a new connection.
 
@@ -213,7 +217,7 @@ class _Reception:
         try:
             connection, hello = self._hellos.get(timeout=max(deadline - time.monotonic(), 0.001))
         except queue.Empty:
-            raise UserError(self._missing(timeout)) from None
+            raise NotMetError(self._missing(timeout)) from None
         self._nonces[connection] = hello.nonce
         self._check(hello)
         self._arrived[hello.process] = connection
@@ -318,7 +322,7 @@ def _report(member: ClusterMember, options: dict[str, str], timeout: float) -> s
             connection.close()
             problem = "another program answers there"
         if time.monotonic() >= deadline:
-            raise UserError(
+            raise NotMetError(
                 f"`coordinator={member.address}` could not be reached within {timeout:.0f} s "
                 f"({problem}); process 0 is expected there"
             )

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -18,9 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.inference.requests import END, STOP, Finished, Hypothesis, NewTokens
+from lingvo_gshard.inference.requests import (
+    END,
+    LENGTH,
+    STOP,
+    Finished,
+    Hypothesis,
+    NewTokens,
+)
+from lingvo_gshard.inference.scoring import TokenScores
 from lingvo_gshard.inference.text import GrowingText, echo, stop_check
 from lingvo_gshard.serving.admission_queue import Answers
 from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error, parse
@@ -32,7 +41,8 @@ from lingvo_gshard.serving.service import Limits, Service
 
 # OpenAI's API answers every mistake with this status.
 BAD_REQUEST = 400
-_MOST_STOPS = 4
+MOST_STOPS = 4
+_USUAL_TOKENS = 16
 # Fields of the API that this server does not have, with the values that ask for nothing.
 _ABSENT = {
     "presence_penalty": (None, 0),
@@ -53,7 +63,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
 
     prompt: str | list[str | Count | list[Count]]
     model: str | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
@@ -73,48 +83,46 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self, model: ServedModel, limits: Limits) -> None:
         """Raises RequestError for what this server does not have."""
-        if self.model not in (None, model.name):
-            raise RequestError(
-                404,
-                f"the model {self.model!r} is not served; this server has {model.name!r}",
-                "model",
-                "model_not_found",
-            )
-        for name, neutral in _ABSENT.items():
-            if getattr(self, name) not in neutral:
-                raise _bad(name, f"{name} is not supported by this server; leave it out")
+        model.check_name(self.model)
+        check_absent(self, _ABSENT)
+        if self.max_tokens == 0 and not self.echo:
+            raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
         if self.best_of not in (None, self.n or 1):
-            raise _bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
+            raise bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
         if (self.n or 1) > limits.beam_size:
-            raise _bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
+            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
         if self.logprobs is not None and self.logprobs > self._most_logprobs:
-            raise _bad(
+            raise bad(
                 "logprobs",
                 f"logprobs is {self.logprobs}; this server has the log-probabilities of the chosen "
                 "tokens only: logprobs=0, or 1 with temperature=0",
             )
-        if self.echo and self.logprobs is not None:
-            raise _bad("logprobs", "logprobs does not go together with echo on this server")
-        if len(listed(self.stop or [])) > _MOST_STOPS:
-            raise _bad("stop", f"stop has more than {_MOST_STOPS} texts")
+        if len(listed(self.stop or [])) > MOST_STOPS:
+            raise bad("stop", f"stop has more than {MOST_STOPS} texts")
 
     @property
     def _most_logprobs(self) -> int:
-        """1 if the chosen token is also the likeliest one, else 0."""
-        return int(self.temperature == 0)
+        """1 if the chosen token is also the likeliest one, or if only given ones count; else 0."""
+        return int(self.temperature == 0 or self.max_tokens == 0)
 
-    def requests(self, model: ServedModel) -> list[inference.Request]:
-        """Returns a request for each prompt. Raises RequestError if one is too long."""
+    def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
+        """Returns a request for each prompt, and how many tokens were added before each one.
+
+        Raises:
+          RequestError: a prompt is too long.
+        """
         options, most = self._options(model), model.engine.facts.most_positions
-        requests = []
+        requests, added = [], []
         for number, ids in enumerate(self._prompts(model)):
             given = model.vocabulary.begin(ids)
+            added.append(len(given) - len(ids))
             count = len(given) - len(model.vocabulary.before)
-            if count + options.most_tokens > most:
+            new = 0 if self.max_tokens == 0 else options.most_tokens
+            if count + new > most:
                 raise RequestError(
                     BAD_REQUEST,
-                    f"prompt {number} has {count} tokens and max_tokens is "
-                    f"{options.most_tokens}; this model has {most} positions for both",
+                    f"prompt {number} has {count} tokens and max_tokens is {new}; this model has "
+                    f"{most} positions for both",
                     "prompt",
                     "context_length_exceeded",
                 )
@@ -126,20 +134,20 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
                     should_stop=stop_check(model.vocabulary, given, options),
                 )
             )
-        return requests
+        return requests, added
 
     def _prompts(self, model: ServedModel) -> list[Sequence[int]]:
         """Returns the tokens of each prompt."""
         if isinstance(self.prompt, str):
             return [model.vocabulary.encode(self.prompt)]
         if not self.prompt:
-            raise _bad("prompt", "prompt is an empty list; a text or tokens were expected")
+            raise bad("prompt", "prompt is an empty list; a text or tokens were expected")
         if all(isinstance(part, int) for part in self.prompt):
             return [self._checked(model, [p for p in self.prompt if isinstance(p, int)])]
         found = []
         for part in self.prompt:
             if isinstance(part, int):
-                raise _bad("prompt", "prompt mixes tokens with texts or lists of tokens")
+                raise bad("prompt", "prompt mixes tokens with texts or lists of tokens")
             is_text = isinstance(part, str)
             found.append(model.vocabulary.encode(part) if is_text else self._checked(model, part))
         return found
@@ -149,13 +157,13 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
         size = model.vocabulary.size
         wrong = next((token for token in ids if token >= size), None)
         if wrong is not None:
-            raise _bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
+            raise bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
         return ids
 
     def _options(self, model: ServedModel) -> DecodingOptions:
         given = {
             "beam_size": 1,
-            "most_tokens": self.max_tokens or 16,
+            "most_tokens": _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1),
             "seed": self.seed or 0,
             "stop": tuple(listed(self.stop or [])),
         }
@@ -169,8 +177,21 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
             raise options_error(error, BAD_REQUEST) from None
 
 
-def _bad(field: str, message: str) -> RequestError:
+def bad(field: str, message: str) -> RequestError:
+    """Returns the error of a request with a wrong field."""
     return RequestError(BAD_REQUEST, message, field)
+
+
+def check_absent(body: msgspec.Struct, absent: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises RequestError if a body asks for something that this server does not have.
+
+    Args:
+      body: the body.
+      absent: name of a field -> the values that ask for nothing.
+    """
+    for name, neutral in absent.items():
+        if getattr(body, name) not in neutral:
+            raise bad(name, f"{name} is not supported by this server; leave it out")
 
 
 PATH = "/v1/completions"
@@ -183,27 +204,67 @@ async def respond(service: Service, request: Request) -> Response:
     body = parse(data, CompletionsBody, BAD_REQUEST)
     deadline = service.deadline(body.timeout)
     body.check(service.model, service.limits)
-    prepare = functools.partial(_Completion, service.model, body)
+    prepare = functools.partial(Completion, service.model, body)
     completion = await service.prepare(prepare, len(data))
+    if body.echo and body.logprobs is not None:
+        service.queue.check_size(len(completion.requests))
+        async with service.until(deadline):
+            completion.scores = [await service.score(each.given) for each in completion.requests]
+    if body.max_tokens == 0:
+        return json_response(completion.complete([(_NOTHING,)] * len(completion.requests)))
+    return await answer(service, request, completion, deadline, PATH)
+
+
+async def answer(
+    service: Service, request: Request, completion: Completion, deadline: float, path: str
+) -> Response:
+    """Has the engine answer a completion, and returns the answer: at once or streamed.
+
+    Raises:
+      RequestError: there is no room, a text does not fit, or the time is over.
+    """
     answers = service.submit(completion.requests, request, BAD_REQUEST)
-    if body.stream:
-        events = _events(service, completion, answers, deadline)
+    if completion.streams:
+        events = _events(service, completion, answers, deadline, path)
         return StreamingResponse(events, 200, STREAM_HEADERS, "text/event-stream")
     async with service.until(deadline), answers:
         return json_response(completion.complete(await answers.results()))
 
 
-class _Completion:
-    """The parts of the answer to one request."""
+# Stands for the text of a request that asks for no new tokens.
+_NOTHING = Hypothesis((), (), 0.0, LENGTH)
 
-    def __init__(self, model: ServedModel, body: CompletionsBody):
+
+class Completion:
+    """The parts of the answer to one request.
+
+    Attributes:
+      requests: a request for each prompt.
+      streams: whether the answer is streamed.
+      scores: the scores of each prompt, if they are wanted.
+    """
+
+    # Begins the id of an answer; the kinds of an answer and of a part of one.
+    PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: ServedModel, body: Any):
+        """Reads the prompts of a request.
+
+        Args:
+          model: the model.
+          body: a CompletionsBody, or the body that a subclass reads.
+
+        Raises:
+          RequestError: a prompt does not fit the model.
+        """
         self._model, self._body = model, body
-        self.requests = body.requests(model)
+        self.requests, self._added = body.requests(model)
+        self.streams = bool(body.stream)
+        self.scores: Sequence[TokenScores] = ()
         # Without a temperature all texts of a prompt are equal, so that one is enough.
         self._copies = 1 if self.requests[0].options.draws else body.n or 1
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
+            "id": f"{self.PREFIX}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
         }
@@ -211,13 +272,14 @@ class _Completion:
     def complete(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
         """Returns the whole answer as a JSON value."""
         choices = [
-            self._choice(request, found)
-            for request, hypotheses in zip(self.requests, results, strict=True)
+            self._choice(number, found)
+            for number, hypotheses in enumerate(results)
             for found in [*hypotheses] * self._copies
         ]
         for index, choice in enumerate(choices):
             choice["index"] = index
-        return {**self._head, "choices": choices, "usage": self.usage(results)}
+        head = {**self._head, "object": self.WHOLE}
+        return {**head, "choices": choices, "usage": self.usage(results)}
 
     def usage(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
         """Returns the numbers of tokens, without those before all texts."""
@@ -228,18 +290,25 @@ class _Completion:
         )
         return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
 
-    def beginnings(self) -> list[tuple[inference.Request, GrowingText, str]]:
-        """Returns (request, growing text, prompt if echoed, else "") for each choice."""
-        vocabulary = self._model.vocabulary
-        return [
-            (
-                request,
-                self._growing(request),
-                echo(vocabulary, request.given) if self._body.echo else "",
-            )
-            for request in self.requests
-            for _ in range(request.options.best * self._copies)
-        ]
+    @property
+    def count(self) -> int:
+        """The number of choices for each prompt."""
+        return self.requests[0].options.best * self._copies
+
+    def growing(self) -> list[GrowingText]:
+        """Returns the text of each choice, without any token yet."""
+        return [self._growing(request) for request in self.requests for _ in range(self.count)]
+
+    def first_parts(self) -> Iterator[dict]:
+        """Yields the parts of a streamed answer that need no new token: prompts that are echoed."""
+        if not self._body.echo:
+            return
+        for index in range(len(self.requests) * self.count):
+            request = self.requests[index // self.count]
+            logprobs = self._echoed(index // self.count) if self.scores else None
+            text = echo(self._model.vocabulary, request.given)
+            if text or logprobs:
+                yield self.part(index, text, logprobs=logprobs)
 
     def part(
         self,
@@ -250,7 +319,7 @@ class _Completion:
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
         choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
-        return {**self._head, "choices": [choice]}
+        return {**self._head, "object": self.PART, "choices": [choice]}
 
     def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
         """Returns the part of a streamed answer for new tokens; None if it has nothing to say.
@@ -268,17 +337,22 @@ class _Completion:
         wanted = self._body.stream_options
         if not wanted or not wanted.include_usage:
             return None
-        return {**self._head, "choices": [], "usage": self.usage(results)}
+        head = {**self._head, "object": self.PART}
+        return {**head, "choices": [], "usage": self.usage(results)}
 
-    def _choice(self, request: inference.Request, found: Hypothesis) -> dict:
-        vocabulary = self._model.vocabulary
+    def _choice(self, number: int, found: Hypothesis) -> dict:
+        """Returns a choice for the prompt with a number."""
+        vocabulary, request = self._model.vocabulary, self.requests[number]
         growing, logprobs = self._growing(request), None
         tokens = found.tokens if found.end is None else (*found.tokens, found.end)
         if self._body.logprobs is not None:
             logprobs = self._logprobs(growing, tokens, found.log_probabilities)
         text = growing.add(tokens, is_last=True)
         if self._body.echo:
-            text = echo(vocabulary, request.given) + text
+            before = echo(vocabulary, request.given)
+            text = before + text
+            if logprobs and self.scores:
+                logprobs = _joined(self._echoed(number), logprobs, len(before))
         reason = finish_reason(found)
         return {"index": 0, "text": text, "finish_reason": reason, "logprobs": logprobs}
 
@@ -301,6 +375,41 @@ class _Completion:
             "text_offset": growing.offsets(tokens),
         }
 
+    def _echoed(self, number: int) -> dict:
+        """Returns `logprobs` of the tokens of a prompt, without tokens that the server added.
+
+        The first token of a text has no log-probability.
+        """
+        vocabulary, scores = self._model.vocabulary, self.scores[number]
+        given = self.requests[number].given
+        first = self._added[number]
+        growing = GrowingText(vocabulary)
+        names = [piece_name(vocabulary, token) for token in given]
+        values: list[float | None] = [None, *map(float, scores.log_probabilities)]
+        tops: list[dict[str, float] | None] = [None]
+        for place, (token, value) in enumerate(zip(scores.likeliest, scores.largest, strict=True)):
+            top = {piece_name(vocabulary, int(token)): float(value)}
+            own = scores.log_probabilities[place]
+            tops.append({names[place + 1]: float(own)} | top)
+        return {
+            "tokens": names[first:],
+            "token_logprobs": values[first:],
+            "top_logprobs": tops[first:] if self._body.logprobs else None,
+            "text_offset": growing.offsets(given)[first:],
+        }
+
+
+def piece_name(vocabulary: Vocabulary, token: int) -> str:
+    """Returns the text of a token, or a name for a token that is a part of a character."""
+    piece = vocabulary.piece(token)
+    return f"token_id:{token}" if "\ufffd" in piece or not piece else piece
+
+
+def _joined(first: dict, second: dict, offset: int) -> dict:
+    """Returns the `logprobs` of a prompt and of the text after it, which begins at an offset."""
+    second = {**second, "text_offset": [offset + place for place in second["text_offset"]]}
+    return {name: None if first[name] is None else first[name] + second[name] for name in first}
+
 
 def finish_reason(found: Hypothesis) -> str:
     """Returns why a text ended, in the API's words."""
@@ -308,7 +417,7 @@ def finish_reason(found: Hypothesis) -> str:
 
 
 async def _events(
-    service: Service, completion: _Completion, answers: Answers, deadline: float
+    service: Service, completion: Completion, answers: Answers, deadline: float, path: str
 ) -> AsyncIterator[str]:
     """Yields the server-sent events of a streamed answer."""
     try:
@@ -317,21 +426,19 @@ async def _events(
                 yield server_sent(part)
         yield "data: [DONE]\n\n"
     except RequestError as error:
-        service.metrics.errors.labels(PATH, str(error.status)).inc()
+        service.metrics.errors.labels(path, str(error.status)).inc()
         yield server_sent(error.body())
     except ClientGoneError:
         return
 
 
 async def _parts(
-    service: Service, completion: _Completion, answers: Answers, deadline: float
+    service: Service, completion: Completion, answers: Answers, deadline: float
 ) -> AsyncIterator[dict]:
     """Yields the parts of a streamed answer: new text, the reason of each end, and the usage."""
-    choices = completion.beginnings()
-    count = len(choices) // len(completion.requests)
-    for index, (_, _, prompt) in enumerate(choices):
-        if prompt:
-            yield completion.part(index, prompt)
+    growing, count = completion.growing(), completion.count
+    for part in completion.first_parts():
+        yield part
     results: dict[int, Sequence[Hypothesis]] = {}
     while len(results) < len(completion.requests):
         async with service.until(deadline):
@@ -342,13 +449,13 @@ async def _parts(
             own = range(first, first + count)
             draws = completion.requests[number].options.draws
             for index in own[event.text : event.text + 1] if draws else own:
-                if part := completion.new_part(index, choices[index][1], event):
+                if part := completion.new_part(index, growing[index], event):
                     yield part
         elif isinstance(event, Finished):
             results[number] = event.hypotheses
             for index in range(first, first + count):
                 found = event.hypotheses[min(index - first, len(event.hypotheses) - 1)]
-                rest = choices[index][1].add((), is_last=True)
+                rest = growing[index].add((), is_last=True)
                 yield completion.part(index, rest, reason=finish_reason(found))
     last = completion.last_part([results[n] for n in range(len(completion.requests))])
     if last:

@@ -59,8 +59,19 @@ async def metrics(service: Service, request: Request) -> Response:
 async def models(service: Service, request: Request) -> Response:
     """Answers with the served model in the format of OpenAI's API, with some more fields."""
     del request
+    return json_response({"object": "list", "data": [_described(service)]})
+
+
+async def one_model(service: Service, request: Request) -> Response:
+    """Answers with the model of the name in the path. Raises RequestError for any other name."""
+    service.model.check_name(request.path_params["model"])
+    return json_response(_described(service))
+
+
+def _described(service: Service) -> dict:
+    """Returns the model as a JSON value."""
     model, facts = service.model, service.model.engine.facts
-    described = {
+    return {
         "id": model.name,
         "object": "model",
         "created": model.created,
@@ -70,8 +81,8 @@ async def models(service: Service, request: Request) -> Response:
         "languages": model.languages,
         "most_tokens": facts.most_source - 1 if facts.has_source else facts.most_positions - 1,
         "most_beam_size": service.limits.beam_size,
+        "has_chat_template": model.template is not None,
     }
-    return json_response({"object": "list", "data": [described]})
 
 
 def tokens_json(

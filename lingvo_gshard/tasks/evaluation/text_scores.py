@@ -276,11 +276,13 @@ def measure(
     size = input_.text_size(split)
     if not size.documents:
         raise UserError(f"`split={split}`: the run's corpus has no documents in it")
-    means, tokens = WeightedMeans(), 0
+    means, tokens, counted = WeightedMeans(), 0, 0
     progress.begin("Cross-entropy", "tokens", input_.count_tokens(split))
     for batch in input_.evaluation_batches(split):
         means.add(runtime.eval_step(batch))
         tokens += int(np.count_nonzero(batch["target_segments"]))
+        # Of a conversation, only some tokens count in the loss.
+        counted += int(np.count_nonzero(batch.get("target_marks", batch["target_segments"])))
         progress.update(tokens)
     found = means.means()
-    return TextScores.from_means(found["cross_entropy"], found["accuracy"], tokens, size)
+    return TextScores.from_means(found["cross_entropy"], found["accuracy"], counted, size)

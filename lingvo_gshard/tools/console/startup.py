@@ -19,10 +19,12 @@ import lingvo_gshard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.training.run.monitoring.closed_output import discard
+from lingvo_gshard.training.run.monitoring.worker_report import report_problem
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -127,6 +129,8 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             discard(sys.stdout)
             return EXIT_CODES[CLOSED_OUTPUT]
         except (UserError, OSError) as error:
+            # To the agent of a cluster, if one has started this command.
+            report_problem(_message_of(error), is_consequence=isinstance(error, NotMetError))
             warn(f"{name}: error: {_message_of(error)}")
             return 1
 

@@ -10,14 +10,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 
 
-def run(argv: list[str], about: str | None, modules: Mapping[str, str]) -> int:
+def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: object) -> int:
     """Runs the subcommand that the first argument without a dash names.
 
     Args:
       argv: the program's name and the arguments.
       about: the command's documentation, which --help prints.
       modules: the module of each subcommand. Its docstring is the help, `define_flags()` returns
-        the flags, among them --json, and `run(values, console)` returns the exit code.
+        the flags, among them --json, and `run(values, console, *rest)` returns the exit code.
+      *rest: further arguments of `run`.
 
     Returns:
       The exit code.
@@ -37,4 +38,4 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str]) -> int:
     place = argv.index(subcommand)
     startup.parse_flags(values, [*argv[:place], *argv[place + 1 :]], module.__doc__)
     output.check_writable(values, "json")
-    return module.run(values, output.make_console(values.json))
+    return module.run(values, output.make_console(values.json), *rest)

@@ -121,7 +121,7 @@ _NUMBERS = (
 )
 _ONLY_HERE = (
     *(name for name, _ in _NUMBERS),
-    *("failures", "simulated_runs", "simulation_seed", "plan"),
+    *("failures", "simulated_runs", "simulation_seed", "plan", "agents"),
 )
 # These apply to --budget as well.
 SHARED = ("failures", "checkpoint_rate", "restart")
@@ -146,6 +146,12 @@ def define_goodput_flags(values: flags.FlagValues) -> None:
         "plan",
         None,
         "A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "agents",
+        False,
+        "With --goodput: gshard-launch starts workers again, from snapshots in memory.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -205,5 +211,6 @@ def job_options(values: flags.FlagValues) -> JobOptions:
         failures=values.failures,
         runs=values.simulated_runs,
         seed=values.simulation_seed,
+        agents=values.agents,
         **{name: values[name].value for name, _ in _NUMBERS},
     )

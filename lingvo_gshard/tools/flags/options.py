@@ -113,3 +113,19 @@ def _number(option: Option, text: str) -> Any:
     except ValueError:
         expected = option.constraint.describe(option.kind())
         raise UserError(f"`{option.name}`: {text!r}; {expected} was expected") from None
+
+
+def spell_options(options: Options) -> list[str]:
+    """Returns the flags that give options, without those that have their defaults."""
+    flags_: list[str] = []
+    for name, each in declared(type(options)).items():
+        value = getattr(options, name)
+        if value == each.default:
+            continue
+        if each.is_tuple and each.kind is str:
+            flags_ += [f"--{name}={one}" for one in value]
+        elif each.is_tuple:
+            flags_.append(f"--{name}={','.join(map(str, value))}")
+        else:
+            flags_.append(f"--{name}={str(value).lower() if each.kind is bool else value}")
+    return flags_

@@ -94,7 +94,7 @@ _ONLY_HERE = ("weights", "moments", "step_tokens")
 _ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
 _WITH_GOODPUT = (
     *("checkpoint_rate", "checkpoint_stall", "checkpoint_interval", "restart", "compile_seconds"),
-    *("failures", "simulated_runs", "simulation_seed"),
+    *("failures", "simulated_runs", "simulation_seed", "agents"),
 )
 
 
@@ -179,14 +179,21 @@ def define_compiling_flags(values: flags.FlagValues) -> None:
 @contextlib.contextmanager
 def using_flags(values: flags.FlagValues, console: rich.console.Console) -> Iterator[None]:
     """Has plans inside a `with` block compile as the flags say, and says what the cache did."""
+    settings = compiling_settings(values)
+    cache = settings.cache
+    with using_settings(settings):
+        yield
+    if cache and (cache.read or cache.compiled):
+        output.say(console, _counts(cache))
+
+
+def compiling_settings(values: flags.FlagValues) -> Settings:
+    """Returns how the flags say that plans are compiled."""
     cache = None
     if values.compilation_cache != "":
         directory = cached.directory(_NAME, values.compilation_cache)
         cache = CompilationCache(pathlib.Path(directory))
-    with using_settings(Settings(cache, values.generate_code)):
-        yield
-    if cache and (cache.read or cache.compiled):
-        output.say(console, _counts(cache))
+    return Settings(cache, values.generate_code)
 
 
 def _counts(cache: CompilationCache) -> str:

@@ -124,20 +124,22 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
         f"{units.in_large(goodput.failures.mean)} failures. A restart takes "
         f"{duration(goodput.restart)}.",
     )
+    kind, option = ("Snapshots", "snapshot") if goodput.agents else ("Checkpoints", "checkpoint")
     say(
         console,
-        f"Checkpoints of {units.in_bytes(goodput.checkpoint_bytes)} stop the training for "
+        f"{kind} of {units.in_bytes(goodput.checkpoint_bytes)} stop the training for "
         f"{duration(goodput.stall)} and are written in {duration(goodput.write)}.",
     )
     say(
         console,
         f"Save every {units.in_count(goodput.interval_steps)} steps "
-        f"({duration(goodput.interval)}): --gin_param='run.checkpoint_every_steps = "
+        f"({duration(goodput.interval)}): --gin_param='run.{option}_every_steps = "
         f"{goodput.interval_steps}'. Young's formula says {duration(goodput.young_interval)}, "
         f"Daly's {duration(goodput.daly_interval)}.",
     )
     _print_ranges(console, goodput)
     _print_assumptions(console, goodput.assumptions)
+    _print_alternatives(console, "if hosts fail (--agents)", goodput.recoveries)
     _print_alternatives(console, "with the published rate", goodput.published_rates)
     _print_alternatives(console, "with", goodput.sensitivities)
     first, second = goodput.sensitivities[:2]

@@ -39,8 +39,9 @@ def define_search_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean(
         "search",
         False,
-        "Searches for the fastest mesh, strategy, rematerialization, micro-batches, dispatch and "
-        "options of the compiler that fit, instead of planning those of the experiment.",
+        "Searches for the fastest mesh, strategy, rematerialization, use of host memory, "
+        "micro-batches, dispatch and options of the compiler that fit, instead of planning those "
+        "of the experiment.",
         flag_values=values,
     )
     define_option_flags(values, SearchOptions())
@@ -147,7 +148,8 @@ def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedC
             fits = "" if row.compiled.fits else ", does not fit"
             compiled = [in_seconds(row.compiled.seconds), in_bytes(row.compiled.peak) + fits]
         by_model = [in_seconds(row.cost.seconds), in_bytes(row.cost.peak)]
-        table.add_row(what, candidate.rematerialize, *by_model, *compiled)
+        kept = "\n  moments in host memory" if candidate.offload_moments else ""
+        table.add_row(what, candidate.rematerialize + kept, *by_model, *compiled)
     tables.print_table(console, table)
 
 
@@ -198,4 +200,6 @@ def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord
         model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
         compiled=row.compiled,
         problem=row.problem,
+        offload_moments=candidate.offload_moments,
+        interleaved=candidate.interleaved,
     )

@@ -33,6 +33,8 @@ from lingvo_gshard.training.run.signals import called_before_abrupt_end
 Say = Callable[[str], None]
 
 _PARAMS, _LOCK = "params.txt", "run.lock"
+# Folder where the agents of a cluster meet, unless they meet elsewhere.
+AGENTS = "agents"
 
 
 def _warn(text: str) -> None:
@@ -88,6 +90,11 @@ class Logdir:
         """Returns whether params.txt, with every hyperparameter, is there."""
         with self._named():
             return objects.is_file(self.place / _PARAMS)
+
+    @property
+    def number(self) -> str:
+        """Text that differs between a local directory and one that was deleted before."""
+        return "" if self._is_remote else str(self.place.stat().st_ino)
 
     def identity(self) -> str | None:
         """Returns text that differs between any two directories; None if the run is gone."""
@@ -183,6 +190,26 @@ class Logdir:
                 yield
         finally:
             if self._is_remote and self._lock is not None:
+                self._synced.stop(say)
+            self.release()
+
+    @contextlib.contextmanager
+    def locked(self, say: Say = _warn) -> Iterator[None]:
+        """Locks the directory until the context ends, for work on it that is no training.
+
+        Args:
+          say: shows a line to the user.
+
+        Raises:
+          UserError: the directory cannot be written, or a run uses it.
+        """
+        if problem := self._take_lock(say):
+            raise UserError(f"`logdir={self.place}` {problem}")
+        try:
+            with called_before_abrupt_end(self.release):
+                yield
+        finally:
+            if self._is_remote:
                 self._synced.stop(say)
             self.release()
 
@@ -294,7 +321,9 @@ class Logdir:
 def _stays_in_bucket(name: str) -> bool:
     """Returns whether a file or folder of a log directory has no local copy."""
     # Each launch writes curves for TensorBoard to a file of its own.
-    return name in ("checkpoints", "events") or name.startswith((_LOCK, "damaged-", ".shared-"))
+    return name in ("checkpoints", "events", AGENTS) or name.startswith(
+        (_LOCK, "damaged-", ".shared-")
+    )
 
 
 def _params_in(path: pathlib.Path) -> Params:

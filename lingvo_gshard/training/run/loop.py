@@ -18,6 +18,7 @@ from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.choice import KeepBest
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.run.checkpoint.snapshots import SnapshotStore
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.run.determinism import batch_digest
@@ -38,6 +39,7 @@ from lingvo_gshard.training.run.roll_back import (
     PersistentSpikeError,
     RollBack,
     RollBacks,
+    count_roll_backs,
 )
 from lingvo_gshard.training.run.run_lock import MovedError
 from lingvo_gshard.training.run.runtime_protocol import Metrics, Runtime
@@ -64,6 +66,14 @@ def resident_bytes() -> int:
     """Returns the memory of this process that is in RAM now."""
     # The second number is the resident set, in pages.
     return int(_STATUS.read_bytes().split()[1]) * resource.getpagesize()
+
+
+def snapshot_run(logdir: Logdir) -> str:
+    """Returns the text that a snapshot has in common with the run, in all processes.
+
+    It differs after the directory was deleted, and after the run went back to a checkpoint.
+    """
+    return processes.from_main(f"{logdir.number} {count_roll_backs(logdir.path)}")
 
 
 @dataclasses.dataclass
@@ -124,6 +134,7 @@ class TrainingLoop:
         stop: StopRequest,
         console: rich.console.Console,
         observers: Sequence[StepObserver] = (),
+        snapshots: SnapshotStore | None = None,
     ):
         """Makes the loop of one run.
 
@@ -137,6 +148,7 @@ class TrainingLoop:
           stop: tells when to stop early.
           console: where progress is shown.
           observers: are told of each step.
+          snapshots: where snapshots in memory are kept; None takes none.
         """
         self._params = params
         self._trainer = trainer
@@ -147,6 +159,7 @@ class TrainingLoop:
         self._stop = stop
         self._console = console
         self._given_observers = observers
+        self._snapshots = snapshots if snapshots and snapshots.is_open else None
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
@@ -171,7 +184,9 @@ class TrainingLoop:
           OSError: the last checkpoint could not be saved. Older checkpoints remain.
         """
         p = self._trainer.p
-        self.step = self._saved_step = checkpoint.step if checkpoint else 0
+        self.step = checkpoint.step if checkpoint else 0
+        # A snapshot in memory may be newer than the newest checkpoint.
+        self._saved_step = min(self.step, max(self._store.steps, default=0))
         with contextlib.ExitStack() as stack:
             self._check_dev()
             self._roll_backs = RollBacks(p.spikes, self._logdir.path, self.step)
@@ -285,6 +300,8 @@ class TrainingLoop:
             if is_due and self.step < p.steps:
                 self._finish_step()
                 self._save()
+            if self._is_due(p.snapshot_every_steps) and self.step < p.steps:
+                self._take_snapshot()
         self._finish_step()
         if self.step > self._saved_step:
             self._save()
@@ -377,6 +394,8 @@ class TrainingLoop:
         self._logdir.check_lock()
         self._store.delete_after(roll_back.last_step)
         self._roll_backs.add(roll_back)
+        if self._snapshots:
+            self._snapshots.begin_again(snapshot_run(self._logdir))
         self._logdir.push()
         checkpoint = self._store.restore(self._runtime.abstract_state())
         assert checkpoint is not None
@@ -428,6 +447,19 @@ class TrainingLoop:
             self._keep_best.best,
         )
         self._saved_step = self.step
+
+    def _take_snapshot(self) -> None:
+        """Copies the state to the memory of the hosts, if an agent keeps it there."""
+        if self._snapshots is None:
+            return
+        self._finish_step()
+        self._observers.before_other_work("takes a snapshot", self._params.run.save_seconds)
+        # A snapshot whose steps lack rows would leave a gap in the metrics.
+        self._log.flush()
+        position, text = self._batches.get_state(), self._params.to_text()
+        self._snapshots.save(self.step, self._runtime.state(), position, text, self._keep_best.best)
+        if problem := self._snapshots.pop_problem():
+            self._log.say(f"Warning: a snapshot could not be written ({problem})")
 
     def _add_compilations(self, step: int) -> None:
         """Logs what was compiled since the last call, which may have taken minutes."""

@@ -24,6 +24,12 @@ class RunOptions(Configurable):
         p.define(
             "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
         )
+        p.define(
+            "snapshot_every_steps",
+            0,
+            "Steps between snapshots in the memory of the hosts, under gshard-launch; 0: none.",
+            minimum=0,
+        )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0

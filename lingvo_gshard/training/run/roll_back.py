@@ -261,6 +261,14 @@ class RollBacks:
         replace_file(self._path, content)
 
 
+def count_roll_backs(logdir: pathlib.Path) -> int:
+    """Returns how often the run in a directory went back."""
+    try:
+        return len((logdir / ROLL_BACKS_FILE).read_bytes().splitlines())
+    except FileNotFoundError:
+        return 0
+
+
 def _is_recorded(name: str) -> bool:
     return name.startswith(("loss", "gradient_norm"))
 

@@ -30,6 +30,9 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.objects import CompareAndSwapFile, Generation
 
+# Environment variables that the agents of a cluster set: the job of this process, and its round.
+JOB, ROUND = "GSHARD_JOB", "GSHARD_ROUND"
+
 # Processes in these states have ended; only their parent has not noticed yet.
 _ENDED_STATES = ("Z", "X", "x")
 
@@ -46,6 +49,8 @@ class Holder(msgspec.Struct, frozen=True):
       namespace: the machine since its last start, and the container, within which `pid` is unique;
         "" if unknown.
       token: random; differs between any two locks.
+      job: the job whose agent started the process; "" if none did.
+      round: the round of the job. All agents agree that a round is over before the next begins.
     """
 
     host: str
@@ -54,6 +59,8 @@ class Holder(msgspec.Struct, frozen=True):
     ticks: int
     namespace: str
     token: str
+    job: str = ""
+    round: int = 0
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.started}"
@@ -68,11 +75,20 @@ def this_process() -> Holder:
         ticks=(_state_and_ticks(os.getpid()) or ("", 0))[1],
         namespace=_namespace(),
         token=secrets.token_hex(8),
+        job=os.environ.get(JOB, ""),
+        round=int(os.environ.get(ROUND, 0)),
     )
 
 
 def is_running(holder: Holder) -> bool | None:
-    """Returns whether the process of a lock still runs; None if that cannot be seen from here."""
+    """Returns whether the process of a lock still runs; None if that cannot be seen from here.
+
+    A process of an earlier round of this job counts as ended. The agent ends such a
+    process, unless the host is lost.
+    """
+    if holder.job and holder.job == os.environ.get(JOB):
+        if holder.round < int(os.environ.get(ROUND, 0)):
+            return False
     if not holder.namespace or holder.namespace != _namespace():
         return None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.tasks.language_model import REFERENCE
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
@@ -84,7 +85,8 @@ class StartingPoint:
     def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
         """Returns a checkpoint of step 0 with the run's weights.
 
-        Factors of adapters that the run has not get their initial values.
+        Factors of adapters that the run has not get their initial values. The reference of
+        preferences gets a copy of the weights.
 
         Args:
           trainer: the trainer of the new run.
@@ -95,7 +97,17 @@ class StartingPoint:
         """
         stored = self._first.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())
-        new = {path for path in specs if is_factor(path) and path not in stored}
+        factors = {path for path in specs if is_factor(path)}
+        learns_preferences = any(path.startswith(_REFERENCE) for path in specs) or (
+            "preferences" in trainer.task.p and trainer.task.p.preferences.beta
+        )
+        if learns_preferences and factors & set(stored):
+            raise UserError(
+                f"`init_from={self._directory}` has adapters, and the reference of preferences is "
+                "the model without adapters. Merge them first: gshard-export "
+                "--format=huggingface writes a model that a run can start from"
+            )
+        new = {path for path in specs if path.startswith(_REFERENCE)} | (factors - set(stored))
         wanted = None
         if abstract_state is not None:
             items = abstract_state[PART].flatten_items()
@@ -103,9 +115,11 @@ class StartingPoint:
         found = self._store.restore(wanted, parts=(PART,))
         assert found is not None
         self._say(f"Starting from the weights of step {found.step:,} of {self._directory}")
-        factors = initial_factors(trainer, stored)
+        # The reference of an earlier training on preferences is not what this one begins with.
+        theta = {k: v for k, v in found.theta.items() if not k.startswith(_REFERENCE)}
+        theta |= initial_factors(trainer, stored) | references(specs, theta)
         record = msgspec.structs.replace(found.record, step=0, position=None)
-        return dataclasses.replace(found, record=record, arrays={PART: found.theta | factors})
+        return dataclasses.replace(found, record=record, arrays={PART: theta})
 
 
 def initial_factors(trainer: Trainer, stored: Collection[str]) -> Arrays:
@@ -116,6 +130,20 @@ def initial_factors(trainer: Trainer, stored: Collection[str]) -> Arrays:
         for path, spec in trainer.theta_specs.flatten_items()
         if is_factor(path) and path not in stored
     }
+
+
+_REFERENCE = f"{REFERENCE}."
+
+
+def references(paths: Iterable[str], arrays: Arrays) -> Arrays:
+    """Returns the weights of the reference of preferences: copies of the model's.
+
+    Args:
+      paths: the paths of all weights of the new run.
+      arrays: the model's weights by path.
+    """
+    wanted = [path for path in paths if path.startswith(_REFERENCE)]
+    return {path: arrays[path.removeprefix(_REFERENCE)].copy() for path in wanted}
 
 
 def params_of(directory: str | os.PathLike) -> Params:

@@ -1,5 +1,6 @@
 """Tests that rows of every format come out, however files are cut into parts."""
 
+import csv
 import json
 
 import pyarrow
@@ -41,16 +42,86 @@ def test_parquet(tmp_path, monkeypatch):
     found, prepared = _prepared(tmp_path, monkeypatch, path)
     assert found == EXPECTED
     assert prepared.sources[0].files[0].bytes == path.stat().st_size
-    nested = pyarrow.table({"translation": [{"en": "a", "hau": "b"}] * 3, "language": ["de"] * 3})
+    nested = pyarrow.table({"texts": [{"en": "a", "hau": "b"}] * 3, "language": ["de"] * 3})
     pyarrow.parquet.write_table(nested, tmp_path / "nested.parquet")
-    message = (
-        r"nested\.parquet:1: .*expected columns of text 'source' and 'target'; found translation"
-    )
+    message = r"nested\.parquet:1: .*expected columns of text 'source' and 'target'; found texts"
     with pytest.raises(ValueError, match=message):
         raw.run(tmp_path, [str(tmp_path / "nested.parquet")], output="nested")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=f"^{path}:1: the file cannot be read: "):
         raw.run(tmp_path, [str(path)], output="other")
+
+
+def nested(row):
+    """Returns a row as data sets of Hugging Face have it."""
+    language, source, target = row
+    return {"id": "7", "translation": {"en": target, language: source}}
+
+
+def test_translations_by_language(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(nested(row)) + "\n" for row in ROWS))
+    found, _ = _prepared(tmp_path, monkeypatch, path)
+    assert found == EXPECTED
+    for language in ("de", "fr"):
+        rows = [nested(row)["translation"] for row in ROWS if row[0] == language]
+        table = pyarrow.table({"translation": rows})
+        pyarrow.parquet.write_table(table, tmp_path / f"{language}.parquet", row_group_size=40)
+    raw.run(tmp_path, [f"{tmp_path}/*.parquet,split=train"], output="columns")
+    assert raw.texts(tmp_path / "columns") == EXPECTED
+
+
+def test_several_languages_of_one_target(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    texts = {"en": "a house", "de": "ein Haus", "hau": "gida", "fr": None}
+    path.write_text(json.dumps({"translation": texts}) + "\n")
+    raw.run(tmp_path, [f"{path},split=train"], output="all")
+    rows = [("train", "de", "ein Haus", "a house"), ("train", "hau", "gida", "a house")]
+    assert raw.texts(tmp_path / "all") == rows
+    raw.run(tmp_path, [f"{path},split=train,target_language=hau,language=de"], output="one")
+    assert raw.texts(tmp_path / "one") == [("train", "de", "ein Haus", "gida")]
+    message = "pairs.jsonl:1: .*expected text in 'fr' and 'en'; found en"
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [f"{path},split=train,language=fr"], output="none")
+
+
+def test_fields_within_objects(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.jsonl"
+    objects = ({"meta": {"lang": a}, "texts": {"x": b, "y": c}} for a, b, c in ROWS)
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in objects))
+    fields = "language_field=meta.lang,source_field=texts.x,target_field=texts.y"
+    found, _ = _prepared(tmp_path, monkeypatch, f"{path},{fields}")
+    assert found == EXPECTED
+
+
+@pytest.mark.parametrize(("delimiter", "name"), [(",", "comma"), ("\t", "tab"), (";", "semicolon")])
+def test_csv(tmp_path, monkeypatch, delimiter, name):
+    path = tmp_path / "pairs.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+        writer.writerow(("target", "id", "language", "source"))
+        writer.writerows((c, 7, a, b) for a, b, c in ROWS)
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{path},delimiter={name}")
+    assert found == EXPECTED
+    assert [one.reason for one in prepared.rejections] == ["a row with the names of columns"]
+
+
+def test_csv_of_texts(tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text('id,text\n1,"He said ""no"", twice."\n')
+    raw.run(tmp_path, [f"{path},split=train,content=text,language=en"])
+    assert raw.texts(tmp_path / "out") == [("train", "en", "", 'He said "no", twice.')]
+
+
+def test_translation_memories(tmp_path, monkeypatch):
+    units = "".join(
+        f'<tu><tuv xml:lang="EN-us"><seg>{c}</seg></tuv>'
+        f'<tuv xml:lang="{a}"><seg>{b}</seg></tuv></tu>'
+        for a, b, c in ROWS
+    )
+    (tmp_path / "memory.tmx").write_text(f'<tmx version="1.4"><body>{units}</body></tmx>')
+    found, _ = _prepared(tmp_path, monkeypatch, tmp_path / "memory.tmx")
+    assert found == EXPECTED
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -104,7 +175,7 @@ def test_the_language_of_a_source_chooses_moses_pairs_and_names_that_of_rows(tmp
         ("a.tsv,document=line", "document=line has no effect on format=tsv; it applies to text"),
         (
             "a.tsv,target_language=de",
-            "has no effect on format=tsv; it applies to moses and gettext",
+            "has no effect on format=tsv; it applies to moses and gettext and tmx and xliff",
         ),
         ("a,format=moses,source_field=x", "source_field=x has no effect on format=moses"),
     ],

@@ -166,6 +166,7 @@ def test_a_file_without_permission_is_never_skipped(tmp_path, monkeypatch):
         ("de\tJa\tYes\n".encode("utf-16-le"), "the file seems to be in UTF-16LE"),
         ("de\tJa\tYes\n".encode("utf-16-be"), "the file seems to be in UTF-16BE"),
         (b"de\tJa\0\tYes\n", "NUL bytes: no text has any"),
+        (b"\0" * 64 + b"\n", "NUL bytes: no text has any"),
         ("de\tSch\xf6n\tFine\n".encode("latin-1"), "byte 6 of the line is 0xf6"),
         (GOOD.replace(b"\n", b"\r"), "the line has carriage returns in it"),
     ],

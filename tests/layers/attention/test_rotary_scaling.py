@@ -7,9 +7,11 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.rotary import (
+    AlphaNTKScaling,
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryScaling,
     YarnScaling,
 )
@@ -59,15 +61,15 @@ class RotaryScalingTest(testing.TestCase, parameterized.TestCase):
 
     def test_the_magnitude_of_yarn(self):
         default = YarnScaling.params().set(factor=32.0).instantiate()
-        self.assertAllClose(default.magnitude, 1.3465735902799727, rtol=1e-6, atol=1e-12)
-        self.assertEqual(YarnScaling.params().set(magnitude=0.7).instantiate().magnitude, 0.7)
-        self.assertEqual(LinearScaling.params().set(factor=3.0).instantiate().magnitude, 1.0)
+        self.assertAllClose(default.magnitude(), 1.3465735902799727, rtol=1e-6, atol=1e-12)
+        self.assertEqual(YarnScaling.params().set(magnitude=0.7).instantiate().magnitude(), 0.7)
+        self.assertEqual(LinearScaling.params().set(factor=3.0).instantiate().magnitude(), 1.0)
         x = tf.constant(np.random.default_rng(0).normal(size=(1, 1, 2, 8)), tf.float32)
         turned = rotary.rotate(
             x, rotary.TextPositions(tf.constant([[5]])), 0.5, 10000.0, scaling=default
         )
         ratio = np.linalg.norm(turned[..., :4], axis=-1) / np.linalg.norm(x[..., :4], axis=-1)
-        assert_close(ratio, np.full(ratio.shape, default.magnitude), "order")
+        assert_close(ratio, np.full(ratio.shape, default.magnitude()), "order")
         self.assertAllEqual(turned[..., 4:], x[..., 4:])
 
     def test_a_dynamic_scaling_knows_the_length_of_each_text(self):
@@ -84,11 +86,38 @@ class RotaryScalingTest(testing.TestCase, parameterized.TestCase):
         so_far = rotary.positions_so_far(tf.constant([[3, 4], [0, 1]]), scaling)
         self.assertAllEqual(so_far.length_BL, [[5], [2]])
 
+    def test_longrope_has_factors_for_each_length_of_text(self):
+        short, long = (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0)
+        scaling = LongRopeScaling.params().set(
+            short_factors=short,
+            long_factors=long,
+            original_length=4,
+            short_magnitude=1.1,
+            long_magnitude=1.3,
+        )
+        scaling, lengths = scaling.instantiate(), tf.constant([[4, 4], [5, 9]])
+        found = scaling.timescales(8, 100.0, lengths)[:, :, 0]
+        for row, factors in enumerate((short, long)):
+            for pair, factor in enumerate(factors):
+                expected = factor * 100.0 ** (2 * pair / 8)
+                assert_close(found[row, :, pair], [expected, expected], "float32")
+        assert_close(scaling.magnitude(lengths)[:, :, 0, 0], [[1.1, 1.1], [1.3, 1.3]], "float32")
+        with self.assertRaisesRegex(ValueError, "short_factors: 4 factors for 6 rotated dim"):
+            scaling.timescales(6, 100.0, lengths)
+
+    def test_alpha_multiplies_the_base(self):
+        scaling = AlphaNTKScaling.params().set(alpha=50.0).instantiate(path="scaling")
+        base = 100.0 * 50.0 ** (8 / 6)
+        expected = [base ** (2 * pair / 8) for pair in range(4)]
+        assert_close(scaling.timescales(8, 100.0), expected, "float32")
+        with self.assertRaisesRegex(ValueError, "scaling: AlphaNTKScaling with 2 rotated dim"):
+            scaling.timescales(2, 100.0)
+
     @parameterized.parameters(
         ({"rotary_pairs": "neighbours"}, "rotary_pairs: 'neighbours'. Did you mean 'neighbors'"),
         (
             {"rotary_scaling": Llama3Scaling.params().set(high_frequency_factor=0.5)},
-            "rotary_scaling.high_frequency_factor: 0.5; more than .*low_frequency_factor",
+            "rotary_scaling.high_frequency_factor: 0.5; .*low_frequency_factor, 1.0, or more",
         ),
     )
     def test_rejects_invalid_options(self, values, message):

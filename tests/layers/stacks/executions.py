@@ -6,14 +6,14 @@ from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 
 
-def sequential(policy: str = "none") -> Params:
+def sequential(policy: str = "none", interleaved: int = 1) -> Params:
     """Returns the Params of layers compiled one by one, with a remat policy."""
-    return Sequential.params().set(rematerialize=policy)
+    return Sequential.params().set(rematerialize=policy, interleaved=interleaved)
 
 
-def loop(policy: str = "none") -> Params:
+def loop(policy: str = "none", interleaved: int = 1) -> Params:
     """Returns the Params of a compiled loop, with a remat policy."""
-    return Repeat.params().set(rematerialize=policy)
+    return Repeat.params().set(rematerialize=policy, interleaved=interleaved)
 
 
 def pipeline(stages: int, **values: object) -> Params:

@@ -1,4 +1,4 @@
-"""Compares pipelines with layers run one by one on each micro-batch; tests their schedule."""
+"""Compares pipelines and interleaved parts of batches with layers run on each part alone."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLay
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
-from tests.layers.stacks.executions import pipeline
+from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 
 B, L, K, M = 6, 4, 3, 8
@@ -153,7 +153,7 @@ def without_stages(values: dict) -> dict:
     return {name: value for name, value in values.items() if name != "execution"}
 
 
-class PipelineTest(testing.TestCase, parameterized.TestCase):
+class ResultsTest(testing.TestCase, parameterized.TestCase):
     def assert_same(self, actual: dict, expected: dict) -> None:
         assert_close(actual["output"], expected["output"], "order")
         assert_close(actual["losses"], expected["losses"], "order")
@@ -162,6 +162,49 @@ class PipelineTest(testing.TestCase, parameterized.TestCase):
             for name, value in expected[part].items():
                 assert_close(actual[part][name], value, "order")
 
+
+class InterleavedTest(ResultsTest):
+    @parameterized.named_parameters(
+        ("sequential", sequential("none", 3), {}),
+        ("sequential_recomputed", sequential("full", 3), {}),
+        ("loop", loop("none", 3), {}),
+        ("update_rules", loop("none", 3), {"moe": BIASED}),
+        ("token_ids", sequential("none", 3), {"moe": HASHED, "has_token_ids": True}),
+    )
+    def test_eager_parts_equal_layers_on_each_part_alone(self, execution, values):
+        values = {"is_decoder": True, **values}
+        self.assert_same(in_stages(**values, execution=execution), of_micro_batches(3, **values))
+
+    @parameterized.named_parameters(
+        ("sequential", sequential("none", 3)),
+        ("sequential_recomputed", sequential("products", 3)),
+        ("loop", loop("none", 3)),
+        ("loop_recomputed", loop("products_but_hidden", 3)),
+    )
+    @pytest.mark.slow
+    def test_compiled_parts_equal_layers_on_each_part_alone(self, execution):
+        found = in_stages(True, is_decoder=True, execution=execution)
+        self.assert_same(found, of_micro_batches(3, is_decoder=True))
+
+    def test_evaluation_computes_whole_batches(self):
+        layers = [stack(execution=sequential("none", parts)) for parts in (1, 4)]
+        batch, theta = inputs(), layers[0].init(1)
+        found = [layer.fprop(theta, batch["x"], batch["segments"]) for layer in layers]
+        self.assertAllEqual(*found)
+
+    def test_training_rejects_rows_that_do_not_divide(self):
+        layer = stack(execution=loop("none", 4))
+        with self.assertRaisesRegex(
+            ValueError, "decoder.execution.interleaved=4 does not divide the 6 rows"
+        ):
+            one_pass(layer, inputs(), layer.init(1))
+
+    def test_a_pipeline_names_its_own_option(self):
+        with self.assertRaisesRegex(ValueError, "interleaved=2: a Pipeline .*micro_batches"):
+            stack(execution=pipeline(2, interleaved=2))
+
+
+class PipelineTest(ResultsTest):
     @parameterized.named_parameters(
         ("experts", 3, MIXED),
         ("circulations", 2, DENSE),

@@ -98,7 +98,10 @@ class SharedRelativeBiasTest(testing.TestCase, parameterized.TestCase):
         (OWN, "buckets: 4 is not possible with SelfAttention, which has none or its own"),
         ({"layer__self_attention": latent()}, "not possible with LatentAttention"),
         ({"layer__self_attention__kernel": BlockwiseKernel.params()}, "with BlockwiseKernel"),
-        ({"execution": pipeline(2)}, "with Pipeline; choose Sequential or Repeat"),
+        (
+            {"execution": pipeline(2)},
+            "with Pipeline, which splits batches; choose Sequential or Repeat",
+        ),
         ({"shared_relative_bias__buckets": 3}, "buckets: 3; an even number"),
         ({"shared_relative_bias__max_distance": 1}, "max_distance: 1; more than 1"),
     )

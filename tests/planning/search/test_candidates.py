@@ -10,7 +10,7 @@ import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.planning.search import candidates, search
 from lingvo_gshard.planning.search.candidates import candidate, group, patterns
-from lingvo_gshard.planning.search.choices import Candidate, ChoicePaths
+from lingvo_gshard.planning.search.choices import SAVE_ALL, Candidate, ChoicePaths
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -47,7 +47,7 @@ def test_flags_shard_every_layer_as_chosen(sizes, data):
         data.draw(st.sampled_from(candidates.sharding_options(mesh, g.letters)))
         for g in layer_groups().groups
     ]
-    found = candidate(layer_groups(), chosen, mesh, "none", traced())
+    found = candidate(layer_groups(), chosen, mesh, SAVE_ALL, traced())
     partitioning = Partitioning.make(found.mesh, found.strategy, dict(found.overrides))
     partitioning.check_overrides(traced().layer_paths)
     for own, option in zip(layer_groups().groups, chosen, strict=True):

@@ -5,6 +5,7 @@ import math
 import pytest
 
 import lingvo_gshard
+from lingvo_gshard.planning.search.choices import SAVE_ALL
 from lingvo_gshard.planning.search.search import search
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
@@ -29,7 +30,7 @@ def test_eight_experts_on_64_devices_are_split_within_groups_of_devices():
     experiment = lingvo_gshard.experiment("language_model.quickstart", settings=SETTINGS)
     assert experiment.task.decoder.moe.num_experts == EXPERTS
     traced = trace(make_trainer(experiment), batch_specs(experiment))
-    result = search(traced, DEVICES, ring_rates(), policies=("none",), most_axes=2)
+    result = search(traced, DEVICES, ring_rates(), savings=(SAVE_ALL,), most_axes=2)
     best = result.best.candidate
     mesh = Mesh.parse(best.mesh)
     table = strategies.get(best.strategy, mesh)

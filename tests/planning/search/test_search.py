@@ -1,15 +1,17 @@
 """Checks which shardings the search finds, and how compilations decide."""
 
+import dataclasses
 import functools
 
 import pytest
 
 import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.candidates import TracedStep
-from lingvo_gshard.planning.search.choices import Variant
+from lingvo_gshard.planning.search.choices import SAVE_ALL, Saving, Variant
 from lingvo_gshard.planning.search.experiment_search import rates_of
 from lingvo_gshard.planning.search.results import CompiledCost, SearchResult
 from lingvo_gshard.planning.search.search import search
@@ -95,7 +97,9 @@ def tiny() -> TracedStep:
 def run(**options) -> SearchResult:
     """Searches with slow devices of limited memory, for which sharding is useful."""
     rates = ring_rates(CAPACITY, flops_per_second=1e9)
-    return search(tiny(), 8, rates, policies=("none", "full"), most_axes=2, **options)
+    return search(
+        tiny(), 8, rates, savings=(Saving("none"), Saving("full")), most_axes=2, **options
+    )
 
 
 def test_cost_model_decides_without_a_compiler():
@@ -107,6 +111,24 @@ def test_cost_model_decides_without_a_compiler():
     assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
     beyond = {"folded", "sequence", "context", "pipeline"}
     assert {row.name for row in result.baselines} == set(strategies.base_names()) - beyond
+
+
+def test_host_memory_is_used_only_where_the_step_would_not_fit():
+    savings = [
+        Saving(policy, moments) for moments in (False, True) for policy in remat_policy.POLICIES
+    ]
+    rates = dataclasses.replace(ring_rates(CAPACITY, 1e9), host_bytes_per_second=1e6)
+    roomy = search(tiny(), 1, dataclasses.replace(rates, capacity=2**34), savings=savings)
+    assert roomy.best.candidate.rematerialize == "none"
+    assert not roomy.best.candidate.offload_moments
+    peaks = {row.cost.peak for row in roomy.rows if not row.candidate.offload_moments}
+    tight = dataclasses.replace(rates, capacity=int(min(peaks) / 0.9) - 2)
+    on_device = search(tiny(), 1, tight, savings=[s for s in savings if not s.offloads_moments])
+    assert on_device.best is None
+    found = search(tiny(), 1, tight, savings=savings).best
+    assert found.candidate.offload_moments
+    assert found.cost.host_seconds > 0 and found.cost.moments == 0
+    assert "step.offload_moments = True" in found.candidate.settings()
 
 
 def test_compiled_times_rank_the_best_candidates():
@@ -180,15 +202,15 @@ def test_micro_batches_make_a_step_fit():
 
 
 def _searched(step: TracedStep, capacity: int, **options) -> SearchResult:
-    return search(step, 8, ring_rates(capacity), policies=("none",), most_axes=1, **options)
+    return search(step, 8, ring_rates(capacity), savings=(SAVE_ALL,), most_axes=1, **options)
 
 
 def test_smallest_candidate_is_returned_if_none_fits():
-    result = search(tiny(), 8, ring_rates(capacity=1000), policies=("none",), most_axes=1)
+    result = search(tiny(), 8, ring_rates(capacity=1000), savings=(SAVE_ALL,), most_axes=1)
     assert result.best is None
     assert result.rows and min(row.peak for row in result.rows) > 1000
 
 
 def test_one_device_needs_no_sharding():
-    result = search(tiny(), 1, ring_rates(), policies=("none",))
+    result = search(tiny(), 1, ring_rates(), savings=(SAVE_ALL,))
     assert result.best.cost.calls == []

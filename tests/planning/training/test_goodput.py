@@ -53,6 +53,32 @@ def test_simulation_equals_the_closed_formula():
     )
 
 
+def test_agents_restore_snapshots_from_the_memory_of_hosts():
+    whole = plan("gpu:h100:256x8")
+    memory = whole.bytes_per_device
+    job = make_job(whole, dataclasses.replace(OPTIONS, agents=True))
+    copy = (memory.weights + memory.moments) / 10e9
+    assert job.costs.restart == pytest.approx(45 + 60 + copy)
+    assert job.costs.write == pytest.approx(job.state_bytes / 256 / 10e9)
+    given = dataclasses.replace(OPTIONS, agents=True, restart=9, compile_seconds=1)
+    assert make_job(whole, given).costs.restart == pytest.approx(10 + copy)
+
+
+def test_both_recoveries_stand_side_by_side():
+    whole = plan("gpu:h100:256x8")
+    found = {
+        agents: plan_training(whole, dataclasses.replace(OPTIONS, agents=agents))
+        for agents in (False, True)
+    }
+    for agents, goodput in found.items():
+        by_hand, by_agents = goodput.recoveries
+        assert by_agents.goodput > by_hand.goodput
+        assert goodput.recoveries[agents].goodput == pytest.approx(
+            goodput.formula_goodput, rel=1e-3
+        )
+    assert found[True].goodput.mean > found[False].goodput.mean
+
+
 def test_sensitivities_begin_with_the_largest_effect():
     found = plan_training(plan("gpu:h100:2048x8"), OPTIONS)
     assert {row.flag for row in found.sensitivities[:4]} == {"failures", "restart"}

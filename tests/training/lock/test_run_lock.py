@@ -159,3 +159,20 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("host", ["another machine", None])
+def test_agents_have_agreed_that_an_earlier_round_is_over(path, monkeypatch, host):
+    """Neither a lost host nor a process that still runs here is waited for."""
+    monkeypatch.setenv(run_lock.JOB, "job")
+    monkeypatch.setenv(run_lock.ROUND, "3")
+    other = {"namespace": host} if host else {}
+    leave(path, round=2, **other)
+    with locked(path):
+        pass
+    leave(path, round=3)
+    with pytest.raises(LockedError), locked(path):
+        pass
+    leave(path, round=2, job="another job")
+    with pytest.raises(LockedError), locked(path):
+        pass

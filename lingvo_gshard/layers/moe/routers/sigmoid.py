@@ -35,9 +35,12 @@ class SelectionBias(Part):
         p.define(
             "bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.", minimum=0
         )
+        p.define("use_selection_bias", True, "Whether there is such a bias.")
 
     def create(self) -> None:
         """Creates the bias; see `Part.create`."""
+        if not self.p.use_selection_bias:
+            return
         rule = functools.partial(_update_bias, speed=self.p.bias_update_speed)
         sizes, zero = {"E": self.p.num_experts}, initializers.constant(0.0)
         self.router.create_variable(
@@ -51,6 +54,8 @@ class SelectionBias(Part):
           theta: the router's weights.
           scores_GSE: float32, the scores.
         """
+        if not self.p.use_selection_bias:
+            return scores_GSE
         return scores_GSE + tf.stop_gradient(tf.cast(theta.selection_bias, tf.float32))
 
     @layer_method
@@ -61,7 +66,7 @@ class SelectionBias(Part):
           theta: the router's weights.
           counted_GSE: 1 where a token selected an expert, whether or not it got a slot.
         """
-        if not context.current().training:
+        if not context.current().training or not self.p.use_selection_bias:
             return
         load_E = tf.reduce_sum(counted_GSE, (0, 1))
         excess_E = load_E * self.p.num_experts - tf.reduce_sum(load_E)
@@ -135,7 +140,7 @@ class SigmoidRouter(Router):
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
-        scores_GSE = tf.sigmoid(logits_GSE)
+        scores_GSE = self._scores(logits_GSE)
         selected = self.selection.select(self.bias.add(theta, scores_GSE))
         self.bias.report_load(theta, sum_of_one_hots(selected) * mask_GS[..., None])
         gates = self.selection.gates(scores_GSE, selected)
@@ -147,3 +152,17 @@ class SigmoidRouter(Router):
         losses = self.balance.losses(scores_GSE, shares_GSE, mask_GS)
         losses.update(self.scores.losses(logits_GSE, mask_GS))
         return self.capacity.route(choices, losses, gate_metrics(shares_GSE, mask_GS))
+
+    def _scores(self, logits_GSE: tf.Tensor) -> tf.Tensor:
+        """Returns the scores, which are at least 0."""
+        return tf.sigmoid(logits_GSE)
+
+
+class BiasedSoftmaxRouter(SigmoidRouter):
+    """Sends each token to the k experts with the largest softmax(logits) + selection_bias.
+
+    Baidu 2025 (ERNIE 4.5 technical report, section 3.2). Gates are the softmax, without the bias.
+    """
+
+    def _scores(self, logits_GSE: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(logits_GSE)

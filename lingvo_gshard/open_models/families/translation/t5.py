@@ -63,11 +63,18 @@ _MT5_DEFAULTS = _DEFAULTS | {
 }
 
 
-def t5_rows(feed_forward: str) -> Table:
+_UMT5_DEFAULTS = {
+    key: value for key, value in _MT5_DEFAULTS.items() if key != "tie_word_embeddings"
+}
+_BIAS = "SelfAttention.relative_attention_bias.weight"
+
+
+def t5_rows(feed_forward: str, shares_bias: bool = True) -> Table:
     """Returns the rows of T5.
 
     Args:
       feed_forward: published name of the feed-forward layer.
+      shares_bias: whether the layers of a stack share the bias of relative positions.
     """
     rows = [
         TensorPattern("shared.weight", "target_embedding.table", "VM->VM"),
@@ -75,8 +82,11 @@ def t5_rows(feed_forward: str) -> Table:
     ]
     for stack, attentions in sides():
         block, layer = f"{stack}.block.{{layer}}.layer", f"{stack}.{{layer}}"
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows.append(TensorPattern(bias, f"{stack}.shared_relative_bias.table", "bN->bN"))
+        if shares_bias:
+            bias, ours = f"{stack}.block.0.layer.0.{_BIAS}", f"{stack}.shared_relative_bias.table"
+        else:
+            bias, ours = f"{block}.0.{_BIAS}", f"{layer}.self_attention.relative_bias"
+        rows.append(TensorPattern(bias, ours, "bN->bN"))
         rows.append(
             TensorPattern(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M")
         )
@@ -170,6 +180,26 @@ def t5_positions(config: PublishedConfig) -> tuple[int, bool]:
     return config.get("n_positions", _POSITIONS), True
 
 
+def _umt5_task(config: PublishedConfig) -> Params:
+    task = _task(config)
+    for stack in (task.encoder, task.decoder):
+        shared = stack.shared_relative_bias
+        stack.layer.self_attention.set(
+            relative_buckets=shared.buckets, relative_max_distance=shared.max_distance
+        )
+        shared.buckets = 0
+    return task
+
+
+def _umt5_config(task: Params) -> dict[str, Any]:
+    attention = task.encoder.layer.self_attention
+    return {
+        **_config(task),
+        "relative_attention_num_buckets": attention.relative_buckets,
+        "relative_attention_max_distance": attention.relative_max_distance,
+    }
+
+
 def _task(config: PublishedConfig) -> Params:
     # transformers 5 writes the second key, and always True for the first one.
     is_tied = config.get("tie_word_embeddings", True)
@@ -243,4 +273,15 @@ MT5 = dataclasses.replace(
     architecture="MT5ForConditionalGeneration",
     read_task=_mt5_task,
     defaults=_MT5_DEFAULTS,
+)
+# mT5 with a bias of relative positions in each layer (arXiv 2304.09151).
+UMT5 = dataclasses.replace(
+    FAMILY,
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    table=t5_rows("DenseReluDense", shares_bias=False),
+    read_task=_umt5_task,
+    config_of=_umt5_config,
+    defaults=_UMT5_DEFAULTS,
+    read_left_out=lambda config: (),
 )

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.planning.search.candidates import Tensor, group
+from lingvo_gshard.planning.search.choices import Saving
 from lingvo_gshard.planning.search.cost_model import CostModel
 from lingvo_gshard.planning.search.costs import (
     RESULT,
@@ -41,7 +42,14 @@ def layer_groups(experts: bool = False):
     return group(trace(trainer(task), batch(B, L)))
 
 
-def cost(name: str, mesh: str, strategy: str, policy: str = "none") -> Cost:
+def cost(
+    name: str,
+    mesh: str,
+    strategy: str,
+    policy: str = "none",
+    offloads_moments: bool = False,
+    host_bytes_per_second: float = 1e9,
+) -> Cost:
     """Returns the cost of all layers of one kind in a step, without their norms."""
     experts = name == "experts"
     (found,) = (g for g in layer_groups(experts).groups if g.name == name)
@@ -53,7 +61,8 @@ def cost(name: str, mesh: str, strategy: str, policy: str = "none") -> Cost:
     weights, moments = zip(*pairs, strict=True)
     found = dataclasses.replace(found, weights=weights, moments=moments)
     parsed = Mesh.parse(mesh)
-    model = CostModel(parsed, RATES, policy)
+    rates = dataclasses.replace(RATES, host_bytes_per_second=host_bytes_per_second)
+    model = CostModel(parsed, rates, Saving(policy, offloads_moments))
     return model.group_cost(found, strategies.get(strategy, parsed))
 
 
@@ -115,6 +124,24 @@ def test_rematerialization_recomputes_unsaved_tensors():
     # The unit begins with the attention before the feed-forward layer.
     assert full.saved == 0 and full.recomputed > 0
     assert products.saved == 2 * LAYERS * (B * L * M + B * L * H // 8) * FLOAT
+
+
+def test_activations_in_host_memory_cost_what_computation_does_not_hide():
+    fast, slow = 1e18, 1e3
+    saved = cost("feed_forward", "model=8", "tensor", "products").saved
+    hidden = cost("feed_forward", "model=8", "tensor", "products_offloaded", False, fast)
+    assert (hidden.saved, hidden.hosted, hidden.host_seconds) == (0, saved, 0.0)
+    exposed = cost("feed_forward", "model=8", "tensor", "products_offloaded", False, slow)
+    assert exposed.host_seconds == pytest.approx(2 * saved / slow - exposed.compute_seconds)
+
+
+def test_moments_in_host_memory_cost_their_copies():
+    on_device = cost("feed_forward", "data=8", "zero1")
+    offloaded = cost("feed_forward", "data=8", "zero1", "none", True, 1e6)
+    assert on_device.moments > 0 and on_device.host_seconds == 0
+    assert offloaded.moments == 0
+    assert offloaded.host_seconds == pytest.approx(on_device.moments / 1e6)
+    assert max(on_device.resident) - max(offloaded.resident) == on_device.moments
 
 
 @pytest.mark.parametrize("mesh", ["model=1", "model=8", "model=4"])

@@ -1,0 +1,337 @@
+"""Agent: starts the worker of one host, watches it, and agrees with the other agents on the next.
+
+Agents meet in a `Meeting`. Each writes a sign of life and reads the newest record. The first agent
+that lives leads: it reads the signs of all others and writes the next record (`Leader`). A record
+names the hosts of a round, the address where their workers meet, and the mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from lingvo_gshard.agents.keeper import Keeper, Preparation
+from lingvo_gshard.agents.leader import Leader
+from lingvo_gshard.agents.meeting import Meeting
+from lingvo_gshard.agents.options import AgentOptions
+from lingvo_gshard.agents.records import Beat, Outcome, Record
+from lingvo_gshard.agents.sightings import Sightings
+from lingvo_gshard.agents.stragglers import Stragglers
+from lingvo_gshard.agents.worker import Worker, words_of
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
+from lingvo_gshard.training.run.run_lock import ROUND
+from lingvo_gshard.training.run.signals import (
+    EXIT_CODES,
+    StopRequest,
+    called_before_abrupt_end,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The place of one worker in a round.
+
+    Attributes:
+      index: number of the worker, from 0.
+      count: number of workers.
+      coordinator: host:port where they meet.
+      mesh: the mesh of the round; None leaves the command's own.
+    """
+
+    index: int
+    count: int
+    coordinator: str
+    mesh: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A host as its agent presents it.
+
+    Attributes:
+      name: differs from the names of all other hosts.
+      address: where other hosts reach it.
+      alive_file: file to touch with each sign of life; None for none.
+    """
+
+    name: str
+    address: str
+    alive_file: str | None = None
+
+
+class Agent:
+    """The agent of one host, from its start to the end of the job."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        host: Host,
+        meeting: Meeting,
+        meshes: Mapping[int, str | None],
+        command: Callable[[Assignment], Sequence[str]],
+        environment: Mapping[str, str],
+        keeper: Keeper,
+        say: Callable[[str], None],
+    ):
+        """Makes an agent that has not met anybody yet.
+
+        Args:
+          options: of the job.
+          host: this host.
+          meeting: where the agents meet.
+          meshes: number of hosts -> mesh, for each number that can train.
+          command: returns the command of a worker.
+          environment: variables for workers, in addition to the variables of this process.
+          keeper: of the snapshots on this host.
+          say: shows a line to the user.
+        """
+        self._keeper = keeper
+        self._options, self._host, self._meeting = options, host, meeting
+        self._command, self._environment, self._say = command, environment, say
+        self._sightings = Sightings(meeting, options.lost_seconds)
+        self._leader = Leader(options, meshes, self._sightings)
+        self._stragglers = Stragglers()
+        self._life, self._count = secrets.token_hex(8), 0
+        self._worker: Worker | None = None
+        # The worker to start when its part of a snapshot is there.
+        self._next: tuple[Record, Assignment, Preparation] | None = None
+        self._outcome: Outcome | None = None
+        self._newest: Record | None = None
+        self._leads = False
+        # The exit code of an agent that was asked to stop; None if it was not.
+        self._leaving: int | None = None
+        self._code: int | None = None
+        self._wake = threading.Event()
+
+    def run(self) -> int:
+        """Takes part in the job until it ends or this host is asked to stop.
+
+        Returns:
+          The exit code: 0 after the last step, 1 if the job failed, else the code of the
+          request to stop.
+
+        Raises:
+          OSError: a worker cannot be started.
+        """
+        self._newest = self._meeting.newest()
+        if self._newest is None or self._newest.code is not None:
+            # Parts of an earlier job.
+            self._keeper.clear()
+        with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
+            # A request lets this loop go on until the worker has saved.
+            stop.finishing = True
+            # Slurm sends it some time before the limit of a job.
+            signal.signal(signal.SIGUSR1, lambda *_: stop.request("SIGTERM"))
+            try:
+                self._loop(stop)
+            finally:
+                self._kill_worker()
+                self._keeper.close()
+        assert self._code is not None
+        return self._code
+
+    def _loop(self, stop: StopRequest) -> None:
+        met = last = time.monotonic()
+        while self._code is None:
+            now = time.monotonic()
+            # This process was stopped, or the machine slept: that says nothing about the others.
+            asleep, last = now - last - self._options.beat_seconds, now
+            if asleep > self._options.lost_seconds / 2:
+                self._sightings.forgive(asleep)
+            self._heed(stop)
+            self._start_worker()
+            self._watch_worker()
+            try:
+                self._meet()
+                met = time.monotonic()
+            except OSError as error:
+                self._endure(error, time.monotonic() - met)
+            is_idle = self._worker is None and self._next is None
+            if self._leaving is not None and is_idle and self._code is None:
+                self._code = self._leaving
+            if self._code is None:
+                self._wake.wait(self._options.beat_seconds)
+                self._wake.clear()
+
+    def _heed(self, stop: StopRequest) -> None:
+        """Has the worker save if this host was asked to stop."""
+        if stop.requested and self._leaving is None:
+            self._leaving = EXIT_CODES[stop.requested]
+            self._next = None
+            if self._worker:
+                self._worker.stop()
+
+    def _start_worker(self) -> None:
+        """Starts the worker of the round if its part of a snapshot is there, or cannot be had."""
+        if self._next is None or not self._next[2].is_over:
+            return
+        (record, assignment, preparation), self._next = self._next, None
+        environment = {
+            **self._environment,
+            ROUND: str(record.number),
+            FOLDER: str(self._keeper.folder),
+            RESTORED: str(preparation.path or ""),
+        }
+        self._worker = Worker(self._command(assignment), environment, record.number, self._wake.set)
+
+    def _watch_worker(self) -> None:
+        """Notes the end of the worker."""
+        if self._worker is None:
+            return
+        self._worker.check(self._options.start_seconds, self._options.lost_seconds)
+        if self._worker.is_running:
+            return
+        self._outcome = self._worker.outcome
+        if self._outcome.code and not self._outcome.is_consequence:
+            self._say(f"The worker of {self._host.name} {words_of(self._outcome)}")
+        self._worker.close()
+        self._worker = None
+        if self._outcome.code == 0 and self._leaving is not None:
+            self._leaving = 0
+
+    def _meet(self) -> None:
+        """Gives a sign of life, follows the newest record, and leads if no other agent does."""
+        self._beat()
+        leader = self._leading_sign()
+        records = [self._newest, self._meeting.newest(), leader.newest if leader else None]
+        newest = max(filter(None, records), key=lambda record: record.number, default=None)
+        self._follow(newest)
+        self._copy_part_of_partner()
+        self._leads = leader is None and self._leaving is None
+        if self._leads and self._code is None:
+            self._lead()
+
+    def _beat(self) -> None:
+        self._count += 1
+        report = self._worker.report if self._worker else None
+        self._meeting.write_beat(
+            Beat(
+                self._host.name,
+                self._life,
+                self._count,
+                self._host.address,
+                _free_port() if self._worker is None else 0,
+                self._leaving is not None,
+                self._outcome,
+                self._newest if self._leads else None,
+                report.step if report else None,
+                report.input_seconds if report else None,
+                report.probe_seconds if report else None,
+                self._keeper.parts(),
+                self._keeper.port,
+            )
+        )
+
+        if self._host.alive_file is not None:
+            pathlib.Path(self._host.alive_file).touch()
+
+    def _leading_sign(self) -> Beat | None:
+        """Returns the sign of the agent that leads; None if this one does.
+
+        Agents of the newest round lead before others, in the order of the round.
+        """
+        members = [member.host for member in self._newest.members] if self._newest else []
+        for host in (*members, *(h for h in self._meeting.hosts() if h not in members)):
+            if host == self._host.name:
+                return None
+            beat = self._sightings.look(host)
+            if beat is not None and not beat.is_leaving and not self._sightings.is_lost(host):
+                return beat
+        return None
+
+    def _follow(self, record: Record | None) -> None:
+        """Does what a new record says about this host."""
+        if record is None or (self._newest and record.number <= self._newest.number):
+            return
+        self._newest = record
+        self._leader.notice(record)
+        self._kill_worker()
+        if record.code is not None:
+            self._code = record.code
+            if self._leads and record.code:
+                self._say(f"The job ends: {record.reason}")
+            self._meeting.remove_beat(self._host.name)
+            return
+        index = record.index_of(self._host.name, self._life)
+        if index is None or self._leaving is not None:
+            return
+        assignment = Assignment(index, len(record.members), record.coordinator, record.mesh)
+        self._next = record, assignment, self._prepare(record, index)
+        self._start_worker()
+
+    def _prepare(self, record: Record, index: int) -> Preparation:
+        """Begins to fetch this host's part of the round's snapshot, if there is one."""
+        if record.snapshot is None:
+            return Preparation(self._keeper, None, (), self._wake.set)
+        part = record.snapshot.of(index)
+        beats = (self._meeting.beat(host) for host in self._meeting.hosts())
+        holders = [(b.address, b.keeper_port) for b in beats if b and part in b.parts]
+        return Preparation(self._keeper, part, holders, self._wake.set)
+
+    def _copy_part_of_partner(self) -> None:
+        """Keeps a copy of the newest part of the host before this one in the round."""
+        record = self._newest
+        index = record.index_of(self._host.name, self._life) if record else None
+        if record is None or index is None or len(record.members) == 1:
+            return
+        partner = (index - 1) % len(record.members)
+        beat = self._sightings.look(record.members[partner].host)
+        if beat is not None:
+            parts = [part for part in beat.parts if part.index == partner]
+            self._keeper.replicate(parts, beat.address, beat.keeper_port)
+
+    def _lead(self) -> None:
+        beats = {
+            host: beat
+            for host in self._meeting.hosts()
+            if (beat := self._sightings.look(host)) is not None
+        }
+        if self._newest is not None:
+            for line in self._stragglers.found(self._newest, beats):
+                self._say(line)
+        record = self._leader.next_record(self._newest, beats)
+        if record is not None:
+            agreed = self._meeting.agree(record)
+            if agreed is not None:
+                if agreed == record:
+                    self._announce(record)
+                self._follow(agreed)
+        elif self._worker and self._newest and self._leader.should_grow(self._newest, beats):
+            # All workers save together when one is asked to.
+            if self._worker.stop():
+                self._say("More hosts are there: the workers save and start again")
+
+    def _announce(self, record: Record) -> None:
+        if record.code is not None:
+            return
+        hosts = ", ".join(member.host for member in record.members)
+        why = f" after {record.failure}" if record.failure else ""
+        mesh = f", mesh {record.mesh}" if record.mesh else ""
+        self._say(f"Round {record.number}{why}: {hosts}{mesh}")
+
+    def _endure(self, error: OSError, seconds: float) -> None:
+        """Ends the worker if the meeting place is out of reach for so long that others go on."""
+        if self._worker and seconds > self._options.lost_seconds:
+            self._say(
+                f"Warning: the meeting place cannot be reached ({error}); the worker is ended"
+            )
+            self._worker.kill("its agent cannot reach the meeting place")
+
+    def _kill_worker(self) -> None:
+        self._next = None
+        if self._worker:
+            self._worker.kill()
+            self._worker.close()
+            self._worker = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

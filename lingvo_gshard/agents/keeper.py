@@ -1,0 +1,253 @@
+"""Keeper: holds snapshots in the memory of a host, and copies of a partner's part.
+
+Workers write parts of snapshots to a folder in memory. The keeper serves the parts to the agents of
+other hosts, and copies the parts of one other host, the partner. When a host is lost, the partner
+still has the lost part, and the host that replaces the lost one fetches the part from the partner.
+
+Both sides prove that they know the job's secret before a byte of a part is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import pathlib
+import secrets
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lingvo_gshard.runtime.cluster.rendezvous import read_line, send_line
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+
+_SECONDS = 20.0
+_BLOCK = 2**20
+# Connections that are served at once. Strangers take no more than these.
+_MOST = 16
+
+
+class _Challenge(msgspec.Struct):
+    """The first message of the side that serves: a random text for the other to sign."""
+
+    nonce: str
+
+
+class _Request(msgspec.Struct):
+    """The answer: the name of a file, a text to sign in turn, and the proof of the secret."""
+
+    name: str
+    nonce: str
+    proof: str
+
+
+class _Reply(msgspec.Struct):
+    """The size of the file, whose bytes follow, and the proof of the secret."""
+
+    size: int
+    proof: str
+
+
+class Keeper:
+    """The parts on one host."""
+
+    def __init__(self, folder: str, address: str, secret: str, say: Callable[[str], None]):
+        """Opens the folder, which may have parts of an agent that was killed, and serves it.
+
+        Args:
+          folder: in memory; created if it is new.
+          address: where the other hosts reach this one.
+          secret: the job's secret.
+          say: shows a line to the user.
+
+        Raises:
+          OSError: the folder cannot be made.
+        """
+        self.folder = pathlib.Path(folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._key, self._say = secret.encode(), say
+        self._problems: set[str] = set()
+        self._copying: threading.Thread | None = None
+        self._may_serve = threading.Semaphore(_MOST)
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="keeper", daemon=True).start()
+
+    def parts(self) -> tuple[Part, ...]:
+        """Returns the complete parts that this host has, its partner's included."""
+        return tuple(Part.within(self.folder))
+
+    def replicate(self, partner: Sequence[Part], address: str, port: int) -> None:
+        """Copies the newest part of the partner in the background, and drops older copies.
+
+        Args:
+          partner: the parts that the partner's worker has written, in order.
+          address: of the partner.
+          port: of the partner's keeper.
+        """
+        if not partner or (self._copying is not None and self._copying.is_alive()):
+            return
+        newest = partner[-1]
+        copies = [one for one in self.parts() if one.index == newest.index]
+        if newest in copies:
+            for one in copies:
+                if one not in partner:
+                    self._path(one).unlink(missing_ok=True)
+            return
+        self._copying = threading.Thread(
+            target=self.fetch, args=[newest, address, port], daemon=True
+        )
+        self._copying.start()
+
+    def fetch(self, part: Part, address: str, port: int) -> pathlib.Path | None:
+        """Returns the file of a part, copied from another host if it is not here.
+
+        Returns:
+          None if the other host does not have it, or does not answer.
+        """
+        path = self._path(part)
+        if path.exists():
+            return path
+        new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        try:
+            with socket.create_connection((address, port), timeout=_SECONDS) as connection:
+                self._receive(connection, part.name, new)
+            os.replace(new, path)
+        except (OSError, ValueError) as error:
+            new.unlink(missing_ok=True)
+            self._tell(f"a part of a snapshot cannot be copied from {address} ({error})")
+            return None
+        return path
+
+    def clear(self) -> None:
+        """Deletes all parts."""
+        for part in self.parts():
+            self._path(part).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stops serving and deletes the folder."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, part: Part) -> pathlib.Path:
+        return self.folder / part.name
+
+    def _receive(self, connection: socket.socket, name: str, path: pathlib.Path) -> None:
+        """Asks for a file and writes it. Raises ValueError for an answer that is none."""
+        challenge = read_line(connection, _Challenge, _SECONDS)
+        if challenge is None:
+            raise ValueError("no keeper answers there")
+        nonce = secrets.token_hex(16)
+        send_line(connection, _Request(name, nonce, self._sign("ask", challenge.nonce, name)))
+        reply = read_line(connection, _Reply, _SECONDS)
+        if reply is None or not hmac.compare_digest(
+            reply.proof, self._sign("give", nonce, f"{name} {reply.size}")
+        ):
+            raise ValueError("it does not have the part, or another secret")
+        connection.settimeout(_SECONDS)
+        left = reply.size
+        with path.open("wb") as file:
+            while left:
+                block = connection.recv(min(_BLOCK, left))
+                if not block:
+                    raise ValueError("the copy ended early")
+                file.write(block)
+                left -= len(block)
+
+    def _accept(self) -> None:
+        while True:
+            self._may_serve.acquire()
+            try:
+                connection = self._listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Sends the file that an agent of this job asks for; refuses everybody else."""
+        try:
+            with connection:
+                nonce = secrets.token_hex(16)
+                send_line(connection, _Challenge(nonce))
+                asked = read_line(connection, _Request, _SECONDS)
+                if asked is None or not hmac.compare_digest(
+                    asked.proof, self._sign("ask", nonce, asked.name)
+                ):
+                    self._tell("a stranger asked for a part of a snapshot and was refused")
+                    return
+                part = Part.parse(asked.name)
+                if part is None:
+                    return
+                with self._path(part).open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    proof = self._sign("give", asked.nonce, f"{asked.name} {size}")
+                    send_line(connection, _Reply(size, proof))
+                    connection.settimeout(_SECONDS)
+                    connection.sendfile(file)
+        except OSError:
+            # The other side is gone, or the part was replaced by a newer one.
+            return
+        finally:
+            self._may_serve.release()
+
+    def _sign(self, *texts: str) -> str:
+        return hmac.new(self._key, "\n".join(texts).encode(), hashlib.sha256).hexdigest()
+
+    def _tell(self, text: str) -> None:
+        """Says a problem once."""
+        if text not in self._problems:
+            self._problems.add(text)
+            self._say(f"Warning: {text}")
+
+
+class Preparation:
+    """Fetches the part that a worker restores, while its agent goes on giving signs of life."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        part: Part | None,
+        holders: Sequence[tuple[str, int]],
+        on_end: Callable[[], None],
+    ):
+        """Begins to fetch.
+
+        Args:
+          keeper: of this host.
+          part: the part; None if the worker restores none.
+          holders: address and port of the keepers that have it.
+          on_end: called in a thread when the part is there, or cannot be had.
+        """
+        self.path: pathlib.Path | None = None
+        self._holders, self._on_end = holders, on_end
+        self._thread = threading.Thread(target=self._fetch, args=[keeper, part], daemon=True)
+        if part is not None:
+            self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the part is there, or cannot be had."""
+        return not self._thread.is_alive()
+
+    def _fetch(self, keeper: Keeper, part: Part) -> None:
+        for address, port in self._holders:
+            self.path = keeper.fetch(part, address, port)
+            if self.path is not None:
+                break
+        self._on_end()
+
+
+def _listen(address: str) -> socket.socket:
+    """Listens at the address alone if it is one of this host, else at all of them."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError:
+        # The other hosts reach this one through another machine.
+        return socket.create_server(("", 0))

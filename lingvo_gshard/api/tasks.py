@@ -1,0 +1,261 @@
+"""Scores a run on published tasks, by EleutherAI's lm-evaluation-harness (extra `tasks`).
+
+https://github.com/EleutherAI/lm-evaluation-harness
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.api.run import Run
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.conversations.chat_template import ChatTemplate
+from lingvo_gshard.data.conversations.conversation_input import chat_template_of
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.inference.scoring import score
+from lingvo_gshard.inference.text import continuation, stop_check
+from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, Table
+
+# New tokens of an answer, where a task does not say how many; as in the harness.
+_USUAL_TOKENS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """Options of an evaluation on tasks.
+
+    Attributes:
+      tasks: names of tasks or groups of tasks.
+      folder: directory with further tasks, as YAML files; "" for none.
+      few_shot: examples before each question; None for the number that each task names.
+      limit: questions of each task; None for all.
+      chat: whether questions are written with the model's chat template.
+    """
+
+    tasks: Sequence[str]
+    folder: str = ""
+    few_shot: int | None = None
+    limit: int | None = None
+    chat: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScores(Evaluation):
+    """The scores of a model on tasks.
+
+    Attributes:
+      results: task -> metric with its filter, as the harness names them -> value.
+      questions: task -> number of questions.
+      versions: task -> its version.
+    """
+
+    results: Mapping[str, Mapping[str, float]]
+    questions: Mapping[str, int]
+    versions: Mapping[str, Any]
+
+    @property
+    def size(self) -> str:
+        return f"{sum(self.questions.values()):,} questions"
+
+    def to_record(self) -> dict[str, Any]:
+        """Returns all scores by task, the numbers of questions and the versions."""
+        return dataclasses.asdict(self)
+
+    def table(self) -> Table:
+        """Returns a row for each metric of each task."""
+        rows = []
+        for task, values in self.results.items():
+            for metric, value in values.items():
+                name, _, applied = metric.partition(",")
+                if name.endswith("_stderr"):
+                    continue
+                error = values.get(f"{name}_stderr,{applied}")
+                shown = "" if error is None or math.isnan(error) else f"{error:.4f}"
+                count = self.questions.get(task)
+                rows.append((task, name, f"{value:.4f}", shown, f"{count:,}" if count else ""))
+        columns = ("task", "metric", "", "standard error", "questions")
+        return Table(columns, rows, text_columns=(0, 1))
+
+
+def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
+    """Returns the scores of a run's model on tasks.
+
+    Args:
+      run: a run of a language model.
+      options: the tasks, and how they are asked.
+
+    Raises:
+      UserError: the harness is not installed, a task is unknown, or the model cannot answer it.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(
+            "tasks need lm-evaluation-harness: pip install 'lingvo_gshard[tasks]' installs it"
+        )
+    if options.folder and not pathlib.Path(options.folder).is_dir():
+        raise UserError(f"`tasks_folder={options.folder}`: there is no such directory")
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=options.folder or None)
+    for task in options.tasks:
+        if not manager.match_tasks([task]):
+            hint = names.nearest(task, manager.all_tasks)
+            raise UserError(f"`tasks={task}` is unknown. {hint}")
+    model = _harness_model()(run)
+    if options.chat and model.template is None:
+        raise UserError("`chat_template`: the model has no chat template")
+    found = lm_eval.simple_evaluate(
+        model,
+        tasks=list(options.tasks),
+        num_fewshot=options.few_shot,
+        limit=options.limit,
+        task_manager=manager,
+        apply_chat_template=options.chat,
+        log_samples=False,
+    )
+    assert found is not None
+    return TaskScores(
+        results={task: _numbers(values) for task, values in found["results"].items()},
+        questions={task: n["effective"] for task, n in found.get("n-samples", {}).items()},
+        versions=dict(found.get("versions", {})),
+    )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics among the values of a task."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if "," in name and isinstance(value, (int, float))
+    }
+
+
+class Answering:
+    """Answers the harness with a run's model. Its methods are those of the harness's TemplateLM."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        decoder: Any = run.decoder
+        self._engine: Engine = decoder.engine
+        self._vocabulary: Vocabulary = decoder.input.vocabulary
+        self._progress = run.progress
+        self.template: ChatTemplate | None = chat_template_of(decoder.input)
+        self.max_length = self._engine.facts.most_positions
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id that ends a text."""
+        return self._vocabulary.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id before a text without context."""
+        return self._vocabulary.bos_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The name of the tokenizer in caches of the harness."""
+        return type(self._vocabulary).__name__
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Returns the ids of a text, with those before all texts unless they are not wanted."""
+        ids = self._vocabulary.encode(string)
+        wants = add_special_tokens is not False and bool(self._vocabulary.before)
+        return [*self._vocabulary.begin(ids)] if wants else ids
+
+    def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        """Returns the log-probability of each answer, and whether it is the likeliest one."""
+        self._progress.begin("Scoring", "texts", len(requests))
+        found = []
+        for number, (_, context, answer) in enumerate(requests):
+            self._progress.update(number, number / len(requests))
+            ids = [*context, *answer][-(self.max_length + 1) :]
+            scores, count = score(self._engine, ids), min(len(answer), len(ids) - 1)
+            values = scores.log_probabilities[len(ids) - 1 - count :]
+            best = scores.likeliest[len(ids) - 1 - count :]
+            is_greedy = bool(np.array_equal(best, ids[len(ids) - count :]))
+            found.append((float(values.sum(dtype=np.float64)), is_greedy))
+        return found
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Returns the log-probability of each text, in windows as long as the model allows."""
+        from lm_eval import utils
+
+        totals = []
+        for request in requests:
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            parts = [(None, *utils.make_disjoint_window(window)) for window in windows]
+            totals.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
+        return totals
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        """Returns the texts that continue contexts."""
+        asked = [self._request(*request.args) for request in requests]
+        self._progress.begin("Generating", "texts", len(asked))
+        texts = []
+        for number, (request, answer) in enumerate(
+            zip(asked, self._engine.submit_all(asked), strict=True)
+        ):
+            self._progress.update(number, number / len(asked))
+            tokens, stop = answer.result()[0].tokens, request.options.stop
+            texts.append(continuation(self._vocabulary, request.given, tokens, stop))
+        return texts
+
+    def _request(self, context: str, settings: Mapping[str, Any]) -> Request:
+        """Returns the request for a text that continues a context."""
+        until = settings.get("until") or ()
+        stop = (until,) if isinstance(until, str) else tuple(until)
+        most = int(settings.get("max_gen_toks", _USUAL_TOKENS))
+        temperature = settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0
+        options = DecodingOptions(
+            beam_size=1,
+            temperature=float(temperature),
+            most_tokens=min(most, self.max_length - 1),
+            stop=tuple(text for text in stop if text),
+        )
+        room = self.max_length - options.most_tokens
+        given = self.tok_encode(context)[-room:] or [self._vocabulary.bos_id]
+        should_stop = stop_check(self._vocabulary, given, options)
+        return Request(given=given, options=options, should_stop=should_stop)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Returns the program of the chat template, if it is wanted."""
+        return self.template.source if chat_template and self.template else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Returns a conversation as text; without a prompt, its last turn goes on."""
+        assert self.template is not None
+        if add_generation_prompt:
+            return self.template.render(chat_history, add_generation_prompt=True).text
+        *before, last = chat_history
+        begun = self.template.render(before, add_generation_prompt=True).text
+        return begun + last["content"]
+
+
+@functools.cache
+def _harness_model() -> Any:
+    """Returns the class that the harness asks. It is made here, since its base is no dependency."""
+    from lm_eval.api.model import TemplateLM
+
+    return type("HarnessModel", (Answering, TemplateLM), {})

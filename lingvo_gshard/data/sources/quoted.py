@@ -1,0 +1,95 @@
+"""Reader of rows whose fields may be quoted: CSV, and TSV as spreadsheets write it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.tsv import HEADER, names_columns
+
+DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}
+_BAD_QUOTES = "quotes that do not fit"
+_COLUMNS = "wrong number of columns"
+_LONGEST_FIELD = 1 << 24
+
+
+class QuotedReader(readers.FileReader):
+    """Reads rows of fields in quotes (RFC 4180), plain or .bz2, .gz, .xz or .zst.
+
+    A first row with the names of `source_field` and `target_field` says where these columns are.
+    Without it, the columns are language, source and target, or source and target with `language`.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("delimiter", "comma", f"What is between fields: {', '.join(DELIMITERS)}.")
+        p.define("language", "", "Language of rows that name none.")
+        p.define("language_field", "language", "Name of the column of languages.")
+        p.define("source_field", "source", "Name of the column of sources; '': there is none.")
+        p.define("target_field", "target", "Name of the column of targets.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        if self.p.delimiter not in DELIMITERS:
+            nearest = names.nearest(self.p.delimiter, DELIMITERS)
+            raise UserError(f"input.corpus.delimiter: {self.p.delimiter!r}. {nearest}")
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        csv.field_size_limit(_LONGEST_FIELD)
+        p = self.p
+        # A bad line has been counted.
+        lines = (f"{line}\n" for line in self._lines(path) if line is not None)
+        found = csv.reader(lines, delimiter=DELIMITERS[p.delimiter], strict=True)
+        places: dict[str, int] | None = None
+        while True:
+            line = found.line_num + 1
+            try:
+                fields = next(found)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self._bad(f"{path}:{line}", _BAD_QUOTES, str(error))
+                continue
+            if line == 1:
+                places = self._places(fields)
+                if places is not None or names_columns(fields):
+                    self._leave_out(HEADER, f"{path}:1: {', '.join(fields)[:80]!r}")
+                    continue
+            if fields:
+                yield from self._row(fields, places, path, line)
+
+    def _places(self, fields: list[str]) -> dict[str, int] | None:
+        """Returns what each named column is, if a row has the names of columns."""
+        p, places = self.p, {name.strip(): place for place, name in enumerate(fields)}
+        wanted = {"source": p.source_field, "target": p.target_field}
+        if not all(name in places for name in wanted.values() if name):
+            return None
+        wanted["language"] = p.language_field
+        return {side: places[name] for side, name in wanted.items() if name in places}
+
+    def _row(
+        self, fields: list[str], places: dict[str, int] | None, path: str, line: int
+    ) -> Iterator[Row]:
+        p = self.p
+        if places is None:
+            sides = (["source"] if p.source_field else []) + ["target"]
+            count = len(sides) + (not p.language)
+            order = sides if p.language else ["language", *sides]
+            places = dict(zip(order, range(count), strict=True))
+            is_whole = len(fields) == count
+        else:
+            count = max(places.values()) + 1
+            is_whole = len(fields) >= count
+        if not is_whole:
+            self._bad(f"{path}:{line}", _COLUMNS, f"{len(fields)}, expected {count}")
+            return
+        language = fields[places["language"]] if "language" in places else p.language
+        source = fields[places["source"]] if "source" in places else ""
+        yield Row(language, source, fields[places["target"]], path, line)

@@ -1,0 +1,183 @@
+"""Readers of translation memories in XML: TMX 1.4, and XLIFF 1.2 and 2, unit by unit.
+
+TMX: https://www.gala-global.org/tmx-14b. XLIFF: https://docs.oasis-open.org/xliff.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from xml.parsers import expat
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data.sources.row import Row
+
+NO_TARGET = "a unit without a text in the target language"
+NO_SOURCE = "a unit without a text in another language"
+UNFINISHED = "a translation that is marked as unfinished"
+_DAMAGED = "the file is no TMX or XLIFF"
+_LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
+# Elements that are a unit: in TMX, in XLIFF 1.2 and in XLIFF 2.
+_UNITS = frozenset(("tu", "trans-unit", "segment"))
+# Elements whose content is codes of a document, no text.
+_CODES = frozenset(("bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec", "sm", "em"))
+# States of a translation that nobody has finished.
+_UNFINISHED = ("new", "needs-", "initial")
+
+
+@dataclasses.dataclass
+class Unit:
+    """A sentence in several languages.
+
+    Attributes:
+      line: the line that it begins at.
+      texts: language -> text.
+      is_unfinished: whether the file says that the translation is not finished.
+    """
+
+    line: int
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_unfinished: bool = False
+
+
+class UnitParser:
+    """Parses a file that is fed in blocks. Only one unit is in memory.
+
+    Entities that a file defines itself are refused: they may stand for more text than there is
+    memory.
+    """
+
+    def __init__(self):
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._add
+        parser.EntityDeclHandler = self._refuse_entity
+        self._parser = parser
+        # Local names of the elements that are open.
+        self._open: list[str] = []
+        self._languages = {"source": "", "target": "", "seg": ""}
+        self._unit: Unit | None = None
+        # The pieces of the text that is read; None between texts.
+        self._pieces: list[str] | None = None
+        self._depth = self._codes = 0
+        self._found: list[Unit] = []
+
+    def feed(self, block: bytes, is_last: bool = False) -> list[Unit]:
+        """Returns the units that end within a block.
+
+        Args:
+          block: the next bytes of the file.
+          is_last: whether the file ends with them.
+
+        Raises:
+          expat.ExpatError: the file is damaged, or is no XML.
+        """
+        self._parser.Parse(block, is_last)
+        found, self._found = self._found, []
+        return found
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        local = name.rpartition(" ")[2]
+        parent = self._open[-1] if self._open else ""
+        self._open.append(local)
+        if self._pieces is not None:
+            self._codes += local in _CODES
+            return
+        if local in _UNITS:
+            self._unit = Unit(self._parser.CurrentLineNumber)
+            self._note_state(attributes)
+        elif local == "tuv":
+            self._languages["seg"] = attributes.get(_LANGUAGE) or attributes.get("lang", "")
+        elif local in ("xliff", "file"):
+            self._note_languages(attributes)
+        is_text = local == "seg" or (local in ("source", "target") and parent in _UNITS)
+        if is_text and self._unit is not None:
+            self._note_state(attributes)
+            self._pieces, self._depth = [], len(self._open)
+
+    def _note_languages(self, attributes: Mapping[str, str]) -> None:
+        """Takes the languages of XLIFF: of a file in version 1.2, of the whole in version 2."""
+        for side, names in (
+            ("source", ("source-language", "srcLang")),
+            ("target", ("target-language", "trgLang")),
+        ):
+            given = next((attributes[name] for name in names if name in attributes), "")
+            self._languages[side] = given or self._languages[side]
+
+    def _note_state(self, attributes: Mapping[str, str]) -> None:
+        if self._unit is not None and attributes.get("state", "").startswith(_UNFINISHED):
+            self._unit.is_unfinished = True
+
+    def _end(self, name: str) -> None:
+        local = self._open.pop()
+        if self._pieces is not None and len(self._open) + 1 == self._depth:
+            text, self._pieces, self._codes = "".join(self._pieces), None, 0
+            if self._unit is not None and text.strip():
+                self._unit.texts.setdefault(self._languages[local], text.strip())
+        elif self._pieces is not None:
+            self._codes -= local in _CODES
+        elif local in _UNITS and self._unit is not None:
+            self._found.append(self._unit)
+            self._unit = None
+
+    def _add(self, text: str) -> None:
+        if self._pieces is not None and not self._codes:
+            self._pieces.append(text)
+
+    def _refuse_entity(self, name: str, *_: object) -> None:
+        error = expat.ExpatError(f"it defines the entity {name}, which is not supported")
+        error.lineno = self._parser.CurrentLineNumber
+        raise error
+
+
+class UnitReader(readers.FileReader):
+    """Reads TMX, and XLIFF 1.2 and 2, plain or .bz2, .gz, .xz or .zst.
+
+    A unit gives one row for each language but the target's. Codes within a text, such as tags of a
+    document, are left out. Translations that a file marks as unfinished are left out and counted.
+    Codes of languages match by their first part, too: `de` finds `de-DE`.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("target_language", "en", "Language of the targets.")
+        p.define("language", "", "The only source language to read; '': all that are found.")
+        return p
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        parser = UnitParser()
+        try:
+            for block in self._blocks(path):
+                for unit in parser.feed(block):
+                    yield from self._rows(unit, path)
+            parser.feed(b"", is_last=True)
+        except expat.ExpatError as error:
+            self._bad(f"{path}:{error.lineno}", _DAMAGED, str(error))
+
+    def _rows(self, unit: Unit, path: str) -> Iterator[Row]:
+        wanted, texts = self.p.target_language, unit.texts
+        place = f"{path}:{unit.line}"
+        target = next((text for code, text in texts.items() if _matches(code, wanted)), None)
+        if unit.is_unfinished:
+            self._leave_out(UNFINISHED, place)
+            return
+        if target is None:
+            self._leave_out(NO_TARGET, f"{place}: it has {', '.join(texts) or 'no text'}")
+            return
+        others = {code: text for code, text in texts.items() if not _matches(code, wanted)}
+        if self.p.language:
+            others = {c: text for c, text in others.items() if _matches(c, self.p.language)}
+        if not others:
+            self._leave_out(NO_SOURCE, f"{place}: it has {', '.join(texts)}")
+        for code, text in others.items():
+            yield Row(code, text, target, path, unit.line)
+
+
+def _matches(code: str, wanted: str) -> bool:
+    """Returns whether a language's code is the wanted one, or one of its regions."""
+    code, wanted = (each.casefold().replace("_", "-") for each in (code, wanted))
+    return code == wanted or code.startswith(f"{wanted}-")

@@ -1,0 +1,301 @@
+"""Tokenizers of ranked bytes as a tokenizer.json: tekken.json of Mistral, and files of tiktoken.
+
+Such a file orders the tokens of a byte-level BPE by their merges
+(https://github.com/openai/tiktoken). The tokenizers package needs the pairs that make each token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_PLAIN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+\z|\s+(?!\S)|\s"
+_CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|"
+    r"\s*[\r\n]|\s+(?!\S)|\s"
+)
+_O200K = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        *_SPACES,
+    )
+)
+_LLAMA3 = "|".join(
+    (
+        _CONTRACTIONS,
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        *_SPACES,
+    )
+)
+_NO_HAN = r"&&[^\p{Han}]"
+_KIMI = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]*[{_LOWER}{_NO_HAN}]+{_CONTRACTIONS}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]+[{_LOWER}{_NO_HAN}]*{_CONTRACTIONS}?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        *_SPACES,
+    )
+)
+_END = "<|endoftext|>"
+_FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+# Name of a file of OpenAI -> its pattern and special tokens
+# (https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py).
+ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
+    "r50k_base": (_PLAIN, {_END: 50256}),
+    "p50k_base": (_PLAIN, {_END: 50256}),
+    "cl100k_base": (_CL100K, {_END: 100257, **_FILL, "<|endofprompt|>": 100276}),
+    "o200k_base": (_O200K, {_END: 199999, "<|endofprompt|>": 200018}),
+}
+# Special tokens of Llama 3, which follow the others
+# (https://github.com/meta-llama/llama-models/blob/main/models/llama3/tokenizer.py).
+_LLAMA3_SPECIAL = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|step_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    *(f"<|reserved_special_token_{index}|>" for index in range(2, 247)),
+)
+# Special tokens of tekken.json before version 7, which does not list them
+# (https://github.com/mistralai/mistral-common, tokens/tokenizers/tekken.py).
+_TEKKEN_SPECIAL = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
+    "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
+    "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+).split()
+
+
+# Files of published models: Mistral's, Kimi's, and Llama 3's, whose name others give another kind.
+TEKKEN, KIMI, _LLAMA3_FILE = "tekken.json", "tiktoken.model", "tokenizer.model"
+
+
+def in_directory(
+    directory: pathlib.Path, settings: Mapping[str, Any]
+) -> tuple[str, pathlib.Path] | None:
+    """Returns the tokenizer of a published model as a tokenizer.json, and its file.
+
+    Args:
+      directory: the published model.
+      settings: the values of its tokenizer_config.json.
+
+    Returns:
+      None if its tokenizer is of another kind.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = directory / TEKKEN
+    if path.is_file():
+        try:
+            return of_tekken(json.loads(path.read_bytes())), path
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+    for name in (KIMI, _LLAMA3_FILE):
+        path = directory / name
+        ranks = read_ranks(path.read_bytes()) if path.is_file() else None
+        if ranks is not None:
+            return of_kimi(ranks, _listed(settings)) if name == KIMI else of_llama3(ranks), path
+    return None
+
+
+def _listed(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns special token -> id, as tokenizer_config.json lists them."""
+    listed = settings.get("added_tokens_decoder", {})
+    return {str(entry["content"]): int(index) for index, entry in listed.items()}
+
+
+def is_tekken(content: Mapping[str, Any]) -> bool:
+    """Returns whether a JSON object is a tekken.json."""
+    config = content.get("config")
+    return isinstance(content.get("vocab"), list) and isinstance(config, dict)
+
+
+def of_tekken(content: Mapping[str, Any]) -> str:
+    """Returns the tokenizer.json of a tekken.json. Texts begin with `<s>`.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    try:
+        config = content["config"]
+        first, size = config["default_num_special_tokens"], config["default_vocab_size"]
+        entries = sorted(content["vocab"], key=lambda entry: entry["rank"])[: size - first]
+        ranks = {
+            base64.b64decode(entry["token_bytes"], validate=True): first + entry["rank"]
+            for entry in entries
+        }
+        listed = content.get("special_tokens") or [
+            {"rank": rank, "token_str": token} for rank, token in enumerate(_TEKKEN_SPECIAL)
+        ]
+        special = {str(entry["token_str"]): int(entry["rank"]) for entry in listed}
+        return tokenizer_json(ranks, config["pattern"], special, begin="<s>")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"this is no tekken.json: {error!r}") from None
+
+
+def read_ranks(content: bytes) -> dict[bytes, int] | None:
+    """Returns the ranks in a file of tiktoken: lines of a token in base64 and its rank.
+
+    Returns:
+      None if the file is no such file.
+    """
+    ranks: dict[bytes, int] = {}
+    try:
+        for line in content.splitlines():
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except (ValueError, binascii.Error):
+        return None
+    return ranks or None
+
+
+def of_openai(ranks: Mapping[bytes, int], name: str) -> str:
+    """Returns the tokenizer.json of a file that OpenAI publishes.
+
+    Args:
+      ranks: token -> rank.
+      name: name of the encoding, such as "o200k_base".
+
+    Raises:
+      UserError: the encoding is unknown, so that its pattern is not known.
+    """
+    if name not in ENCODINGS:
+        raise UserError(
+            f"the file does not say how tiktoken splits texts, and its name is none of "
+            f"{', '.join(f'{known}.tiktoken' for known in ENCODINGS)}"
+        )
+    return tokenizer_json(ranks, *ENCODINGS[name])
+
+
+def of_llama3(ranks: Mapping[bytes, int]) -> str:
+    """Returns the tokenizer.json of Llama 3's tokenizer.model. Texts begin with a token."""
+    special = {token: len(ranks) + index for index, token in enumerate(_LLAMA3_SPECIAL)}
+    return tokenizer_json(ranks, _LLAMA3, special, begin=_LLAMA3_SPECIAL[0])
+
+
+def of_kimi(ranks: Mapping[bytes, int], special: Mapping[str, int]) -> str:
+    """Returns the tokenizer.json of Kimi's tiktoken.model.
+
+    Args:
+      ranks: token -> rank.
+      special: special token -> id, as tokenizer_config.json lists them.
+    """
+    return tokenizer_json(ranks, _KIMI, special)
+
+
+def tokenizer_json(
+    ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int], begin: str = ""
+) -> str:
+    """Returns a tokenizer.json that encodes as tiktoken does.
+
+    Args:
+      ranks: token -> its id. Tokens with lower ids are merged first.
+      pattern: regular expression of the parts of a text that are encoded one by one.
+      special: special token -> its id.
+      begin: the special token that texts begin with; "": none.
+    """
+    letters = _letters()
+    names = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    vocabulary = {names[token]: index for token, index in ranks.items()} | dict(special)
+    # Every id has a token, so that there are as many tokens as ids.
+    missing = set(range(max(vocabulary.values()) + 1)).difference(vocabulary.values())
+    reserved = {f"<|reserved_{index}|>": index for index in missing}
+    added = sorted({**special, **reserved}.items(), key=lambda item: item[1])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    found = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": index, "content": token, **flags, "special": True} for token, index in added
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": pattern},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                _byte_level(),
+            ],
+        },
+        "post_processor": _begin_with(begin, special[begin]) if begin else None,
+        "decoder": _byte_level(),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": vocabulary | reserved,
+            "merges": [[names[left], names[right]] for left, right in _pairs(ranks)],
+        },
+    }
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _pairs(ranks: Mapping[bytes, int]) -> Iterable[tuple[bytes, bytes]]:
+    """Yields the pairs of tokens that make a token, in the order of the tokens made."""
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = ((token[:end], token[end:]) for end in range(1, len(token)))
+        yield from (pair for pair in pairs if pair[0] in ranks and pair[1] in ranks)
+
+
+def _letters() -> dict[int, str]:
+    """Returns the letter that stands for each byte in a tokenizer.json, as GPT-2 chose them.
+
+    https://github.com/openai/gpt-2/blob/master/src/encoder.py
+    """
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in shown}
+    others = [byte for byte in range(256) if byte not in letters]
+    return letters | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+def _byte_level() -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+
+
+def _begin_with(token: str, index: int) -> dict[str, Any]:
+    """Returns the post-processor that puts a token before a text."""
+    first = {"SpecialToken": {"id": token, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, first, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]}},
+    }

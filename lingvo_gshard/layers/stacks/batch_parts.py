@@ -1,0 +1,115 @@
+"""Parts of a batch that a stack computes separately, and what layers report of them.
+
+The result for a part equals the result of applying the layers to it alone. Experts are routed
+within a part, losses and metrics are means over parts, and every part draws its own random numbers,
+as with `step.micro_batches`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.autodiff.remat_unit import Reports
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import token_context
+from lingvo_gshard.sharding import annotate
+
+
+class PartInputs(NamedTuple):
+    """Inputs of the layers other than the activations.
+
+    Attributes:
+      shared: nests of tensors that every layer is called with.
+      tokens: ids and kinds of the tokens of the context, by field, as far as it has them.
+    """
+
+    shared: tuple
+    tokens: dict[str, tf.Tensor]
+
+    @classmethod
+    def of(cls, shared: tuple) -> PartInputs:
+        """Returns the inputs of layers that are called with `shared` in the current context."""
+        now = token_context.current()
+        given = {"ids": now.ids, "kinds": now.kinds}
+        return cls(shared, {name: value for name, value in given.items() if value is not None})
+
+    @contextlib.contextmanager
+    def in_use(self, part: tf.Tensor | int) -> Iterator[None]:
+        """Has the current context the tokens of a part, and random numbers of its own.
+
+        Args:
+          part: number of the part.
+        """
+        now = context.current()
+        if now.seed is not None:
+            seed = random_numbers.hashed_fold_in_word(now.seed, part)
+            now = dataclasses.replace(now, seed=seed)
+        with context.use(now), token_context.override(**self.tokens):
+            yield
+
+
+def add_reports(
+    target: context.Context, reports: Reports, values: Sequence[tf.Tensor], axis: int
+) -> None:
+    """Adds the means and sums over all parts to a context.
+
+    Args:
+      target: the context that receives them.
+      reports: names of the losses, metrics and sums.
+      values: ordered as in `Reports`, each with a dimension of the parts.
+      axis: this dimension.
+    """
+    losses, metrics, weights, sums = reports.split(values)
+    pairs = zip(metrics, weights, strict=True)
+    weighted = [tf.reduce_sum(value * weight, axis) for value, weight in pairs]
+    weights, sums = ([tf.reduce_sum(x, axis) for x in kind] for kind in (weights, sums))
+    means = [
+        (tf.reduce_sum if name in reports.summed_losses else tf.reduce_mean)(loss, axis)
+        for name, loss in zip(reports.losses, losses, strict=True)
+    ]
+    means += [tf.math.divide_no_nan(s, w) for s, w in zip(weighted, weights, strict=True)]
+    reports.add_to(target, [*means, *weights, *sums])
+
+
+def run_interleaved(
+    layers: Sequence[tuple[Layer, NestedMap]], x_BLM: tf.Tensor, shared: tuple, parts: int
+) -> tf.Tensor:
+    """Returns [B,L,M]: x through layers. Each layer computes one part after the other.
+
+    No part waits for another, so the compiler runs the collectives of one under the computation of
+    another.
+
+    Args:
+      layers: the layers with their weights.
+      x_BLM: input of the first layer.
+      shared: nests of tensors with B rows that every layer reads.
+      parts: number of parts, which divides B. Part i has the rows i, i + parts, and so on, so that
+        each device contributes equally to every part.
+    """
+    inputs = PartInputs.of(shared)
+    split = [_rows_of_parts(x, parts) for x in tf.nest.flatten((x_BLM, inputs))]
+    by_part = [tf.nest.pack_sequence_as((x_BLM, inputs), part) for part in zip(*split, strict=True)]
+    activations = [x for x, _ in by_part]
+    now = context.current()
+    collected = [now.part(now.iteration) for _ in by_part]
+    for layer, theta in layers:
+        for i, (_, own) in enumerate(by_part):
+            with context.use(collected[i]), own.in_use(i):
+                y_BLM = layer.fprop(theta, annotate(activations[i], "BLM"), *own.shared)
+                activations[i] = annotate(y_BLM, "BLM")
+    reports = [Reports.of(each) for each in collected]
+    values = [tf.stack(each) for each in zip(*(r.values for r in reports), strict=True)]
+    add_reports(now, reports[0], values, 0)
+    return annotate(tf.reshape(tf.stack(activations, 1), x_BLM.shape), "BLM")
+
+
+def _rows_of_parts(tensor: tf.Tensor, parts: int) -> list[tf.Tensor]:
+    """Returns the rows [B/parts,...] of each part of a tensor [B,...]."""
+    rows, *shape = tensor.shape
+    return tf.unstack(tf.reshape(tensor, [rows // parts, parts, *shape]), axis=1)

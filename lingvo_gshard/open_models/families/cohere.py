@@ -1,0 +1,114 @@
+"""Cohere's Command R and Command A: sublayers side by side (Cohere 2, arXiv 2504.00698)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    NORMS,
+    plain_config,
+    plain_task,
+)
+from lingvo_gshard.open_models.families.family import (
+    FULL,
+    Family,
+    attentions_by_type,
+    layer_types,
+    pattern_config,
+    pattern_of,
+    rotating,
+    set_pattern,
+    window_config,
+)
+from lingvo_gshard.open_models.families.rope import rope_config, set_rope
+
+_EPSILON = "layer_norm_eps"
+_TABLE = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
+_DEFAULTS = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    _EPSILON: 1e-5,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 40,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "use_qk_norm": False,
+    "vocab_size": 256000,
+}
+_COHERE2_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "use_qk_norm"} | {
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+}
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("hidden_act", "silu")
+    # Command R+ has one norm for each head, which is not supported.
+    config.expect("use_qk_norm", False)
+    task = plain_task(config, _EPSILON)
+    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
+    layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
+    layer.norm_position = "shared"
+    layer.self_attention.set(
+        use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS
+    )
+    set_rope(config, layer.self_attention, config.rope())
+    return task.set(logit_scale=config.get("logit_scale", kind=float))
+
+
+def _config(task: Params) -> dict[str, Any]:
+    return {
+        **plain_config(task, _EPSILON),
+        **rope_config(rotating(task.decoder)),
+        "hidden_act": "silu",
+        "attention_bias": pattern_of(task.decoder)[0].use_bias,
+        "logit_scale": task.logit_scale,
+    }
+
+
+def _cohere2_task(config: PublishedConfig) -> Params:
+    task = _task(config)
+    # Layers with full attention do not rotate.
+    attentions = attentions_by_type(config, task.decoder.layer.self_attention)
+    attentions[FULL].rotary_fraction = 0.0
+    period = config.get("sliding_window_pattern", 4, least=1)
+    set_pattern(config, task.decoder, layer_types(config, period), attentions)
+    return task
+
+
+def _cohere2_config(task: Params) -> dict[str, Any]:
+    return {
+        **_config(task),
+        "sliding_window": window_config(pattern_of(task.decoder)),
+        "layer_types": pattern_config(task.decoder),
+    }
+
+
+COHERE = Family(
+    model_type="cohere",
+    architecture="CohereForCausalLM",
+    table=_TABLE,
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+)
+COHERE2 = Family(
+    model_type="cohere2",
+    architecture="Cohere2ForCausalLM",
+    table=_TABLE,
+    read_task=_cohere2_task,
+    config_of=_cohere2_config,
+    defaults=_COHERE2_DEFAULTS,
+)

@@ -1,0 +1,188 @@
+"""The text models of Llama 4: one expert of each token, and layers without rotations.
+
+https://ai.meta.com/blog/llama-4-multimodal-intelligence
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
+from lingvo_gshard.layers.moe.routers import SigmoidRouter
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    DECODER_DEFAULTS,
+    EMBEDDINGS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+)
+from lingvo_gshard.open_models.families.experts import shared_rows
+from lingvo_gshard.open_models.families.family import (
+    Family,
+    pattern_of,
+    rotating,
+    run_in_periods,
+    set_pattern,
+)
+from lingvo_gshard.open_models.table import TensorPattern
+
+_LAYER, _OURS = "model.layers.{layer}.feed_forward", "decoder.{layer}.feed_forward"
+_ROTATED, _PLAIN = "rotated", "plain"
+_TYPES = {"chunked_attention", "full_attention"}
+_EXPERTS = (
+    TensorPattern(f"{_LAYER}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
+    *(
+        TensorPattern(
+            f"{_LAYER}.experts.gate_up_proj", f"{_OURS}.experts.w_{name}", "EMH->EMH", joined="H"
+        )
+        for name in ("in", "factor")
+    ),
+    TensorPattern(f"{_LAYER}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
+)
+_FEED_FORWARD = (
+    TensorPattern(f"{_LAYER}.gate_proj.weight", f"{_OURS}.w_in", "HM->MH"),
+    TensorPattern(f"{_LAYER}.up_proj.weight", f"{_OURS}.w_factor", "HM->MH"),
+    TensorPattern(f"{_LAYER}.down_proj.weight", f"{_OURS}.w_out", "MH->HM"),
+)
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 131072,
+    "no_rope_layer_interval": 4,
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = decoder_task(config)
+    # No layer of transformers reads them.
+    for name in ("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"):
+        config.get(name, None)
+    decoder, has_bias = task.decoder, config.get("attention_bias", False)
+    attention = decoder.layer.self_attention
+    attention.set(use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS)
+    rotated = attention.copy()
+    if config.get("use_qk_norm", False):
+        norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)
+        rotated.set(qk_norm=True, normalizes_rotated=True, query_key_norm=norm)
+    attentions = {_ROTATED: rotated, _PLAIN: attention.set(rotary_fraction=0.0)}
+    set_pattern(config, decoder, _kinds(config), attentions)
+    _set_experts(config, decoder)
+    run_in_periods(decoder)
+    return task
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns whether each layer rotates.
+
+    Raises:
+      UserError: a list has the wrong length, or a type of attention is unknown.
+    """
+    layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
+    usual = [(index + 1) % interval != 0 for index in range(layers)]
+    found = config.get("no_rope_layers", [], list) or usual
+    # Chunks have no effect on texts of the length that `_positions` allows.
+    types = config.get("layer_types", [], list)
+    if len(found) != layers or not _TYPES.issuperset(types):
+        raise UserError(
+            f"{config.where}: no_rope_layers has {len(found)} entries for {layers} layers, and "
+            f"layer_types {sorted(set(types))}; chunked_attention and full_attention are supported"
+        )
+    return [_ROTATED if rotates else _PLAIN for rotates in found]
+
+
+def _set_experts(config: PublishedConfig, decoder: Params) -> None:
+    """Sets the experts of a decoder, and the size of its other layers.
+
+    Raises:
+      UserError: `moe_layers` has other layers than every n-th.
+    """
+    config.expect("num_experts_per_tok", 1)
+    hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
+    moe = MixtureOfExperts.params().set(
+        num_experts=config.get("num_local_experts"),
+        hidden_dim=hidden_dim,
+        shared_hidden_dim=hidden_dim,
+        gates_inputs=True,
+        router=SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False),
+        dispatch=DroplessDispatch.params(),
+    )
+    moe.experts.activation = "swiglu"
+    decoder.set(hidden_dim=config.get("intermediate_size_mlp"), moe_every=every, moe=moe)
+    usual = [index for index in range(decoder.num_layers) if is_expert_layer(decoder, index)]
+    found = config.get("moe_layers", usual, list)
+    if found != usual:
+        raise UserError(
+            f"{config.where}: moe_layers is {found}, which is not supported; {usual} was expected, "
+            f"by interleave_moe_layer_step={every}"
+        )
+
+
+def _positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns the positions of a text that one chunk holds, in which queries have no scale."""
+    limits = [config.get("max_position_embeddings"), config.get("attention_chunk_size", 1 << 30)]
+    config.get("attn_scale", kind=float)
+    floor = config.get("floor_scale")
+    if config.get("attn_temperature_tuning", False, object):
+        limits.append(floor - 1)
+    return min(limits), False
+
+
+def _config(task: Params) -> dict[str, Any]:
+    decoder, pattern = task.decoder, pattern_of(task.decoder)
+    attention, moe = rotating(decoder), decoder.moe
+    rotated = [bool(pattern[i % len(pattern)].rotary_fraction) for i in range(decoder.num_layers)]
+    return {
+        **decoder_config(task),
+        "attention_bias": attention.use_bias,
+        "use_qk_norm": attention.qk_norm,
+        "no_rope_layers": [int(rotates) for rotates in rotated],
+        "interleave_moe_layer_step": decoder.moe_every,
+        "intermediate_size": moe.hidden_dim,
+        "intermediate_size_mlp": decoder.hidden_dim,
+        "num_local_experts": moe.num_experts,
+    }
+
+
+FAMILY = Family(
+    model_type="llama4_text",
+    architecture="Llama4ForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *ATTENTION_BIASES,
+        *NORMS,
+        *_FEED_FORWARD,
+        *_EXPERTS,
+        *shared_rows("feed_forward.shared_expert"),
+    ),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+    read_positions=_positions,
+)

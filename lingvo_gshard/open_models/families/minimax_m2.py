@@ -1,0 +1,142 @@
+"""MiniMax-M2: norms over all heads, and experts chosen by sigmoids with a bias.
+
+https://github.com/MiniMax-AI/MiniMax-M2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe.routers import SigmoidRouter
+from lingvo_gshard.layers.norm import HeadsRMSNorm
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    DECODER_DEFAULTS,
+    EMBEDDINGS,
+    HEADS_NORMS,
+    NORMS,
+    plain_config,
+    plain_task,
+)
+from lingvo_gshard.open_models.families.experts import (
+    expert_rows,
+    loss_coefficient,
+    loss_weight,
+    top_k_experts,
+)
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.open_models.table import TensorPattern
+
+_BIAS = TensorPattern(
+    "model.layers.{layer}.block_sparse_moe.e_score_correction_bias",
+    "decoder.{layer}.feed_forward.router.selection_bias",
+    "E->E",
+)
+# Keys of published files that the class does not read.
+_UNREAD = (
+    "attn_type_list",
+    "layernorm_full_attention_beta",
+    "layernorm_linear_attention_beta",
+    "layernorm_mlp_beta",
+    "mlp_intermediate_size",
+    "mtp_transformer_layers",
+    "num_mtp_modules",
+    "shared_moe_mode",
+    "use_mtp",
+)
+_DEFAULTS = DECODER_DEFAULTS | {
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "rope_theta": 5e6,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "vocab_size": 200064,
+}
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("hidden_act", "silu")
+    # Published files state these keys, though the class has no choice.
+    for name, value in (
+        ("qk_norm_type", "per_layer"),
+        ("scoring_func", "sigmoid"),
+        ("shared_intermediate_size", 0),
+        ("use_qk_norm", True),
+        ("use_routing_bias", True),
+    ):
+        config.expect(name, value)
+    for name in _UNREAD:
+        config.get(name, None)
+    task = plain_task(config)
+    decoder, attention = task.decoder, task.decoder.layer.self_attention
+    attention.set(
+        qk_norm=True,
+        query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float)),
+    )
+    rope = config.rope()
+    rotated = config.get("rotary_dim", None, int, 2)
+    if rotated:
+        rope.setdefault("partial_rotary_factor", rotated / attention.head_dim)
+    set_rope(config, attention, rope)
+    k = config.get("num_experts_per_tok")
+    moe = top_k_experts(
+        experts=config.get("num_local_experts"),
+        k=k,
+        hidden_dim=config.get("intermediate_size"),
+        normalize=True,
+        balance_weight=0.0,
+    )
+    decoder.set(moe_every=1, moe=moe)
+    weight = loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k)
+    moe.router = SigmoidRouter.params().set(
+        k=k,
+        normalize=True,
+        jitter=config.get("router_jitter_noise", 0.0),
+        auxiliary_loss_weight=weight,
+    )
+    decoder.moe = moe
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe, attention = task.decoder.moe, task.decoder.layer.self_attention
+    return {
+        **plain_config(task),
+        **rope_config(attention),
+        "hidden_act": "silu",
+        "intermediate_size": moe.hidden_dim,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        "router_jitter_noise": moe.router.jitter,
+        "router_aux_loss_coef": loss_coefficient(
+            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
+        ),
+    }
+
+
+FAMILY = Family(
+    model_type="minimax_m2",
+    architecture="MiniMaxM2ForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *HEADS_NORMS,
+        *NORMS,
+        *expert_rows("block_sparse_moe", names=("w1", "w3", "w2")),
+        _BIAS,
+    ),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+    aliases={"num_experts": "num_local_experts"},
+)

@@ -1,0 +1,74 @@
+"""The text part of published models that also see images.
+
+Its config is the `text_config` of the whole config. Its tensors are a language model's, but their
+names begin in another way. An import takes nothing else, and an export writes a language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
+
+# `model_type` of a whole config -> whether its softmax shares the table if no key says so, as the
+# published models of this type have it.
+WRAPPERS = {
+    "gemma3": True,
+    "kimi_k25": False,
+    "llama4": False,
+    "mistral3": False,
+    "qwen3_vl": False,
+}
+# `model_type` of a text_config -> the language model that computes the same for texts.
+_SAME = {"qwen3_vl_text": "qwen3"}
+# Defaults of a text_config that differ from the language model's.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+}
+_ROPE = ("rope_parameters", "rope_scaling")
+# Positions of a text are the same in all sections.
+_SECTIONS = ("mrope_interleaved", "mrope_section")
+_TIED = "tie_word_embeddings"
+# Keys of the whole config that a language model has, too.
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
+# A beginning of names of the text part's tensors -> the beginning in a language model.
+_BEGINNINGS = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+
+
+def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the values of the language model within a whole config.
+
+    Args:
+      values: the values of the whole `config.json`.
+      where: the file, for messages.
+
+    Raises:
+      UserError: it has no text_config.
+    """
+    wrapper, text = values.get("model_type"), values.get("text_config")
+    if not isinstance(text, dict):
+        raise UserError(f"{where} lacks text_config, in which a {wrapper} has its language model")
+    found = {name: values[name] for name in _KEPT if name in values} | text
+    kind = text.get("model_type")
+    found = _DEFAULTS.get(str(kind), {}) | found
+    tied = values.get(_TIED)
+    found[_TIED] = text.get(_TIED, WRAPPERS[str(wrapper)]) if tied is None else tied
+    for name in _ROPE:
+        if isinstance(found.get(name), dict):
+            found[name] = {k: v for k, v in found[name].items() if k not in _SECTIONS}
+    found["model_type"] = _SAME.get(str(kind), kind)
+    return found
+
+
+def text_name(name: str) -> str | None:
+    """Returns the name of a tensor in a language model; None for a tensor of another part."""
+    for beginning, ours in _BEGINNINGS.items():
+        if name.startswith(beginning):
+            return ours + name.removeprefix(beginning)
+    return None

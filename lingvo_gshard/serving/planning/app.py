@@ -1,0 +1,146 @@
+"""The web application of the planning page: what may be chosen, plans, and pages to save."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+import lingvo_gshard
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning import picture
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.serving.bodies import parse, read_bytes
+from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response
+from lingvo_gshard.serving.origins import Origins
+from lingvo_gshard.serving.planning import page
+from lingvo_gshard.serving.planning.jobs import DONE, PlanJobs, PlanRequest
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.training.step import precision
+
+# A config.json has some kilobytes.
+_MOST_BYTES = 1 << 20
+_SECONDS = 30.0
+_BAD_REQUEST, _NOT_FOUND = 400, 404
+# Combinations of strategies that the form suggests; others may be typed.
+_COMBINED = ("expert_fsdp", "expert_tensor", "tensor_fsdp", "expert_tensor_fsdp")
+
+
+def configs_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Returns name -> file of the configs in a folder; none if there is no such folder."""
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def configs_of_the_source_tree() -> pathlib.Path:
+    """Returns the folder of configs of a clone. An installed package has none."""
+    return pathlib.Path(lingvo_gshard.__file__).parents[1] / "docs" / "planned" / "configs"
+
+
+def make_app(jobs: PlanJobs, origins: Origins) -> ASGIApp:
+    """Returns the application.
+
+    Args:
+      jobs: makes the plans.
+      origins: who may use it from a browser.
+    """
+
+    async def show(request: Request) -> Response:
+        text, policy = _page_text()
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    async def choices(request: Request) -> Response:
+        return json_response(_choices(jobs.configs))
+
+    async def submit(request: Request) -> Response:
+        body = await read_bytes(request, _MOST_BYTES, _SECONDS)
+        asked = parse(body, PlanRequest, _BAD_REQUEST)
+        try:
+            return json_response(jobs.submit(asked).to_record())
+        except UserError as error:
+            raise RequestError(_BAD_REQUEST, str(error)) from None
+
+    async def listed(request: Request) -> Response:
+        return json_response({"plans": [job.to_record() for job in jobs.all()]})
+
+    async def one(request: Request) -> Response:
+        job = jobs.get(request.path_params["key"])
+        if job is None:
+            raise RequestError(_NOT_FOUND, "there is no such plan; it may have been dropped")
+        return json_response(job.to_record(with_plan=True))
+
+    async def saved(request: Request) -> Response:
+        text = await run_in_threadpool(_saved, jobs, request.query_params.get("plans", ""))
+        name = "plan.html" if "," not in request.query_params["plans"] else "comparison.html"
+        headers = {"Content-Disposition": f"attachment; filename={name}"}
+        return HTMLResponse(text, headers=headers)
+
+    routes = [
+        Route("/", show),
+        Route("/api/choices", choices),
+        Route("/api/plans", submit, methods=["POST"]),
+        Route("/api/plans", listed),
+        Route("/api/plans/{key}", one),
+        Route("/saved", saved),
+    ]
+    handlers: Mapping[Any, Callable[..., Any]] = {
+        RequestError: _on_request_error,
+        ClientGoneError: _on_request_error,
+        HTTPException: _on_http_exception,
+    }
+    return origins.guarding(Starlette(routes=routes, exception_handlers=handlers))
+
+
+@functools.cache
+def _page_text() -> tuple[str, str]:
+    return page.to_html()
+
+
+def _choices(configs: Mapping[str, pathlib.Path]) -> dict[str, Any]:
+    """Returns what the form offers."""
+    return {
+        "experiments": [
+            {"name": name, "about": registry.describe(name).partition("\n")[0]}
+            for name in registry.names()
+        ],
+        "configs": list(configs),
+        "topologies": topologies.records(),
+        "strategies": [*strategies.base_names(), *_COMBINED],
+        "precisions": list(precision.PRECISIONS),
+    }
+
+
+def _saved(jobs: PlanJobs, keys: str) -> str:
+    """Returns a page of its own: of one plan everything, of several a comparison.
+
+    Raises:
+      RequestError: a plan is not there, or not done.
+    """
+    plans = []
+    for key in filter(None, keys.split(",")):
+        job = jobs.get(key)
+        if job is None or job.state != DONE or job.plan is None:
+            raise RequestError(_NOT_FOUND, f"there is no finished plan {key[:20]!r}")
+        plans.append(job.plan)
+    if not plans:
+        raise RequestError(_BAD_REQUEST, "plans is empty; ids separated by commas were expected")
+    return picture.to_html(plans[0]) if len(plans) == 1 else page.comparison_to_html(plans)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    found = error if isinstance(error, RequestError) else RequestError(_BAD_REQUEST, "gone")
+    return found.response()
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return RequestError(error.status_code, error.detail, headers=error.headers).response()

@@ -1,0 +1,58 @@
+"""Copies a checkpoint of a run to another directory or bucket, which is a run of its own then.
+
+    gshard-checkpoints copy --logdir=runs/quickstart --output=gs://me/runs/kept
+    gshard-evaluate --logdir=gs://me/runs/kept
+
+The copy can be read, evaluated and trained further. It has no metrics of the steps before.
+"""
+
+from __future__ import annotations
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import (
+    define_checkpoint_flag,
+    define_logdir_flag,
+    required_logdir,
+)
+from lingvo_gshard.training.run.checkpoint import inventory
+from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training.run.logdir import Logdir
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+    define_checkpoint_flag(values)
+    flags.DEFINE_string(
+        "output", None, "Directory or bucket of the copy; created if it is new.", flag_values=values
+    )
+    output.define_json_flag(values, "what was copied")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    source = Logdir(required_logdir(values))
+    if not values.output:
+        raise UserError("--output is missing: the directory or bucket of the copy")
+    steps = preferred(source.checkpoints, values.checkpoint)
+    if not steps:
+        raise UserError(f"--logdir={values.logdir} has no checkpoints")
+    target, step = Logdir(values.output), steps[0]
+    if target.has_checkpoints() and target.params_as_text() != source.params_as_text():
+        raise UserError(f"--output={values.output} holds another run; choose another directory")
+    copied = inventory.copy(source.checkpoints, target.checkpoints, step)
+    name = source.params.name
+    objects.write_bytes(f"{target.place}/{name}", source.params.read_bytes())
+    output.say(
+        console,
+        f"Copied the checkpoint of step {step:,} ({copied / 1e6:,.1f} MB) to {values.output}",
+    )
+    output.write_json(values.json, {"step": step, "bytes": copied, "output": values.output})
+    return 0

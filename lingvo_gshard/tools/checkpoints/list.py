@@ -1,0 +1,49 @@
+"""Lists the checkpoints of a run with their sizes, and which one is the best.
+
+    gshard-checkpoints list --logdir=runs/quickstart
+
+It reads the record of each checkpoint and no arrays; gshard-checkpoints verify reads these.
+"""
+
+from __future__ import annotations
+
+import rich.console
+import rich.table
+from absl import flags
+
+from lingvo_gshard.api import tables
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.run.checkpoint import inventory
+from lingvo_gshard.training.run.checkpoint.inventory import CheckpointFacts
+from lingvo_gshard.training.run.logdir import Logdir
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+    output.define_json_flag(values, "the checkpoints")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    found = checkpoints_of(required_logdir(values))
+    table = rich.table.Table("step", rich.table.Column("MB", justify="right"), "files", "")
+    for one in found:
+        note = one.problem or ("best" if one.is_best else "")
+        table.add_row(f"{one.step:,}", f"{one.bytes / 1e6:,.1f}", f"{one.files:,}", note)
+    tables.print_table(console, table)
+    output.write_json(values.json, found)
+    return 0
+
+
+def checkpoints_of(logdir: str) -> list[CheckpointFacts]:
+    """Returns the checkpoints of a run; UserError if there are none."""
+    place = Logdir(logdir)
+    found = inventory.facts(place.checkpoints)
+    if not found:
+        raise UserError(f"--logdir={logdir} has no checkpoints")
+    return found

@@ -1,0 +1,46 @@
+"""Deletes the older checkpoints of a run. The best one is kept.
+
+    gshard-checkpoints prune --logdir=runs/quickstart --keep=1
+
+While a run trains, run.keep_checkpoints does the same. A run that trains is not pruned.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.tools.checkpoints.list import checkpoints_of
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.launch.local import define_dry_run
+from lingvo_gshard.training.run.checkpoint import inventory
+from lingvo_gshard.training.run.logdir import Logdir
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+    flags.DEFINE_integer("keep", 3, "Number of newest checkpoints to keep.", 1, flag_values=values)
+    define_dry_run(values)
+    output.define_json_flag(values, "the steps of the deleted checkpoints")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    sizes = {one.step: one.bytes for one in checkpoints_of(required_logdir(values))}
+    place = Logdir(values.logdir)
+    steps = inventory.prunable(place.checkpoints, values.keep)
+    if steps and not values.dry_run:
+        with place.locked(functools.partial(output.say, console)):
+            inventory.delete(place.checkpoints, steps)
+    verb = "Would delete" if values.dry_run else "Deleted"
+    shown = ", ".join(f"{step:,}" for step in steps) or "none"
+    freed = sum(sizes[step] for step in steps) / 1e6
+    output.say(console, f"{verb} the checkpoints of steps: {shown} ({freed:,.1f} MB)")
+    output.write_json(values.json, steps)
+    return 0

@@ -1,0 +1,88 @@
+"""Runs the agent of one host, which starts the worker and watches it.
+
+    gshard-launch agent --max_hosts=4 --min_hosts=2 -- gshard-train --logdir=/shared/runs/big ...
+
+The other subcommands start agents where they can. Start them yourself where you have other means:
+one on each host, all with the same command. They find each other in --meeting_place.
+
+SIGTERM, SIGINT and SIGUSR1 have the workers finish their step and save; this host then leaves the
+job. A second signal ends its worker at once.
+
+Exit code: 0 after the last step, 1 if the job failed, 143 (SIGTERM) or 130 (SIGINT) if this host
+was asked to leave.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.agents.agent import Agent, Host
+from lingvo_gshard.agents.keeper import Keeper
+from lingvo_gshard.agents.meeting import Meeting, shared_secret
+from lingvo_gshard.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.runtime.cluster.rendezvous import SECRET
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.training.run.run_lock import JOB
+
+# Slurm's name of a node, which others reach it by.
+_SLURM_NODE = "SLURMD_NODENAME"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_option_flags(values, AgentOptions())
+    define_option_flags(values, HostOptions())
+    output.define_json_flag(values, "the exit code")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    del console
+    command = WorkerCommand(words)
+    options = read_options(values, AgentOptions)
+    host = _host(read_options(values, HostOptions))
+    say = functools.partial(_say, host.name)
+    place = command.meeting_place(options)
+    meshes = command.meshes(options)
+    secret = shared_secret(place)
+    job = hashlib.sha256(place.encode()).hexdigest()[:16]
+    folder = f"{options.snapshot_folder}/gshard-{job}-{host.name}"
+    agent = Agent(
+        options,
+        host,
+        Meeting(place, secret, say),
+        meshes,
+        command.of_worker,
+        {SECRET: secret, JOB: job},
+        Keeper(folder, host.address, secret, say),
+        say,
+    )
+    code = agent.run()
+    output.write_json(values.json, {"host": host.name, "code": code})
+    return code
+
+
+def _host(options: HostOptions) -> Host:
+    """Returns this host. Raises UserError if its name cannot be a file's."""
+    machine = os.environ.get(_SLURM_NODE) or socket.gethostname()
+    name = options.host or machine
+    if "/" in name or name.startswith("."):
+        raise UserError(f"`host={name}` cannot be the name of a file, as a host's must be")
+    return Host(name, options.address or machine, options.alive_file)
+
+
+def _say(host: str, text: str) -> None:
+    warn(f"[{host}] {text}")

@@ -1,0 +1,273 @@
+"""Submits a job to Kubernetes: a JobSet with a pod for each host, which runs its agent.
+
+    gshard-launch kubernetes --image=registry/me/gshard:1 --max_hosts=4 --min_hosts=2 --gpus=8 \\
+        --volume=runs -- gshard-train --experiment=translation.quickstart \\
+        --logdir=/runs/big --mesh=data=32 --strategy=expert
+
+    gshard-launch kubernetes --image=registry/me/gshard:1 --max_hosts=4 \\
+        --tpu_accelerator=tpu-v6e-slice --tpu_topology=4x4 -- \\
+        gshard-train --experiment=translation.quickstart --logdir=gs://me/runs/big \\
+        --mesh=data=16 --strategy=expert
+
+JobSet (https://jobset.sigs.k8s.io) must be installed in the cluster. The image has lingvo_gshard. A
+pod that is evicted saves and comes back. The agents of the other pods go on without it or wait. A
+job that failed fails the JobSet. --dry_run prints the manifest.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.runtime.cluster.rendezvous import SECRET
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
+from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.launch.local import define_dry_run
+
+_GROUP = "hosts"
+_KEY = "secret"
+# The file that an agent touches, for the probe.
+_ALIVE = "/tmp/gshard-agent"
+# Pods that are evicted again and again do not end the job; the agents decide when it fails.
+_RETRIES = 1_000_000
+# Names of TPUs and pools of nodes in Google Kubernetes Engine.
+_TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
+_TPU_LABEL, _TOPOLOGY_LABEL = (
+    f"cloud.google.com/gke-tpu-{name}" for name in ("accelerator", "topology")
+)
+_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_POOL = "cloud.google.com/gke-nodepool"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KubernetesOptions(Options):
+    """Options of a job on Kubernetes."""
+
+    image: str | None = option(None, "Image with lingvo_gshard; necessary.")
+    job_name: str = option("gshard", "Name of the JobSet, and of its secret.")
+    namespace: str | None = option(None, "Namespace; by default kubectl's.")
+    gpus: int = option(0, "NVIDIA GPUs of each host.", minimum=0)
+    tpu_accelerator: str | None = option(
+        None, "Kind of TPU, as GKE labels its nodes, such as tpu-v6e-slice."
+    )
+    tpu_topology: str | None = option(None, "Topology of a TPU slice, such as 4x4.")
+    tpu_chips: int = option(4, "TPU chips of each host.", minimum=1)
+    slices: int = option(1, "TPU slices of the job; they share `max_hosts` equally.", minimum=1)
+    volume: str | None = option(None, "Persistent volume claim that all hosts mount at `mount`.")
+    mount: str = option("/runs", "Where the volume is mounted.")
+    service_account: str | None = option(
+        None, "Service account of the pods, such as one that may use a bucket."
+    )
+    memory_gib: int = option(16, "Shared memory of a pod, in GiB.", minimum=1)
+    save_seconds: int = option(180, "Time that an evicted worker has to save.", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tpu_accelerator is None) != (self.tpu_topology is None):
+            raise UserError(
+                f"`tpu_accelerator={self.tpu_accelerator}` and `tpu_topology={self.tpu_topology}` "
+                "belong together; give both or none"
+            )
+        if self.gpus and self.tpu_accelerator:
+            raise UserError(f"`gpus={self.gpus}` and `tpu_accelerator`: hosts have one of them")
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_option_flags(values, KubernetesOptions())
+    define_option_flags(values, AgentOptions())
+    define_dry_run(values)
+    output.define_json_flag(values, "the manifest")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    command = WorkerCommand(words)
+    options = read_options(values, AgentOptions)
+    kubernetes = read_options(values, KubernetesOptions)
+    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    command.meshes(options)
+    job = job_set(kubernetes, options, words)
+    output.write_json(values.json, job)
+    if values.dry_run:
+        output.say(console, as_yaml(job).rstrip())
+        return 0
+    if shutil.which("kubectl") is None:
+        raise UserError("kubectl is not there: submit from a machine that has it")
+    secret = _secret(kubernetes, os.environ.get(SECRET) or secrets.token_hex(16))
+    manifest = f"{as_yaml(secret)}---\n{as_yaml(job)}"
+    namespace = [f"--namespace={kubernetes.namespace}"] if kubernetes.namespace else []
+    kubectl = ["kubectl", *namespace]
+    applied = subprocess.run([*kubectl, "apply", "-f", "-"], input=manifest, text=True, check=False)
+    if applied.returncode:
+        return 1
+    label = f"jobset.sigs.k8s.io/jobset-name={kubernetes.job_name}"
+    logs = ["logs", "--follow", "--prefix", "--tail=-1", f"--selector={label}"]
+    output.say(console, f"Follow the log:\n  {' '.join([*kubectl, *logs])}")
+    return 0
+
+
+def job_set(
+    kubernetes: KubernetesOptions, options: AgentOptions, words: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the manifest of a job.
+
+    Args:
+      kubernetes: options of the pods.
+      options: options of the agents.
+      words: the command of a worker.
+
+    Raises:
+      UserError: there is no image, or slices cannot share the hosts.
+    """
+    if kubernetes.image is None:
+        raise UserError("--image is missing: the image that the pods run")
+    if options.max_hosts % kubernetes.slices:
+        raise UserError(
+            f"`slices={kubernetes.slices}` cannot share `max_hosts={options.max_hosts}` equally"
+        )
+    metadata: dict[str, Any] = {"name": kubernetes.job_name}
+    if kubernetes.namespace:
+        metadata["namespace"] = kubernetes.namespace
+    if kubernetes.tpu_accelerator:
+        # A slice is a pool of nodes of its own.
+        metadata["annotations"] = {_EXCLUSIVE: _POOL}
+    hosts = options.max_hosts // kubernetes.slices
+    job = {
+        "parallelism": hosts,
+        "completions": hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": _RETRIES,
+        "podFailurePolicy": {"rules": _rules()},
+        "template": {"spec": _pod(kubernetes, options, words)},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            # The agents start workers again themselves.
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [
+                {"name": _GROUP, "replicas": kubernetes.slices, "template": {"spec": job}}
+            ],
+        },
+    }
+
+
+def _rules() -> list[dict[str, Any]]:
+    """Returns what the end of a pod means: the job failed, or the pod comes back."""
+    codes = {"containerName": "agent", "operator": "In", "values": [1]}
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    return [
+        {"action": "FailJob", "onExitCodes": codes},
+        {"action": "Ignore", "onPodConditions": disrupted},
+    ]
+
+
+def _pod(
+    kubernetes: KubernetesOptions, options: AgentOptions, words: Sequence[str]
+) -> dict[str, Any]:
+    host = "$(JOB)-$(INDEX)"
+    own = HostOptions(host=host, address=f"{host}.{kubernetes.job_name}", alive_file=_ALIVE)
+    agent = [*spell_options(options), *spell_options(own)]
+    container: dict[str, Any] = {
+        "name": "agent",
+        "image": kubernetes.image,
+        "command": ["gshard-launch", "agent", *agent, "--", *words],
+        "env": _environment(kubernetes.job_name),
+        "livenessProbe": _probe(options),
+        "volumeMounts": [{"name": "memory", "mountPath": "/dev/shm"}],
+    }
+    memory = {"medium": "Memory", "sizeLimit": f"{kubernetes.memory_gib}Gi"}
+    pod: dict[str, Any] = {
+        # The agents decide what happens next, so that a pod is not started again in its place.
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": kubernetes.save_seconds,
+        "containers": [container],
+        "volumes": [{"name": "memory", "emptyDir": memory}],
+    }
+    if kubernetes.tpu_accelerator:
+        pod["nodeSelector"] = {
+            _TPU_LABEL: kubernetes.tpu_accelerator,
+            _TOPOLOGY_LABEL: kubernetes.tpu_topology,
+        }
+    devices = (
+        {_TPU: kubernetes.tpu_chips} if kubernetes.tpu_accelerator else {_GPU: kubernetes.gpus}
+    )
+    if all(devices.values()):
+        container["resources"] = {"limits": devices}
+    if kubernetes.volume:
+        claim = {"claimName": kubernetes.volume}
+        pod["volumes"].append({"name": "runs", "persistentVolumeClaim": claim})
+        container["volumeMounts"].append({"name": "runs", "mountPath": kubernetes.mount})
+    if kubernetes.service_account:
+        pod["serviceAccountName"] = kubernetes.service_account
+    return pod
+
+
+def _environment(name: str) -> list[dict[str, Any]]:
+    def of_field(path: str) -> dict[str, Any]:
+        return {"fieldRef": {"fieldPath": path}}
+
+    index = of_field("metadata.annotations['batch.kubernetes.io/job-completion-index']")
+    return [
+        {"name": "JOB", "valueFrom": of_field("metadata.labels['job-name']")},
+        {"name": "INDEX", "valueFrom": index},
+        {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": name, "key": _KEY}}},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+
+
+def _probe(options: AgentOptions) -> dict[str, Any]:
+    """Returns the probe that finds an agent that gives no signs of life any more."""
+    # Stopping a worker may take so long.
+    limit = int(options.stop_seconds + options.lost_seconds)
+    test = f"test $(($(date +%s) - $(stat -c %Y {_ALIVE}))) -lt {limit}"
+    return {
+        "exec": {"command": ["sh", "-c", test]},
+        "initialDelaySeconds": limit,
+        "periodSeconds": 30,
+        "failureThreshold": 3,
+    }
+
+
+def _secret(kubernetes: KubernetesOptions, secret: str) -> dict[str, Any]:
+    metadata = {"name": kubernetes.job_name}
+    if kubernetes.namespace:
+        metadata["namespace"] = kubernetes.namespace
+    data = {_KEY: base64.b64encode(secret.encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+def as_yaml(value: dict[str, Any] | list[Any], indent: int = 0) -> str:
+    """Returns plain data as YAML. Scalars are written as JSON, which is YAML."""
+    space, text = " " * indent, ""
+    pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
+    for key, one in pairs:
+        mark = "- " if key is None else f"{key}: "
+        if not isinstance(one, dict | list) or not one:
+            text += f"{space}{mark}{json.dumps(one)}\n"
+        elif key is None:
+            # The first line of an item stands behind its dash.
+            text += f"{space}- {as_yaml(one, indent + 2)[indent + 2 :]}"
+        else:
+            text += f"{space}{mark.rstrip()}\n{as_yaml(one, indent + 2)}"
+    return text

@@ -1,0 +1,132 @@
+"""Runs the hosts of a job as processes of this machine.
+
+    gshard-launch local --hosts=2 -- gshard-train --experiment=translation.quickstart \\
+        --logdir=runs/quickstart --mesh=data=2 --strategy=expert --steps=20
+
+Each host has an agent and a worker, as on a cluster. The command's --mesh has the devices of all
+hosts together. This tries on one machine what a cluster does, and keeps a training alive
+whose processes are killed. Ctrl-C and SIGTERM save, as they do without gshard-launch.
+
+--dry_run prints the command of each agent and starts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.core.options import declared
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
+from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
+
+_POLL_SECONDS = 0.2
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_integer("hosts", 1, "Number of hosts.", 1, flag_values=values)
+    names = [name for name in declared(AgentOptions) if name != "max_hosts"]
+    define_option_flags(values, AgentOptions(), names)
+    define_dry_run(values)
+    output.define_json_flag(values, "what would be started")
+    return values
+
+
+def define_dry_run(values: flags.FlagValues) -> None:
+    """Defines --dry_run."""
+    flags.DEFINE_boolean(
+        "dry_run", False, "Shows what would be written and started.", flag_values=values
+    )
+
+
+def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    command = WorkerCommand(words)
+    options = read_options(values, AgentOptions, max_hosts=values.hosts)
+    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    command.meshes(options)
+    commands = [_agent(options, f"local-{k}", words) for k in range(values.hosts)]
+    if values.dry_run:
+        for one in commands:
+            output.say(console, shlex.join(["gshard-launch", *one[4:]]))
+        output.write_json(values.json, {"commands": commands})
+        return 0
+    with StopRequest() as stop, LocalAgents(commands, options.max_restarts) as agents:
+        stop.finishing = True
+        with called_before_abrupt_end(agents.kill):
+            return agents.wait(stop)
+
+
+def _agent(options: AgentOptions, host: str, words: Sequence[str]) -> list[str]:
+    flags_ = spell_options(options) + spell_options(HostOptions(host=host, address="127.0.0.1"))
+    return [sys.executable, "-m", "lingvo_gshard", "launch", "agent", *flags_, "--", *words]
+
+
+class LocalAgents:
+    """The agents of all hosts, as children of this process."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], max_restarts: int):
+        """Starts an agent for each command; its death by a signal starts it again.
+
+        Args:
+          commands: a command for each host.
+          max_restarts: how often agents are started again.
+        """
+        self._commands, self._restarts_left = commands, max_restarts
+        self._processes = [self._start(index) for index in range(len(commands))]
+
+    def __enter__(self) -> LocalAgents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def wait(self, stop: StopRequest) -> int:
+        """Waits for all agents, and passes a request to stop on to them.
+
+        Returns:
+          0 if the job has ended well; else the exit code of the request, or of the first agent
+          that failed.
+        """
+        is_stopping = False
+        while any(process.poll() is None for process in self._processes):
+            if stop.requested and not is_stopping:
+                is_stopping = True
+                self._signal(signal.SIGTERM)
+            for index, process in enumerate(self._processes):
+                was_killed = (process.poll() or 0) < 0
+                if was_killed and not is_stopping and self._restarts_left > 0:
+                    self._restarts_left -= 1
+                    self._processes[index] = self._start(index)
+            time.sleep(_POLL_SECONDS)
+        codes = [process.returncode for process in self._processes]
+        if is_stopping and any(codes):
+            return EXIT_CODES[stop.requested or "SIGTERM"]
+        return next((1 if code < 0 else code for code in codes if code), 0)
+
+    def kill(self) -> None:
+        """Ends all agents at once, and so their workers."""
+        self._signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        # Ctrl-C in a terminal reaches this process alone, which passes it on once.
+        return subprocess.Popen(self._commands[index], start_new_session=True)
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)

@@ -1,0 +1,154 @@
+"""Starts a job on the hosts of a Cloud TPU, which is asked for if it is not there.
+
+    gshard-launch tpu_vm --tpu_name=mine --zone=us-east5-b --accelerator_type=v6e-16 \\
+        --runtime_version=v2-alpha-tpuv6e --max_hosts=4 -- \\
+        gshard-train --experiment=translation.quickstart --logdir=gs://me/runs/big \\
+        --mesh=data=16 --strategy=expert
+
+asks for the TPU as a queued resource, waits until it is there, installs --package on its hosts, and
+starts an agent on each. The same command, given again, finds the TPU and resumes the training. The
+hosts meet in the run's bucket. --dry_run prints the commands of gcloud.
+
+A TPU slice runs with all of its hosts or not at all, so that --min_hosts is --max_hosts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.agents.options import AgentOptions
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
+from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.launch.local import define_dry_run
+
+_POLL_SECONDS = 30.0
+_READY, _GONE = "ACTIVE", ("FAILED", "SUSPENDED", "SUSPENDING")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuVmOptions(Options):
+    """A Cloud TPU."""
+
+    tpu_name: str = option("gshard", "Name of the TPU and of its queued resource.")
+    zone: str | None = option(None, "Zone of the TPU; necessary.")
+    project: str | None = option(None, "Project; by default gcloud's.")
+    accelerator_type: str | None = option(None, "Type of the TPU, such as v6e-16; necessary.")
+    runtime_version: str | None = option(
+        None, "Software of the hosts, such as v2-alpha-tpuv6e; necessary."
+    )
+    spot: bool = option(False, "Asks for a TPU that may be preempted, at a lower price.")
+    package: str = option(
+        "lingvo_gshard[gcs]", "What pip installs on each host, with jax[tpu]; '' installs nothing."
+    )
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_option_flags(values, TpuVmOptions())
+    define_option_flags(values, AgentOptions())
+    define_dry_run(values)
+    output.define_json_flag(values, "the commands")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+    """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
+    command = WorkerCommand(words)
+    options, tpu = read_options(values, AgentOptions), read_options(values, TpuVmOptions)
+    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    steps = commands(tpu, options, words)
+    output.write_json(values.json, {"commands": steps})
+    if values.dry_run:
+        for step in steps.values():
+            output.say(console, shlex.join(step))
+        return 0
+    if shutil.which("gcloud") is None:
+        raise UserError(
+            "gcloud is not there: start from a machine that has Google Cloud's commands"
+        )
+    _obtain(steps, console)
+    for name in ("install", "train"):
+        code = subprocess.run(steps[name], check=False).returncode if name in steps else 0
+        if code:
+            return code
+    return 0
+
+
+def commands(
+    tpu: TpuVmOptions, options: AgentOptions, words: Sequence[str]
+) -> dict[str, list[str]]:
+    """Returns the commands of gcloud by purpose, in their order.
+
+    Args:
+      tpu: the TPU.
+      options: options of the agents.
+      words: the command of a worker.
+
+    Raises:
+      UserError: an option is missing, or the hosts of the TPU cannot meet.
+    """
+    for name in ("zone", "accelerator_type", "runtime_version"):
+        if getattr(tpu, name) is None:
+            raise UserError(f"--{name} is missing: gcloud needs it")
+    if options.fewest != options.max_hosts:
+        raise UserError(
+            f"`min_hosts={options.min_hosts}` is not `max_hosts={options.max_hosts}`: a TPU slice "
+            "runs with all of its hosts"
+        )
+    if not is_bucket(str(options.meeting_place)):
+        raise UserError(
+            f"`meeting_place={options.meeting_place}` is no bucket, where the hosts of a TPU meet"
+        )
+    place = [f"--zone={tpu.zone}", *([f"--project={tpu.project}"] if tpu.project else [])]
+    tpus = ["gcloud", "compute", "tpus"]
+    resource, host = [*tpus, "queued-resources"], [*tpus, "tpu-vm", "ssh", tpu.tpu_name]
+    asked = [
+        *(f"--node-id={tpu.tpu_name}", f"--accelerator-type={tpu.accelerator_type}"),
+        f"--runtime-version={tpu.runtime_version}",
+        *(["--spot"] if tpu.spot else []),
+    ]
+    agent = ["gshard-launch", "agent", *spell_options(options), "--", *words]
+    found = {
+        "create": [*resource, "create", tpu.tpu_name, *place, *asked],
+        "state": [*resource, "describe", tpu.tpu_name, *place, "--format=value(state.state)"],
+    }
+    everywhere = [*host, *place, "--worker=all"]
+    if tpu.package:
+        pip = ["python3", "-m", "pip", "install", tpu.package, "jax[tpu]"]
+        found["install"] = [*everywhere, f"--command={shlex.join(pip)}"]
+    return {**found, "train": [*everywhere, f"--command={shlex.join(agent)}"]}
+
+
+def _obtain(steps: dict[str, list[str]], console: rich.console.Console) -> None:
+    """Asks for the TPU unless it was asked for before, and waits until it is there."""
+    asked = False
+    while (state := _state(steps["state"])) != _READY:
+        if state in _GONE:
+            raise UserError(f"the TPU is {state.lower()}; delete its queued resource and try again")
+        if not state:
+            if asked:
+                raise UserError("gcloud does not know the TPU that it was asked for")
+            if subprocess.run(steps["create"], check=False).returncode:
+                raise UserError("gcloud refused the TPU; see above")
+            asked = True
+        output.say(console, f"Waiting for the TPU: {state.lower() or 'asked for'}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _state(command: Sequence[str]) -> str:
+    """Returns the state of the queued resource; "" if there is none."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -1,0 +1,162 @@
+"""Lists, verifies, deletes and copies the checkpoints of a run that is not training."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.training.run.checkpoint.choice import best_of
+from lingvo_gshard.training.run.checkpoint.orbax_storage import (
+    COMMIT_MARKER,
+    marker,
+    quiet_orbax,
+    reason_of,
+    steps_in,
+)
+from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
+
+_NEW = ".partial"
+
+
+class CheckpointFacts(msgspec.Struct, frozen=True):
+    """One checkpoint of a listing.
+
+    Attributes:
+      step: number of steps taken.
+      files: number of its files.
+      bytes: their size.
+      is_best: whether it is the best by `run.keep_best`.
+      versions: package -> version, of the packages that wrote it.
+      problem: what is wrong with it; "" if nothing was found.
+    """
+
+    step: int
+    files: int
+    bytes: int
+    is_best: bool = False
+    versions: dict[str, str] = {}
+    problem: str = ""
+
+
+def facts(directory: pathlib.Path) -> list[CheckpointFacts]:
+    """Returns the checkpoints of a directory, in the order of their steps. Reads no arrays.
+
+    Raises:
+      UserError: a bucket is in trouble.
+    """
+    steps = steps_in(directory)
+    best = best_of(directory, steps)
+    return [_facts(directory / str(step), step, bool(best) and best.step == step) for step in steps]
+
+
+def _facts(path: pathlib.Path, step: int, is_best: bool) -> CheckpointFacts:
+    sizes = [entry.size for entry in objects.find(path).values()]
+    try:
+        versions, problem = read_run(path).record.versions, ""
+    except Exception as error:  # A damaged file raises errors of many types.
+        versions, problem = {}, reason_of(error)
+    return CheckpointFacts(step, len(sizes), sum(sizes), is_best, versions, problem)
+
+
+def problem_of(directory: pathlib.Path, step: int) -> str:
+    """Returns what is wrong with a checkpoint, whose arrays are read; "" if nothing is.
+
+    One part of the state is in memory at a time.
+    """
+    quiet_orbax()
+    path = directory / str(step)
+    try:
+        record = read_run(path).record
+        for part, digests in record.digests.items():
+            names = checkpoint_arrays.describe(path / part)
+            found = checkpoint_arrays.read(path / part, dict.fromkeys(names))
+            missing = sorted(set(digests) - set(found))
+            if missing:
+                raise UserError(f"{part} lacks {missing[0]}")
+            checkpoint_arrays.check_digests(found, digests, part)
+    except Exception as error:  # A damaged file raises errors of many types.
+        return reason_of(error)
+    return ""
+
+
+def prunable(directory: pathlib.Path, keep: int) -> list[int]:
+    """Returns the steps whose checkpoints are neither among the newest nor the best.
+
+    Args:
+      directory: of the checkpoints.
+      keep: number of newest checkpoints.
+    """
+    steps = steps_in(directory)
+    policy, best = NewestAndBest(keep), best_of(directory, steps)
+    policy.best_step = best.step if best else None
+    kept = policy.kept(steps)
+    return [step for step in steps if step not in kept]
+
+
+def delete(directory: pathlib.Path, steps: Sequence[int]) -> None:
+    """Deletes checkpoints. A process that is killed meanwhile leaves none with holes."""
+    storage = storage_of(directory, lambda: None)
+    for step in steps:
+        storage.delete(step)
+
+
+def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
+    """Copies a checkpoint between disks and buckets. It appears when it is complete.
+
+    Args:
+      source: a directory of checkpoints.
+      target: another one.
+      step: the checkpoint.
+
+    Returns:
+      The bytes that were copied.
+
+    Raises:
+      UserError: the target has a checkpoint of the step.
+      OSError: it cannot be read or written.
+    """
+    if step in steps_in(target):
+        raise UserError(f"{target} has a checkpoint of step {step:,} already")
+    one, other = source / str(step), target / str(step)
+    into = other if is_bucket(target) else target / f"{step}{_NEW}-{os.getpid()}"
+    objects.make_folder(target)
+    names = [name for name in objects.find(one) if name != COMMIT_MARKER]
+    copied = 0
+    try:
+        for name in names:
+            copied += _copy_file(f"{os.fspath(one)}/{name}", f"{os.fspath(into)}/{name}")
+        if is_bucket(target):
+            text = f"Checkpoint commit was successful: {time.time_ns()}"
+            objects.write_bytes(marker(target, step), text.encode())
+        else:
+            into.rename(other)
+    except BaseException:
+        if not is_bucket(target):
+            shutil.rmtree(into, ignore_errors=True)
+        raise
+    return copied
+
+
+def _copy_file(source: str, target: str) -> int:
+    """Copies a file and returns its size."""
+    if is_bucket(target):
+        if is_bucket(source):
+            content = objects.read_bytes(source)
+            objects.write_bytes(target, content)
+            return len(content)
+        objects.upload(source, target)
+        return os.path.getsize(source)
+    objects.make_folder(os.path.dirname(target))
+    with objects.open_to_read(source) as file, open(target, "wb") as new:
+        shutil.copyfileobj(file, new)
+        return new.tell()

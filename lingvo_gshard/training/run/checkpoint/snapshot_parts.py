@@ -1,0 +1,61 @@
+"""Part: one process's part of a snapshot, as the name of its file says it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+
+import msgspec
+
+# Environment variables: the folder for parts, and the part to restore.
+FOLDER, RESTORED = "GSHARD_SNAPSHOTS", "GSHARD_SNAPSHOT"
+
+_SUFFIX = ".part"
+
+
+class Part(msgspec.Struct, frozen=True, order=True):
+    """One process's part of a snapshot. Later snapshots are larger.
+
+    Attributes:
+      round: the round of the job that took the snapshot.
+      serial: number of the snapshot within the round.
+      step: number of steps taken.
+      count: number of processes.
+      index: number of the process.
+    """
+
+    round: int
+    serial: int
+    step: int
+    count: int
+    index: int
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return f"{self.round}-{self.serial}-{self.step}-{self.count}-{self.index}{_SUFFIX}"
+
+    def of(self, index: int) -> Part:
+        """Returns the part of another process in the same snapshot."""
+        return msgspec.structs.replace(self, index=index)
+
+    @property
+    def first(self) -> Part:
+        """The first process's part, which stands for the snapshot."""
+        return self.of(0)
+
+    @classmethod
+    def parse(cls, name: str) -> Part | None:
+        """Returns the part that a file has; None if it is no complete part."""
+        words = name.removesuffix(_SUFFIX).split("-")
+        if not name.endswith(_SUFFIX) or len(words) != 5 or not all(map(str.isdigit, words)):
+            return None
+        return cls(*map(int, words))
+
+    @classmethod
+    def within(cls, folder: pathlib.Path) -> list[Part]:
+        """Returns the complete parts in a folder, in order."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(filter(None, map(cls.parse, os.listdir(folder))))
+        return []

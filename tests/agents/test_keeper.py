@@ -1,0 +1,105 @@
+"""Checks that parts of snapshots go from host to host, and to no stranger."""
+
+import os
+import socket
+import time
+import types
+
+import pytest
+
+from lingvo_gshard.agents.keeper import Keeper, Preparation
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+
+PART = Part(1, 1, 10, 2, 0)
+_HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def keepers(tmp_path):
+    """Makes keepers of hosts by name; a secret other than the job's may be given."""
+    made, said = [], []
+
+    def make(host: str, secret: str = "secret") -> Keeper:
+        made.append(Keeper(str(tmp_path / host), _HERE, secret, said.append))
+        return made[-1]
+
+    make.said = said
+    yield make
+    for one in made:
+        one.close()
+
+
+def write(keeper: Keeper, part: Part, content: bytes) -> None:
+    (keeper.folder / part.name).write_bytes(content)
+
+
+def wait_for(is_so) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_part_is_fetched_byte_for_byte(keepers):
+    content = os.urandom(5_000_001)
+    a, b = keepers("a"), keepers("b")
+    write(a, PART, content)
+    path = b.fetch(PART, _HERE, a.port)
+    assert path is not None and path.read_bytes() == content
+    assert b.parts() == (PART,) and os.listdir(b.folder) == [PART.name]
+
+
+def test_a_partners_newest_part_replaces_older_copies(keepers):
+    a, b = keepers("a"), keepers("b")
+    own = PART.of(1)
+    write(b, own, b"own")
+    for serial in range(1, 5):
+        part = Part(1, serial, 10 * serial, 2, 0)
+        write(a, part, b"%d" % serial)
+        if serial > 2:
+            (a.folder / Part(1, serial - 2, 10 * (serial - 2), 2, 0).name).unlink()
+        wait_for(lambda part=part: b.replicate(a.parts(), _HERE, a.port) or part in b.parts())
+    b.replicate(a.parts(), _HERE, a.port)
+    assert [part.serial for part in b.parts() if part.index == 0] == [3, 4]
+    assert own in b.parts()
+
+
+def test_who_does_not_know_the_secret_gets_nothing_and_gives_nothing(keepers):
+    a, stranger = keepers("a"), keepers("stranger", "another")
+    write(a, PART, b"content")
+    assert stranger.fetch(PART, _HERE, a.port) is None
+    write(stranger, PART.of(1), b"content")
+    assert a.fetch(PART.of(1), _HERE, stranger.port) is None
+    assert a.parts() == (PART,)
+    assert any("a stranger asked" in text for text in keepers.said)
+
+
+def test_garbage_disturbs_nothing(keepers):
+    a, b = keepers("a"), keepers("b")
+    write(a, PART, b"content")
+    for content in (b"", b"\xff" * 1000, b"GET / HTTP/1.0\r\n\r\n", b'{"name": 3}\n'):
+        with socket.create_connection((_HERE, a.port)) as connection:
+            connection.sendall(content)
+    assert b.fetch(PART, _HERE, a.port) is not None
+
+
+@pytest.mark.parametrize("name", ["private", "../a/private", "1-1-10-2-0.part/../private"])
+def test_no_other_file_can_be_asked_for(keepers, name):
+    a, b = keepers("a"), keepers("b")
+    (a.folder / "private").write_text("private")
+    asked = types.SimpleNamespace(name=name)
+    b._path = lambda part: b.folder / "copy"
+    assert b.fetch(asked, _HERE, a.port) is None and not (b.folder / "copy").exists()
+
+
+def test_a_host_that_is_gone_is_passed_over(keepers):
+    a, b = keepers("a"), keepers("b")
+    with socket.create_server((_HERE, 0)) as gone:
+        nobody = gone.getsockname()[1]
+    write(a, PART, b"content")
+    ended = []
+    preparation = Preparation(b, PART, [(_HERE, nobody), (_HERE, a.port)], lambda: ended.append(1))
+    wait_for(lambda: preparation.is_over)
+    assert preparation.path is not None and preparation.path.read_bytes() == b"content" and ended
+    nothing = Preparation(b, None, (), lambda: None)
+    assert nothing.is_over and nothing.path is None

@@ -1,0 +1,104 @@
+"""Submits jobs to a real Slurm with two nodes, with workers that start in no time."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.agents import stand_in
+from tests.agents.stand_in import number_after
+from tests.tools.launch import slurm_cluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+_FAST = ["--beat_seconds=0.2", "--lost_seconds=3", "--regather_seconds=2", "--stop_seconds=20"]
+_PATIENCE = 240.0
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    problem = slurm_cluster.problem()
+    if problem:
+        pytest.skip(problem)
+    with slurm_cluster.running(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
+class Job:
+    """A job whose launcher follows it."""
+
+    def __init__(self, slurm, folder: pathlib.Path, *options: str, steps=40, faults=""):
+        self.slurm, self.folder = slurm, folder
+        worker = [sys.executable, "-S", stand_in.__file__, str(folder), str(steps), faults]
+        command = [sys.executable, "-m", "lingvo_gshard", "launch", "slurm", "--max_hosts=2"]
+        command += [*_FAST, *options, f"--meeting_place={folder}/agents"]
+        path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+        self.launcher = subprocess.Popen(
+            [*command, "--", *worker, "--mesh=data=2"],
+            env={**slurm.environment, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def saved(self) -> list:
+        return json.loads((self.folder / "saved.json").read_text())
+
+    @property
+    def number(self) -> str:
+        return self.slurm.run("squeue", "-h", "-o", "%i")
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not (self.folder / "saved.json").exists() or self.saved[0] < step:
+            assert time.monotonic() < deadline and self.launcher.poll() is None
+            time.sleep(0.05)
+
+    def finish(self) -> str:
+        said, _ = self.launcher.communicate(timeout=_PATIENCE)
+        assert self.launcher.returncode == 0, said
+        return said
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_both_nodes_and_survives_its_workers(slurm, tmp_path):
+    said = Job(slurm, tmp_path, faults="1:17:kill").finish()
+    (saved,) = [json.loads((tmp_path / "saved.json").read_text())]
+    assert saved == [40, number_after(40)]
+    assert "Round 1: n1, n2, mesh data=2" in said
+    assert "Round 2 after n2 was killed by SIGKILL (after step 16)" in said
+
+
+@pytest.mark.slow
+def test_a_job_saves_before_its_time_limit_and_is_queued_again(slurm, tmp_path):
+    job = Job(slurm, tmp_path, steps=200)
+    job.wait_for_step(10)
+    number = job.number
+    # As Slurm does some time before the limit.
+    slurm.run("scancel", "--signal=USR1", "--batch", number)
+    deadline = time.monotonic() + 60
+    while slurm.run("squeue", "-h", "-o", "%T") != "PENDING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    step, value = job.saved
+    assert 10 <= step < 200 and value == number_after(step)
+    # Slurm itself waits two minutes before a job runs again.
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    said = job.finish()
+    assert job.saved == [200, number_after(200)]
+    assert said.count("mesh data=2") == 2
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(slurm, tmp_path):
+    """Last of all, since the node does not come back."""
+    job = Job(slurm, tmp_path, "--min_hosts=1", steps=300)
+    job.wait_for_step(10)
+    slurm.lose("n1")
+    said = job.finish()
+    assert job.saved == [300, number_after(300)]
+    assert "mesh data=1" in said
