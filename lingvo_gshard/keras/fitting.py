@@ -81,6 +81,8 @@ def fit(
         saver = Saver(checkpoints, steps)
         arguments["initial_epoch"] = saver.resume().epoch or arguments.get("initial_epoch", 0)
         last = [_saving(saver)]
+        # The learning rate is what callbacks read before the first step.
+        saver.begin(model.optimizer)
     with steps.in_place():
         return model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
 
