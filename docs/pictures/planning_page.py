@@ -7,7 +7,7 @@ import time
 
 from tests.pages.browser import Browser
 
-WIDTH, HEIGHT = 1180, 1250
+WIDTH, HEIGHT = 1180, 1600
 MACHINES = ("v5p:2x2x2", "v6e:4x4")
 # Values of the form's fields.
 _FIELDS = {

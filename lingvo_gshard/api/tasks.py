@@ -99,7 +99,7 @@ def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
     Raises:
       UserError: the harness is not installed, a task is unknown, or the model cannot answer it.
     """
-    if importlib.util.find_spec("lm_eval") is None:
+    if not importlib.util.find_spec("lm_eval"):
         raise UserError(
             "tasks need lm-evaluation-harness: pip install 'lingvo_gshard[tasks]' installs it"
         )

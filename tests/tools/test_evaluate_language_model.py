@@ -1,5 +1,6 @@
 """Tests gshard-evaluate on a language model."""
 
+import importlib.util
 import json
 import math
 
@@ -80,3 +81,21 @@ def test_translating_with_a_language_model_is_an_error(logdir, capsys):
     )
     assert code == 1
     assert "LanguageModelTask, which has no Translator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tasks=arc_easy", "--split=dev"], "--split has no effect on --tasks"),
+        (["--tasks=arc_easy", "--beam_size=2"], "--beam_size has no effect on --tasks"),
+        (["--limit=5"], "--limit needs --tasks"),
+        (["--tasks=arc_easy"], "pip install 'lingvo_gshard[tasks]'"),
+    ],
+)
+def test_flags_of_tasks_are_checked(logdir, capsys, monkeypatch, flags, words):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: name != "lm_eval" and found(name, *rest)
+    )
+    code, _, err = run_here(capsys, f"--logdir={logdir}", *flags)
+    assert code != 0 and words in err

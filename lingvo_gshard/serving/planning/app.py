@@ -125,15 +125,18 @@ def _saved(jobs: PlanJobs, keys: str) -> str:
     Raises:
       RequestError: a plan is not there, or not done.
     """
-    plans = []
+    plans, names = [], []
     for key in filter(None, keys.split(",")):
         job = jobs.get(key)
         if job is None or job.state != DONE or job.plan is None:
             raise RequestError(_NOT_FOUND, f"there is no finished plan {key[:20]!r}")
         plans.append(job.plan)
+        names.append(job.request.model)
     if not plans:
         raise RequestError(_BAD_REQUEST, "plans is empty; ids separated by commas were expected")
-    return picture.to_html(plans[0]) if len(plans) == 1 else page.comparison_to_html(plans)
+    if len(plans) == 1:
+        return picture.to_html(plans[0])
+    return page.comparison_to_html(plans, names)
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:

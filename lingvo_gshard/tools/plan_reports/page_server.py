@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import socket
 
 from absl import flags
 
@@ -75,14 +76,25 @@ def run(values: flags.FlagValues) -> int:
     origins = Origins.of(values.host, values.allow_host)
     jobs = PlanJobs(app.configs_in(folder), program.compiling_settings(values))
     with bind(values.host, values.port) as bound:
-        port = bound.getsockname()[1]
-        if values.port_file:
-            output.write_text(values.port_file, f"{port}\n", "port_file")
-        host = f"[{values.host}]" if ":" in values.host else values.host
-        warn(f"http://{host}:{port}/  Ctrl-C stops")
         options = uvicorn.Config(
             app.make_app(jobs, origins), log_level="warning", lifespan="off", server_header=False
         )
-        uvicorn.Server(options).run(sockets=[bound])
+        server = uvicorn.Server(options)
+        start = server.startup
+
+        async def started(sockets: list[socket.socket] | None = None) -> None:
+            await start(sockets)
+            _announce(values, bound.getsockname()[1])
+
+        server.startup = started
+        server.run(sockets=[bound])
     jobs.close()
     return 0
+
+
+def _announce(values: flags.FlagValues, port: int) -> None:
+    """Says where the page is, now that it is served."""
+    if values.port_file:
+        output.write_text(values.port_file, f"{port}\n", "port_file")
+    host = f"[{values.host}]" if ":" in values.host else values.host
+    warn(f"http://{host}:{port}/  Ctrl-C stops")

@@ -2,6 +2,9 @@
 
 import json
 import pathlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,6 +20,8 @@ from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.planning import app
 from lingvo_gshard.serving.planning.jobs import PlanJobs, PlanRequest
 from lingvo_gshard.serving.server import bind
+from lingvo_gshard.tools import plan
+from lingvo_gshard.tools.console import startup
 from tests.open_models.published import CONFIG
 from tests.pages import browser
 from tests.planning import example_plan
@@ -29,13 +34,13 @@ def plan_of(request, params, progress):
     if request.topology == "cpu:2":
         raise UserError("`mesh=data=3` needs 3 devices")
     progress.begin("Compiling", "", None)
-    plan = example_plan.as_plan(example_plan.example_plan())
+    found = example_plan.as_plan(example_plan.example_plan())
     factor = 2.0 if request.topology == "v4:4x4x4" else 1.0
     return msgspec.structs.replace(
-        plan,
+        found,
         name=request.model,
         topology=request.topology,
-        seconds_per_step=plan.seconds_per_step * factor,
+        seconds_per_step=found.seconds_per_step * factor,
     )
 
 
@@ -183,3 +188,28 @@ def test_only_its_own_pages_may_use_the_server(address):
 def test_configs_of_the_source_tree_are_offered():
     found = app.configs_in(app.configs_of_the_source_tree())
     assert "llama-3.1-8b" in found and all(isinstance(p, pathlib.Path) for p in found.values())
+
+
+def test_the_command_serves_the_page_until_a_signal(tmp_path):
+    port_file = tmp_path / "port"
+    command = [sys.executable, "-m", "lingvo_gshard", "plan", "--serve", "--port=0"]
+    process = subprocess.Popen([*command, f"--port_file={port_file}"], stderr=subprocess.PIPE)
+    try:
+        while not port_file.exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}/api/choices"
+        found = json.load(urllib.request.urlopen(url))
+        assert "v3:32x32" in [each["topology"] for each in found["topologies"]]
+        assert "language_model.quickstart" in [each["name"] for each in found["experiments"]]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+
+def test_flags_that_have_no_effect_on_the_page_are_refused(capsys):
+    run = startup.guarded(plan.NAME, plan.main)
+    assert run([plan.NAME, "--serve", "--topology=cpu:2"]) != 0
+    assert "--topology has no effect on --serve" in capsys.readouterr().err
+    assert run([plan.NAME, "--serve", "--configs=none"]) != 0
+    assert "--configs=none: there is no such directory" in capsys.readouterr().err

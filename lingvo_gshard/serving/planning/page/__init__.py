@@ -27,8 +27,13 @@ def to_html() -> tuple[str, str]:
     return html_page.fill(template, {"STYLE": style, "SCRIPT": script}), policy
 
 
-def comparison_to_html(plans: Sequence[Plan]) -> str:
-    """Returns a page of its own that shows plans side by side."""
-    title = f"{len(plans)} plans of {', '.join(dict.fromkeys(plan.name for plan in plans))}"
+def comparison_to_html(plans: Sequence[Plan], names: Sequence[str]) -> str:
+    """Returns a page of its own that shows plans side by side.
+
+    Args:
+      plans: the plans.
+      names: the name of each plan's model.
+    """
+    title = f"{len(plans)} plans of {', '.join(dict.fromkeys(names))}"
     scripts = (*_COMPARISON, (_HERE, "saved.js"))
-    return html_page.make(title, _STYLES, scripts, {"plans": list(plans)})
+    return html_page.make(title, _STYLES, scripts, {"plans": list(plans), "names": list(names)})

@@ -8,7 +8,7 @@ function comparedRows(plans) {
   const memory = (name) => (plan) => plan.bytes_per_device[name];
   return [
     ["The plan"],
-    ["model", (plan) => plan.name, String, 0],
+    ["experiment", (plan) => plan.name, String, 0],
     ["machine", (plan) => plan.topology, String, 0],
     ["chip", (plan) => plan.chip, String, 0],
     ["devices", (plan) => plan.devices, count, 0],
@@ -52,8 +52,8 @@ function comparedRow(plans, [title, value, write, better]) {
   return el("tr", { class: differs ? "differs" : null }, el("th", { scope: "row" }, title), cells);
 }
 
-function comparison(plans) {
-  const heads = plans.map((plan) => el("th", { scope: "col" }, `${plan.name} on ${plan.topology}`));
+function comparison(plans, names) {
+  const heads = plans.map((plan, index) => el("th", { scope: "col" }, `${names[index]} on ${plan.topology}`));
   return el("div", { class: "scroll" }, el("table", { class: "compared" },
     el("thead", {}, el("tr", {}, el("th", {}, ""), heads)),
     el("tbody", {}, comparedRows(plans).map((row) => comparedRow(plans, row)))));

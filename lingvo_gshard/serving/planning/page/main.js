@@ -35,7 +35,7 @@ function compare() {
   const ids = [...jobs.keys()].filter((id) => chosen.has(id) && jobs.get(id).state === "done");
   field("comparison").hidden = !ids.length;
   field("save").href = `/saved?plans=${ids.join(",")}`;
-  field("table").replaceChildren(...(ids.length ? [comparison(ids.map((id) => jobs.get(id).plan))] : []));
+  field("table").replaceChildren(...(ids.length ? [comparison(ids.map((id) => jobs.get(id).plan), ids.map((id) => jobs.get(id).model))] : []));
 }
 
 function draw() {
