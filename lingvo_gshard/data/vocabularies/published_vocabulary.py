@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 TOKENIZER_JSON = "tokenizer.json"
 # SentencePiece models with the ids of the published model.
 SENTENCEPIECE_MODELS = ("tokenizer.model", "spiece.model")
-# A SentencePiece model with other ids than the published model. The published model has the ids of
-# fairseq or of vocab.json.
+# A SentencePiece model; the published model has the ids of fairseq or of vocab.json instead.
 FAIRSEQ_MODEL = "sentencepiece.bpe.model"
 SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
     "tokenizer_config.json",
@@ -47,8 +46,7 @@ _M2M_LANGUAGES = {
 }
 # The piece of a byte in vocabularies of characters.
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# fairseq's first ids. After a model's first three pieces, fairseq's ids are one higher than the
-# model's.
+# fairseq's first ids. After the first three pieces, its ids are one higher than the model's.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
 
@@ -70,8 +68,6 @@ class Tokenizer(Protocol):
     def languages(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str) -> list[int]: ...
-
-    def places(self, text: str) -> list[tuple[int, int]] | None: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -124,7 +120,7 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._found.encode(text, add_special_tokens=False).ids
 
-    def places(self, text: str) -> list[tuple[int, int]] | None:
+    def places(self, text: str) -> list[tuple[int, int]]:
         return self._found.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -186,9 +182,6 @@ class SentencePieceTokenizer:
             end = found.end()
         return ids + self._encode_part(text[end:], end)
 
-    def places(self, text: str) -> None:
-        del text
-
     def _encode_part(self, part: str, start: int) -> list[int]:
         """Returns the ids of the part of a text that begins at `start`, without special tokens."""
         has_space = part.startswith(" ")
@@ -245,9 +238,6 @@ class PiecesTokenizer:
         before = [self._ids[found[0]]] if found and found[0] in self._ids else []
         pieces = self._found.encode(text[found.end() :] if found and before else text, out_type=str)
         return before + [self._ids.get(piece, self._unknown) for piece in pieces]
-
-    def places(self, text: str) -> None:
-        del text
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode_pieces(
@@ -529,11 +519,8 @@ class PublishedVocabulary(Vocabulary):
             return self._tokenizer.encode(text)
 
     def places(self, text: str) -> list[tuple[int, int]] | None:
-        """Returns begin and end of each token of `encode` in a text, in characters.
-
-        The result is None if the tokenizer does not know them.
-        """
-        return self._tokenizer.places(text)
+        """Returns begin and end of each token of `encode`, in characters; None if unknown."""
+        return self._tokenizer.places(text) if isinstance(self._tokenizer, JsonTokenizer) else None
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""
