@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import msgspec
 import pytest
 
@@ -92,17 +91,7 @@ def test_cells_are_consistent(cell):
         assert cell.seconds > 0.8 * used / bandwidth
 
 
-@pytest.fixture
-def little_effort():
-    """Compiles as the committed cells were compiled."""
-    before = jax.config.jax_exec_time_optimization_effort
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
-    yield
-    jax.config.update("jax_exec_time_optimization_effort", before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("little_effort")
 @pytest.mark.parametrize("key", ROWS, ids=" ".join)
 def test_a_row_is_planned_again(key):
     model, machine, work = key

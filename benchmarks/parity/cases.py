@@ -255,6 +255,7 @@ def _longrope(original: int, **parameters: float) -> dict[str, Any]:
     return {**_LONG, **_PADDED, "rope_parameters": rope}
 
 
+_INDEXED = {"index_topk": 48, "index_head_dim": 8, "index_n_heads": 2}
 # Families that were made of the parts of those above.
 COMPOSED_CASES = (
     Case("zero-centered norms, GELU", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
@@ -396,6 +397,19 @@ COMPOSED_CASES = (
             "attention_bias": True,
             "num_local_experts": 4,
             "no_rope_layer_interval": 2,
+        },
+    ),
+    Case(
+        "as many tokens as the indexer chooses",
+        "deepseek_v32",
+        {
+            **_LATENT,
+            **_INDEXED,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
         },
     ),
     Case(

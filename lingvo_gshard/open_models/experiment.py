@@ -37,7 +37,7 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     if length > positions and not may_exceed:
         raise UserError(
             f"`length={length}` is more than the {positions:,} positions that the model was made "
-            f"for: see max_position_embeddings in {config.where}"
+            f"for: see {family.limit} in {config.where}"
         )
     step = Trainer.params().set(
         optimizer=Adam.params().set(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.0),

@@ -260,11 +260,16 @@ class ExportSource:
         return WeightMapping.of(self.family.table, specs)
 
     def _write_config(self, directory: pathlib.Path) -> None:
-        """Removes what config.json says of packed tensors that are exported unpacked."""
+        """Writes config.json again if the export differs from the import in what it says.
+
+        Tensors that were packed may not be, and a family may export another one.
+        """
         config = PublishedConfig.load(directory)
-        if config.packing() and not self.record.block:
-            kept = {name: value for name, value in config.values.items() if name != PACKING}
-            write_config(kept, directory)
+        values = dict(self.family.exported(config.values))
+        if not self.record.block:
+            values.pop(PACKING, None)
+        if values != config.values:
+            write_config(values, directory)
 
     @functools.cached_property
     def scales(self) -> Mapping[str, Published]:

@@ -1,14 +1,13 @@
 """The sizes of the task, as an experiment."""
 
-from sorting.input import SortingInput
-from sorting.task import SortingTask
-
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
+from sorting.input import SortingInput
+from sorting.task import SortingTask
 
 
 @registry.register("sorting.experiment.small")

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data.preparation import sources as source
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources import gettext, moses, quoted, readers, text, tsv, units
+from lingvo_gshard.data.sources import (
+    archives,
+    gettext,
+    moses,
+    quoted,
+    readers,
+    text,
+    tsv,
+    units,
+)
 from lingvo_gshard.data.sources.compression import bounded_lines, decompressed
 from lingvo_gshard.data.sources.readers import LONG_LINE
 from lingvo_gshard.data.sources.row import Row
@@ -116,7 +124,7 @@ class PartReader(readers.FileReader):
 
     def _raw_lines(self, path: str) -> Iterator[bytes | None]:
         span = self._spans[path]
-        with objects.open_to_read(path) as stored:
+        with archives.opened(path) as stored:
             stored.seek(span.begin)
             count = None if span.end is None else span.end - span.begin
             with decompressed(path, stored) as file:
@@ -125,7 +133,7 @@ class PartReader(readers.FileReader):
                     self.position = stored.tell() - span.begin
 
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
-        with objects.open_to_read(path) as stored, decompressed(path, stored) as file:
+        with archives.opened(path) as stored, decompressed(path, stored) as file:
             while block := file.read(_BLOCK):
                 yield block
                 self.position = stored.tell()
@@ -329,7 +337,7 @@ class ParquetPart(PartReader):
 
         of, span = self._of, self._piece.spans[0]
         try:
-            with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
+            with archives.opened(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
                 names = (of.language_field, of.source_field, of.target_field, of.text_field)
                 # Of a field within another, the whole column is read.
                 wanted = {*names, *(name.partition(".")[0] for name in names), _TRANSLATION}
@@ -352,7 +360,7 @@ class ParquetPart(PartReader):
                 return
             # A text that a page states once stays one text, however many rows have it.
             with (
-                objects.open_to_read(path) as stored,
+                archives.opened(path) as stored,
                 pyarrow.parquet.ParquetFile(stored, read_dictionary=texts) as file,
             ):
                 for batch in file.iter_batches(_ROWS_AT_A_TIME, groups, columns):
@@ -381,7 +389,7 @@ def row_groups(path: str) -> list[int]:
     import pyarrow.parquet
 
     try:
-        with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
+        with archives.opened(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
             metadata = file.metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except BucketError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import hashlib
 import importlib.util
 import itertools
@@ -18,7 +19,7 @@ from lingvo_gshard.data.preparation import sources as survey
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part, Span, languages_of, row_groups
 from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
-from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources import archives, gettext, moses, readers, text, tsv
 
 STAGE = "0-files"
 # Formats whose files are not cut at ends of lines.
@@ -144,6 +145,10 @@ def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files
     if is_bucket(source.path):
         yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
         return
+    inside = archives.split(source.path)
+    if inside:
+        yield from _find_in_archive(number, source, setting, *inside)
+        return
     reader = _reader(source)
     for path in reader.files("train", setting):
         if isinstance(reader, moses.MosesReader):
@@ -152,6 +157,33 @@ def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files
         else:
             yield Files(number, (path,))
     notes |= dict.fromkeys(reader.file_notes)
+
+
+def _find_in_archive(
+    number: int, source: Source, setting: str, archive: str, pattern: str
+) -> Iterator[Files]:
+    """Yields the files of a source in an archive.
+
+    Raises:
+      UserError: there is none, or a format is not read from archives.
+    """
+    if source.format == formats.GETTEXT:
+        raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
+    if source.format != formats.MOSES:
+        found = [Files(number, (path,)) for path in archives.glob(archive, pattern)]
+    else:
+        names = sorted(archives.members(archive))
+        end = f".{source.target_language}"
+        prefixes = [name.removesuffix(end) for name in names if name.endswith(end)]
+        found = [
+            Files(number, (f"{archive}/{other}", f"{archive}/{prefix}{end}"), language)
+            for prefix in prefixes
+            if fnmatch.fnmatchcase(prefix, pattern)
+            for language, other in _reader(source).sides(prefix, names).items()
+        ]
+    if not found:
+        raise UserError(f"{setting}: there is no such file in {archive}")
+    yield from found
 
 
 def _find_in_bucket(source: Source, setting: str) -> list[str]:

@@ -16,7 +16,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources import compression
+from lingvo_gshard.data.sources import archives, compression
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.data.sources.quoted import DELIMITERS
 from lingvo_gshard.data.sources.readers import SPLITS
@@ -67,7 +67,8 @@ class Source:
     """Raw files of one format.
 
     Attributes:
-      path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs.
+      path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs. Files and
+        prefixes may be within an archive, as in "corpus.zip/*.tsv".
       format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "jsonl", "parquet" or "text"; "":
         by the path's end.
       name: what shards and weights call the source; "": from the path.
@@ -172,6 +173,11 @@ class Source:
             return _FORMAT_OF_ENDING[ending]
         if os.path.isdir(self.path):
             return GETTEXT
+        if archives.is_archive(self.path):
+            raise UserError(
+                f"{self._flag()}: name the files in the archive, as in {self.path}/*.tsv, or "
+                f"{self.path}/PREFIX with format=moses"
+            )
         raise UserError(
             f"{self._flag()}: the path does not say its format; add one of "
             f"{', '.join(f'format={name}' for name in FORMATS)}"
@@ -250,9 +256,10 @@ def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
       OSError: the file cannot be read.
     """
     size, modified = _state(path)
-    is_plain = path == compression.without_suffix(path)
+    # What an archive holds is compressed, or is read from the archive's beginning.
+    is_plain = path == compression.without_suffix(path) and archives.split(path) is None
     digest, cuts = hashlib.sha256(), _Cuts(cut if is_plain else NOWHERE)
-    with objects.open_to_read(path) as file:
+    with archives.opened(path) as file:
         for block in _blocks(file):
             digest.update(block)
             if is_plain:
@@ -275,6 +282,8 @@ def _state(path: str) -> tuple[int, int]:
     if is_bucket(path):
         size = objects.size_of(path)
         return -1 if size is None else size, 0
+    if archives.split(path):
+        return archives.state(path)
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -332,7 +341,7 @@ def _compressed_lines(path: str) -> int:
     """Returns the number of lines of a compressed file; -1 if it is damaged."""
     count, last = 0, b"\n"
     try:
-        with objects.open_to_read(path) as stored, compression.decompressed(path, stored) as file:
+        with archives.opened(path) as stored, compression.decompressed(path, stored) as file:
             for block in _blocks(file):
                 count += block.count(b"\n")
                 last = block[-1:]

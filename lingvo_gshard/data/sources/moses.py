@@ -73,14 +73,25 @@ class MosesReader(readers.FileReader):
 
     def sources_of(self, path: str) -> list[tuple[str, str]]:
         """Returns (language, path) of the source files of a target file."""
-        prefix, target = self._prefix(path), self.p.target_language
+        prefix = self._prefix(path)
+        files = filter(os.path.isfile, sorted(glob.glob(f"{glob.escape(prefix)}.*")))
+        return list(self.sides(prefix, list(files)).items())
+
+    def sides(self, prefix: str, files: Sequence[str]) -> dict[str, str]:
+        """Returns language -> path of the source files of a prefix.
+
+        Args:
+          prefix: the prefix.
+          files: all files that may be among them.
+        """
+        target = self.p.target_language
         found: dict[str, str] = {}
-        for source in filter(os.path.isfile, sorted(glob.glob(f"{glob.escape(prefix)}.*"))):
+        for source in (file for file in files if file.startswith(f"{prefix}.")):
             language = compression.without_suffix(source)[len(prefix) + 1 :]
             if _LANGUAGE.fullmatch(language) and language != target:
                 found.setdefault(language, source)
         if self.p.source_language:
-            return [pair for pair in found.items() if pair[0] == self.p.source_language]
+            return {code: p for code, p in found.items() if code == self.p.source_language}
         others = [language for language in found if language.lower() in _OTHER_FILES]
         pair = _PAIR.search(prefix)
         if pair and target in pair.groups():
@@ -93,7 +104,7 @@ class MosesReader(readers.FileReader):
                 "language, name it as the source's language"
             )
             del found[language]
-        return list(found.items())
+        return found
 
     def _read_pair(self, language: str, source_path: str, target_path: str) -> Iterator[Row]:
         sources, targets = (list(self._lines(path)) for path in (source_path, target_path))

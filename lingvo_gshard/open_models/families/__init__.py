@@ -43,6 +43,7 @@ FAMILIES = {
         cohere.COHERE2,
         deepseek.V2,
         deepseek.V3,
+        deepseek.V32,
         deepseek.KIMI_K2,
         dots1.FAMILY,
         ernie.DENSE,

@@ -51,6 +51,15 @@ _COHERE2_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "u
     "rope_theta": 10000.0,
     "sliding_window": 4096,
 }
+# Published files state these keys, though the class has no choice.
+_FIXED = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+}
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -79,6 +88,10 @@ def _config(task: Params) -> dict[str, Any]:
 
 
 def _cohere2_task(config: PublishedConfig) -> Params:
+    for name, value in _FIXED.items():
+        config.expect(name, value)
+    for name in ("cache_implementation", "layer_switch", "use_parallel_embedding"):
+        config.get(name, None)
     task = _task(config)
     # Layers with full attention do not rotate.
     attentions = attentions_by_type(config, task.decoder.layer.self_attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -26,7 +27,7 @@ from lingvo_gshard.open_models.families.experts import (
     sigmoid_experts,
     top_k_experts,
 )
-from lingvo_gshard.open_models.families.family import Family, extra_layers
+from lingvo_gshard.open_models.families.family import Family, extra_layers, rotary_positions
 from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
 
@@ -108,6 +109,13 @@ _V3_DEFAULTS = DECODER_DEFAULTS | {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
+_INDEXER = ("index_head_dim", "index_n_heads")
+_V32_ONLY = (*_INDEXER, "index_topk", "layer_types", "mlp_layer_types")
+_V32_DEFAULTS = {
+    key: value
+    for key, value in _V3_DEFAULTS.items()
+    if key not in ("num_nextn_predict_layers", "rope_interleave")
+} | {"index_topk": 2048, "max_position_embeddings": 163840}
 
 
 def _latent_task(config: PublishedConfig) -> Params:
@@ -230,6 +238,55 @@ V3 = Family(
     defaults=_V3_DEFAULTS,
     aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
+)
+
+
+def _v32_task(config: PublishedConfig) -> Params:
+    config.expect("rope_interleave", True)
+    config.expect("mlp_bias", False)
+    for name in (*_INDEXER, "index_topk"):
+        config.get(name, None)
+    task = _v3_task(config)
+    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    dense, layers = task.decoder.dense_first, task.decoder.num_layers
+    types = ["dense"] * dense + ["sparse"] * (layers - dense)
+    config.expect("mlp_layer_types", types)
+    config.expect("layer_types", ["indexed_attention"] * layers)
+    return task
+
+
+def _without_indexer(config: PublishedConfig) -> tuple[str, ...]:
+    """Returns the beginnings of the tensors of indexers, and of further layers."""
+    layers = range(config.get("num_hidden_layers"))
+    indexers = (f"model.layers.{layer}.self_attn.indexer." for layer in layers)
+    return (*indexers, *extra_layers(config))
+
+
+def _v32_positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns the positions of texts in which the indexer chooses all tokens."""
+    return min(config.get("index_topk"), rotary_positions(config)[0]), False
+
+
+def _exported_v32(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of the DeepSeek-V3 that a model without its indexers is."""
+    kept = {name: value for name, value in values.items() if name not in _V32_ONLY}
+    return kept | {"model_type": V3.model_type, "architectures": [V3.architecture]}
+
+
+# Sparse attention (arXiv 2512.02556): an indexer chooses the `index_topk` tokens that each token
+# attends to. Texts of up to so many tokens attend to all, as DeepSeek-V3 does.
+V32 = Family(
+    model_type="deepseek_v32",
+    architecture="DeepseekV32ForCausalLM",
+    table=_TABLE,
+    read_task=_v32_task,
+    config_of=_v3_config,
+    defaults=_V32_DEFAULTS,
+    aliases={"num_local_experts": "n_routed_experts"},
+    read_left_out=_without_indexer,
+    read_positions=_v32_positions,
+    limit="index_topk",
+    exported=_exported_v32,
 )
 # Its config names the classes of DeepSeek-V3.
 KIMI_K2 = dataclasses.replace(V3, model_type="kimi_k2")

@@ -72,6 +72,9 @@ class Family:
       input_of: returns the Params of the input, given the positions of a row.
       read_positions: returns the positions that the model was made for, and whether texts may have
         more.
+      limit: the keys of a config that limit these positions, for messages.
+      exported: returns the values of `config.json` that an export writes, given those that were
+        imported.
       copies: name of a tensor that may be a copy of a shared table -> names that this table may
         have. The first of these names that the model needs is the table.
     """
@@ -86,6 +89,8 @@ class Family:
     read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
     input_of: Callable[[int], Params] = text_input
     read_positions: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
+    limit: str = "max_position_embeddings"
+    exported: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
     copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
     )

@@ -185,4 +185,5 @@ FAMILY = Family(
     config_of=_config,
     defaults=_DEFAULTS,
     read_positions=_positions,
+    limit="attention_chunk_size and floor_scale",
 )

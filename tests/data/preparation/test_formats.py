@@ -1,7 +1,11 @@
 """Tests that rows of every format come out, however files are cut into parts."""
 
 import csv
+import gzip
+import io
 import json
+import tarfile
+import zipfile
 
 import pyarrow
 import pyarrow.parquet
@@ -126,8 +130,6 @@ def test_translation_memories(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_moses_pairs(tmp_path, monkeypatch, suffix):
-    import gzip
-
     write = gzip.compress if suffix else bytes
     for language in ("de", "fr"):
         pairs = [row for row in ROWS if row[0] == language]
@@ -139,6 +141,50 @@ def test_moses_pairs(tmp_path, monkeypatch, suffix):
     found, prepared = _prepared(tmp_path, monkeypatch, f"{tmp_path}/*-en/train,format=moses")
     assert found == EXPECTED
     assert [len(source.files) for source in prepared.sources] == [4]
+
+
+def archive(path, files):
+    """Writes an archive by the end of its name."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as found:
+            for name, content in files.items():
+                found.writestr(name, content)
+        return
+    with tarfile.open(path, "w:gz") as found:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            found.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("name", ["corpus.zip", "corpus.tar.gz"])
+def test_members_of_archives(tmp_path, monkeypatch, name):
+    lines = ["\t".join(row) + "\n" for row in ROWS]
+    content = "".join(lines[1:]).encode()
+    files = {"a/x.tsv.gz": gzip.compress(lines[0].encode()), "a/y.tsv": content, "b.tsv": b"no"}
+    archive(tmp_path / name, files)
+    found, prepared = _prepared(
+        tmp_path, monkeypatch, f"{tmp_path}/{name}/a/y.tsv", f"{tmp_path}/{name}/a/*.gz,format=tsv"
+    )
+    assert found == EXPECTED
+    assert prepared.sources[0].files[0].bytes == len(content)
+    with pytest.raises(ValueError, match=f"there is no such file in .*{name}"):
+        raw.run(tmp_path, [f"{tmp_path}/{name}/c/*.tsv"], output="other")
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
+    with pytest.raises(ValueError, match=f"{name} cannot be read as an archive"):
+        raw.run(tmp_path, [f"{tmp_path}/{name}/a/*.tsv"], output="other")
+
+
+def test_pairs_in_an_archive_of_opus(tmp_path, monkeypatch):
+    pairs = [row for row in ROWS if row[0] == "de"]
+    sides = {"de": [row[1] for row in pairs], "en": [row[2] for row in pairs]}
+    sides |= {"ids": ["x"] * len(pairs)}
+    files = {f"Corp.de-en.{end}": "\n".join(lines).encode() for end, lines in sides.items()}
+    archive(tmp_path / "de-en.txt.zip", files | {"README": b"about"})
+    source = f"{tmp_path}/de-en.txt.zip/Corp.de-en,format=moses"
+    assert _prepared(tmp_path, monkeypatch, source)[0] == sorted(("train", *row) for row in pairs)
+    with pytest.raises(ValueError, match=r"name the files in the archive, as in .*zip/\*\.tsv, or"):
+        survey.Source.parse(f"{tmp_path}/de-en.txt.zip")
 
 
 def test_an_opus_folder(tmp_path, monkeypatch):

@@ -71,6 +71,18 @@ def test_nllb_numbers_pieces_from_one_higher(tmp_path):
     assert found.decode([index + 1 for index in model.encode(TEXT)]) == TEXT
 
 
+def test_mbart_50_names_languages_with_their_country(tmp_path):
+    special = {"additional_special_tokens": ["ar_AR", "de_DE", "en_XX", "<mask>"]}
+    files = {"sentencepiece.bpe.model": models.trained("fairseq")}
+    settings = {"src_lang": "de_DE", "tgt_lang": "en_XX"}
+    files |= {"special_tokens_map.json": special, "tokenizer_config.json": settings}
+    write(tmp_path / "model", CONFIG, **files)
+    first = pieces_of("fairseq").vocab_size() + 1
+    assert side(tmp_path / "model").source_start == (first + 1,)
+    assert side(tmp_path / "model", "target").target_start == (2, first + 2)
+    assert side(tmp_path / "model", source="ar_AR").source_start == (first,)
+
+
 def write_marian(directory, config=(), more=(), **settings):
     """Writes a Marian's tokenizers and returns the ids of their pieces."""
     model = pieces_of("marian")

@@ -1,0 +1,100 @@
+"""Tests that configs as they are published stand for models with the published number of weights.
+
+Keys and values are those of the config.json of the models that the names say.
+"""
+
+import math
+
+import pytest
+
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.experiment import experiment_of
+from lingvo_gshard.open_models.families import family_of
+from lingvo_gshard.open_models.importing import weight_specs
+from lingvo_gshard.open_models.weight_mapping import WeightMapping
+
+COMMON = {"use_cache": True, "initializer_range": 0.02, "torch_dtype": "bfloat16"}
+PUBLISHED = {
+    "gemma-2b": (
+        {"model_type": "gemma", "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256}
+        | {"hidden_act": "gelu", "hidden_activation": None, "hidden_size": 2048}
+        | {"intermediate_size": 16384, "max_position_embeddings": 8192, "num_attention_heads": 8}
+        | {"num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06}
+        | {"rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000},
+        2_506_172_416,
+    ),
+    "Phi-3-mini-4k": (
+        {"model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0}
+        | {"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192}
+        | {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
+        | {"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32}
+        | {"resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0}
+        | {"sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "Phi-3.5-MoE": (
+        {"model_type": "phimoe", "attention_bias": True, "attention_dropout": 0.0}
+        | {"hidden_act": "silu", "hidden_size": 4096, "input_jitter_noise": 0.01}
+        | {"intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072}
+        | {"num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32}
+        | {"num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-05}
+        | {"original_max_position_embeddings": 4096, "output_router_logits": False}
+        | {"rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01}
+        | {"sliding_window": 131072, "tie_word_embeddings": False, "vocab_size": 32064}
+        | {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0] * 64,
+                "long_factor": [2.0] * 64,
+                "short_mscale": 1.243163121016122,
+                "long_mscale": 1.243163121016122,
+                "original_max_position_embeddings": 4096,
+            }
+        },
+        41_873_153_344,
+    ),
+    "OLMo-2-7B": (
+        {"model_type": "olmo2", "attention_bias": False, "attention_dropout": 0.0}
+        | {"hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008}
+        | {"max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+        | {"num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_scaling": None}
+        | {"rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352},
+        7_298_617_344,
+    ),
+    "SmolLM3-3B": (
+        {"model_type": "smollm3", "attention_bias": False, "attention_dropout": 0.0}
+        | {"hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008}
+        | {"layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536}
+        | {"max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4}
+        | {"no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36}
+        | {"num_key_value_heads": 4, "pretraining_tp": 2, "rms_norm_eps": 1e-06}
+        | {"rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None}
+        | {"use_sliding_window": False, "vocab_size": 128256},
+        3_075_098_624,
+    ),
+    "c4ai-command-r7b": (
+        {"model_type": "cohere2", "attention_bias": False, "attention_dropout": 0.0}
+        | {"cache_implementation": "hybrid", "head_dim": 128, "hidden_act": "silu"}
+        | {"hidden_size": 4096, "intermediate_size": 14336, "layer_norm_eps": 1e-05}
+        | {"layer_switch": 4, "logit_scale": 0.25, "max_position_embeddings": 8192}
+        | {"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8}
+        | {
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+        }
+        | {"rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096}
+        | {"sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True}
+        | {"use_parallel_block": True, "use_parallel_embedding": True, "vocab_size": 256000},
+        8_028_033_024,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_published_number_of_weights(name):
+    values, weights = PUBLISHED[name]
+    config = PublishedConfig(COMMON | values, "config.json")
+    params = experiment_of(config)
+    specs = weight_specs(params)
+    assert sum(math.prod(spec.shape) for spec in specs.flatten()) == weights
+    assert all(WeightMapping.of(family_of(config).table, specs).of_weights().values())
