@@ -31,7 +31,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all soak soak-serve lint format docs pictures bazel-test clean
+.PHONY: help quickstart install install-dev test test-all soak soak-serve soak-cluster lint format docs pictures bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -41,6 +41,7 @@ help:
 	@echo "make test-all     lint, then every test"
 	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
 	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
+	@echo "make soak-cluster trains on four hosts, which are network namespaces, under random faults, an hour; as root"
 	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
 	@echo "make format       let ruff fix what it can"
 	@echo "make docs         the site in build/site, strict about links, without a network"
@@ -78,6 +79,9 @@ soak: $(INSTALLED_TEST)
 
 soak-serve: $(INSTALLED_TEST)
 	$(BIN)/python -m tests.serving.soak --seed=$(SEED)
+
+soak-cluster: $(INSTALLED_TEST)
+	$(BIN)/python -m tests.agents.soak --seed=$(SEED)
 
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .

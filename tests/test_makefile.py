@@ -26,6 +26,7 @@ EXPECTED = {
     "pictures": ["bin/python -m docs.pictures"],
     "soak": ["bin/python -m tests.soak --seed=0 --faults=200"],
     "soak-serve": ["bin/python -m tests.serving.soak --seed=0"],
+    "soak-cluster": ["bin/python -m tests.agents.soak --seed=0"],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

@@ -216,7 +216,7 @@ class Agent:
                 self._life,
                 self._count,
                 self._host.address,
-                _free_port() if self._worker is None else 0,
+                _free_port(),
                 self._leaving is not None,
                 self._outcome,
                 self._newest if self._leads else None,

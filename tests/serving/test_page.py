@@ -68,7 +68,11 @@ def until(opened, condition):
 @needs_browser
 def test_a_sentence_shows_translations_probabilities_and_experts(serve, window, translating):
     window.open(serve(Service(translating, PATIENT)))
+    until(window, "return document.querySelectorAll('.example').length > 0")
+    names = window.run("return model.languages.map(languageName)")
+    assert all(name in window.texts("#facts")[0] and len(name) > 3 for name in names)
     answer(window, SENTENCE)
+    assert window.texts(".example") == []
     alternatives = window.texts("#alternatives .text")
     assert len(alternatives) == 4 and window.texts("#best")[0] == alternatives[0]
     assert all(re.fullmatch(r"\u2212?\d+\.\d\d", score) for score in window.texts(".score"))

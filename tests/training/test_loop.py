@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import time
 
@@ -138,7 +139,9 @@ def test_output_without_a_terminal_is_plain_lines(whole):
     for part in ("loss ", "tokens/s", "steps/s", "left"):
         assert part in lines[3]
     assert "dev: loss" in lines[5]
-    assert [start.split(":")[0] for start in starts[6:]] == ["compiled train", "compiled eval"]
+    *compiled, saving = [start.split(":")[0] for start in starts[6:]]
+    assert compiled == ["compiled train", "compiled eval"]
+    assert re.fullmatch(r"Saving kept the steps waiting for [\d.]+% of the time", saving)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@
         --logdir=runs/quickstart --mesh=data=2 --strategy=expert --steps=20
 
 Each host has an agent and a worker, as on a cluster. The command's --mesh has the devices of all
-hosts together. This tries on one machine what a cluster does, and keeps a training alive
-whose processes are killed. Ctrl-C and SIGTERM save, as they do without gshard-launch.
+hosts together. On a CPU, each host has its share of them as virtual devices. This tries on one
+machine what a cluster does, and keeps a training alive whose processes are killed. Ctrl-C and
+SIGTERM save, as they do without gshard-launch.
 
 --dry_run prints the command of each agent and starts nothing.
 """
@@ -13,18 +14,20 @@ whose processes are killed. Ctrl-C and SIGTERM save, as they do without gshard-l
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import rich.console
 from absl import flags
 
 from lingvo_gshard.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.core.options import declared
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
@@ -56,14 +59,15 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     command = WorkerCommand(words)
     options = read_options(values, AgentOptions, max_hosts=values.hosts)
     options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
-    command.meshes(options)
+    mesh = command.meshes(options)[values.hosts]
     commands = [_agent(options, f"local-{k}", words) for k in range(values.hosts)]
     if values.dry_run:
         for one in commands:
             output.say(console, shlex.join(["gshard-launch", *one[4:]]))
         output.write_json(values.json, {"commands": commands})
         return 0
-    with StopRequest() as stop, LocalAgents(commands, options.max_restarts) as agents:
+    environment = _devices(mesh, values.hosts)
+    with StopRequest() as stop, LocalAgents(commands, environment, options.max_restarts) as agents:
         stop.finishing = True
         with called_before_abrupt_end(agents.kill):
             return agents.wait(stop)
@@ -74,17 +78,31 @@ def _agent(options: AgentOptions, host: str, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "lingvo_gshard", "launch", "agent", *flags_, "--", *words]
 
 
+def _devices(mesh: str | None, hosts: int) -> dict[str, str]:
+    """Returns the environment variables that give each host its share of virtual CPU devices."""
+    if mesh is None:
+        return {}
+    return {"JAX_NUM_CPU_DEVICES": str(Mesh.parse(mesh).size // hosts)}
+
+
 class LocalAgents:
     """The agents of all hosts, as children of this process."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], max_restarts: int):
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environment: Mapping[str, str],
+        max_restarts: int,
+    ):
         """Starts an agent for each command; its death by a signal starts it again.
 
         Args:
           commands: a command for each host.
+          environment: variables to add to the variables of this process.
           max_restarts: how often agents are started again.
         """
-        self._commands, self._restarts_left = commands, max_restarts
+        self._restarts_left = max_restarts
+        self._commands, self._environment = commands, {**os.environ, **environment}
         self._processes = [self._start(index) for index in range(len(commands))]
 
     def __enter__(self) -> LocalAgents:
@@ -124,7 +142,9 @@ class LocalAgents:
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         # Ctrl-C in a terminal reaches this process alone, which passes it on once.
-        return subprocess.Popen(self._commands[index], start_new_session=True)
+        return subprocess.Popen(
+            self._commands[index], env=self._environment, start_new_session=True
+        )
 
     def _signal(self, number: int) -> None:
         for process in self._processes:

@@ -32,6 +32,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     MetricsRow,
 )
 from lingvo_gshard.training.run.monitoring.run_log import RunLog
+from lingvo_gshard.training.run.monitoring.saving_time import SavingTime
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver, StepObservers
 from lingvo_gshard.training.run.options import DEV
 from lingvo_gshard.training.run.roll_back import (
@@ -165,6 +166,7 @@ class TrainingLoop:
         self._is_first = True
         self._is_evaluated = False
         self._keep_best = KeepBest(params.run)
+        self._saving_time = SavingTime()
         self._last_row: MetricsRow = {}
         self.step = 0
 
@@ -207,7 +209,8 @@ class TrainingLoop:
             self._evaluate_if_missed()
             stack.callback(lambda: self._observers.at_end())
             self._train()
-            self._log.show_summary([*self._keep_best.words(), *self._roll_backs.summary()])
+            lines = [*self._keep_best.words(), *self._roll_backs.summary()]
+            self._log.show_summary([*lines, *self._saving_time.words()])
             self._finish_saving()
         return Outcome(
             self.step,
@@ -438,14 +441,15 @@ class TrainingLoop:
         self._check_directory(self._logdir.check_lock)
         # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
         self._log.flush()
-        self._store.save(
-            self.step,
-            self._runtime.state(),
-            self._batches.get_state(),
-            self._params.to_text(),
-            self._input.save_vocabularies,
-            self._keep_best.best,
-        )
+        with self._saving_time.measured("checkpoints"):
+            self._store.save(
+                self.step,
+                self._runtime.state(),
+                self._batches.get_state(),
+                self._params.to_text(),
+                self._input.save_vocabularies,
+                self._keep_best.best,
+            )
         self._saved_step = self.step
 
     def _take_snapshot(self) -> None:
@@ -457,7 +461,9 @@ class TrainingLoop:
         # A snapshot whose steps lack rows would leave a gap in the metrics.
         self._log.flush()
         position, text = self._batches.get_state(), self._params.to_text()
-        self._snapshots.save(self.step, self._runtime.state(), position, text, self._keep_best.best)
+        state, best = self._runtime.state(), self._keep_best.best
+        with self._saving_time.measured("snapshots"):
+            self._snapshots.save(self.step, state, position, text, best)
         if problem := self._snapshots.pop_problem():
             self._log.say(f"Warning: a snapshot could not be written ({problem})")
 

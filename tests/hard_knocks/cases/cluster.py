@@ -92,4 +92,36 @@ CASES = (
         "--coordinator=localhost:1 --num_processes=2 --process_id=0",
         error="--coordinator=localhost:1 needs --runtime=spmd; the local runtime has one device",
     ),
+    Case(
+        "a launch without a command",
+        "gshard-launch local --hosts=2",
+        error="the command to run is missing: gshard-launch local -- gshard-train --logdir=...",
+    ),
+    Case(
+        "a launch with a process id",
+        "gshard-launch local --hosts=2 -- gshard-train --process_id=0",
+        error="--process_id=0 in the command: agents choose it; leave it out",
+    ),
+    Case(
+        "a launch on hosts that cannot share the mesh",
+        "gshard-launch local --hosts=2 -- gshard-train --logdir=run --mesh=data=3",
+        error="`mesh=data=3` has 3 devices, which 2 hosts cannot share equally",
+    ),
+    Case(
+        "a launch with fewer hosts and no mesh",
+        "gshard-launch local --hosts=2 --min_hosts=1 -- gshard-train --logdir=run",
+        error="--min_hosts=1 is less than `max_hosts=2`, which needs --mesh in the command: it "
+        "says what fewer hosts can divide",
+    ),
+    Case(
+        "a launch to a Slurm that is not there",
+        "gshard-launch slurm -- gshard-train --logdir=run",
+        error="sbatch is not there: submit from a machine that has Slurm's commands",
+        environment={"PATH": ""},
+    ),
+    Case(
+        "checkpoints of a run that is not there",
+        "gshard-checkpoints list --logdir=run",
+        error="--logdir=run has no checkpoints",
+    ),
 )

@@ -21,11 +21,13 @@ from absl import flags
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
+from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.monitoring.worker_report import report_problem, report_step
 from lingvo_gshard.training.run.signals import EXIT_CODES, StoppedError, StopRequest
 from tests import tiny
 
@@ -99,6 +101,7 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
         stop.announce()
         state.theta.w, state.moments.w.row, mean = take_step(state.theta.w, state.moments.w.row)
         step += 1
+        report_step(step, 0.0, None)
         if processes.is_main():
             print(f"step {step} mean {float(mean)!r}", flush=True)
         if step % 5 == 0:
@@ -132,6 +135,7 @@ def main(argv: list[str]) -> int:
     except StoppedError as stopped:
         return EXIT_CODES[str(stopped)]
     except ValueError as error:
+        report_problem(str(error), is_consequence=isinstance(error, NotMetError))
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

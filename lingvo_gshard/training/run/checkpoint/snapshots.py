@@ -15,7 +15,6 @@ import contextlib
 import os
 import pathlib
 import threading
-import time
 import zlib
 from typing import Any
 
@@ -94,8 +93,6 @@ class SnapshotStore:
         self._run, self._serial = run, 0
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
-        # Seconds that the last snapshot kept the step from going on.
-        self.seconds = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +112,6 @@ class SnapshotStore:
           best: the best evaluation so far.
         """
         assert self._folder is not None
-        began = time.monotonic()
         self.finish()
         self._serial += 1
         round_ = int(os.environ.get(ROUND, 0))
@@ -127,7 +123,6 @@ class SnapshotStore:
             target=self._write, args=[self._folder, part, header, contents], daemon=True
         )
         self._thread.start()
-        self.seconds = time.monotonic() - began
 
     def finish(self) -> None:
         """Waits for the write in progress."""
