@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 
+import rich.box
 import rich.console
 import rich.measure
 import rich.padding
@@ -23,9 +24,9 @@ _INDENT = 2
 def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     """Prints a table that fits the width of the terminal, or the environment variable COLUMNS.
 
-    Words are not split. A table whose longest words need more columns than a terminal has is
-    printed row by row, with a line for each cell. In a terminal too narrow for that, and in files,
-    it is as wide as it needs to be.
+    Words are not split. A table whose longest words need more columns than a terminal has loses its
+    frame or, if that is not enough, is printed row by row, with a line for each cell. In a terminal
+    too narrow for that, and in files, it is as wide as it needs to be.
     """
     if console.width < 1:
         # rich prints nothing on a terminal without columns.
@@ -33,12 +34,16 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     options = console.options.update(width=_UNLIMITED)
     least = rich.measure.Measurement.get(console, options, table).minimum
     if least > console.width >= _LEAST_STACKED:
+        table.box, table.pad_edge, table.show_edge = rich.box.SIMPLE_HEAD, False, False
+        table.collapse_padding = True
+        least = rich.measure.Measurement.get(console, options, table).minimum
+    if least > console.width >= _LEAST_STACKED:
         _print_stacked(console, table)
         return
     if least > console.width:
         table.width = least
     for column in table.columns:
-        # Where columns share too few places, rich cuts the widest without regard to words.
+        # If columns share too few places, rich cuts the widest one within its words.
         cells = [column.header, *column.cells]
         widths = [rich.measure.Measurement.get(console, options, cell).minimum for cell in cells]
         column.min_width = max(widths)
@@ -60,7 +65,9 @@ def _print_stacked(console: rich.console.Console, table: rich.table.Table) -> No
 
 def _as_text(console: rich.console.Console, cell: rich.console.RenderableType) -> rich.text.Text:
     """Returns a cell as text, with the styles of its markup."""
-    return console.render_str(cell) if isinstance(cell, str) else rich.text.Text(str(cell))
+    if not isinstance(cell, str):
+        return rich.text.Text(" ".join(str(cell).split()))
+    return console.render_str(" ".join(cell.split()))
 
 
 def rich_table(table: Table) -> rich.table.Table:

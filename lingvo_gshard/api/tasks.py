@@ -143,7 +143,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Answering:
-    """Answers the harness with a run's model. Its methods are those of the harness's TemplateLM."""
+    """Answers the harness with a run's model, by the methods of the harness's TemplateLM."""
 
     def __init__(self, run: Run):
         super().__init__()

@@ -1,11 +1,11 @@
 """Keras models on TensorFlow, trained on the devices of a mesh.
 
-    fit         trains a compiled model, as Model.fit does, over a mesh
-    evaluate    evaluates it, as Model.evaluate does
-    plan        memory, communication and time of its training step on any machine
-    verify      proof that the step over a mesh computes what one device computes
-    Checkpoints where, and how often, `fit` saves what it resumes from
-    gshard_layer a layer of this package, such as a mixture of experts, within a Keras model
+    fit           trains a compiled model, as Model.fit does.
+    evaluate      evaluates a compiled model.
+    plan          predicts memory, communication and time of a training step on any machine.
+    verify        compares a training step over a mesh with one device.
+    Checkpoints   the folder that training saves to and resumes from.
+    gshard_layer  a layer of this package, such as a mixture of experts, within a Keras model.
 
 docs/keras.md is the tutorial.
 """

@@ -13,6 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.keras.mesh_state import MeshState
 from lingvo_gshard.keras.mesh_steps import MeshSteps
+from lingvo_gshard.keras.model_state import OPTIMIZER
 
 # Items of a checkpoint.
 _STATE, _POSITION = "state", "position"
@@ -20,7 +21,7 @@ _STATE, _POSITION = "state", "position"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often training saves its state.
+    """The folder of a training's checkpoints, and how often it saves.
 
     A checkpoint has all variables: weights, what the optimizer keeps, seeds, and metrics. Each
     process writes the parts that its devices hold. Training resumes under any mesh and layout. The
@@ -46,17 +47,20 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """Where training goes on.
+    """The position that training resumes from.
 
     Attributes:
       epoch: the epoch, from 0.
       batch: number of batches of this epoch that were trained on.
       step: number of steps taken in all.
+      scalars: numbers of the optimizer by name, such as the learning rate. Callbacks may read them
+        before the first step, when the other variables are restored.
     """
 
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Saver:
@@ -71,6 +75,7 @@ class Saver:
         """
         self._options, self._steps = options, steps
         self._epoch, self._saved = 0, -1
+        self._resumed = Resumed()
         directory = pathlib.Path(options.directory).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
@@ -88,8 +93,17 @@ class Saver:
         found = Resumed(**self._manager.restore(step, args=arguments)[_POSITION])
         self._steps.steps = self._saved = found.step
         self._steps.skip(found.batch)
+        self._resumed = found
         self._steps.at_start(lambda state: self._restore(step, state))
         return found
+
+    def begin(self, optimizer: Any) -> None:
+        """Sets the numbers of the optimizer before callbacks read them."""
+        scalars = self._resumed.scalars
+        for variable in optimizer.variables if optimizer else ():
+            # Keras's shapes of rank 0 are true.
+            if variable.name in scalars and len(variable.shape) == 0:
+                variable.assign(scalars[variable.name])
 
     def begin_epoch(self, epoch: int) -> None:
         """Takes note of the epoch that begins."""
@@ -103,25 +117,26 @@ class Saver:
         """
         every = self._options.every_steps
         if every and self._steps.steps % every == 0 and self._steps.steps != self._saved:
-            self._save(Resumed(self._epoch, batches, self._steps.steps))
+            self._save(self._epoch, batches)
 
     def end_epoch(self) -> None:
         """Saves after an epoch."""
-        self._save(Resumed(self._epoch + 1, 0, self._steps.steps))
+        self._save(self._epoch + 1, 0)
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
 
-    def _save(self, position: Resumed) -> None:
+    def _save(self, epoch: int, batches: int) -> None:
         state = self._steps.state
         if state is None:
             return
-        # What callbacks have set at the end of the epoch is part of the state.
+        # Callbacks may have set variables at the end of the epoch.
         state.push_changes()
         paths = list(state.arrays)
         arrays = dict(zip(_keys(paths), state.values(paths), strict=True))
+        position = Resumed(epoch, batches, self._steps.steps, state.scalars(OPTIMIZER))
         if position.step == self._saved:
             # The last step of an epoch may have been saved as one within the epoch.
             self._manager.wait_until_finished()
@@ -151,7 +166,13 @@ class Saver:
         with jax.enable_x64(True):
             restore = ocp.args.PyTreeRestore(restore_args=wanted)
             found = self._manager.restore(step, args=ocp.args.Composite(**{_STATE: restore}))
+        kept = state.set_by_callbacks(OPTIMIZER, self._resumed.scalars)
         state.restore({keys[key]: found[_STATE][name] for key, name in saved.items()})
+        if not self._resumed.batch:
+            # An epoch begins: callbacks have set the learning rate, and metrics are of the epoch
+            # before. Within an epoch both are part of the checkpoint.
+            state.assign(kept)
+            self._steps.reset_metrics()
 
     def _saved_keys(self, step: int, keys: Mapping[str, str], state: MeshState) -> dict[str, str]:
         """Returns the key in a checkpoint of each key of the model.

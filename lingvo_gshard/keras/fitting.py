@@ -8,7 +8,7 @@ from typing import Any
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, keras
 from lingvo_gshard.keras import model_state
-from lingvo_gshard.keras.checkpoints import Checkpoints, Resumed, Saver
+from lingvo_gshard.keras.checkpoints import Checkpoints, Saver
 from lingvo_gshard.keras.layouts import Layouts, LayoutTable, check_keras
 from lingvo_gshard.keras.mesh_steps import MeshSteps
 from lingvo_gshard.runtime.devices import devices_for
@@ -45,9 +45,8 @@ def fit(
 ) -> Any:
     """Trains a compiled Keras model over a mesh, as `Model.fit` does on one device.
 
-    The model's own `train_step` is compiled: its optimizer, loss, metrics, regularizers, states and
-    seeds are those of Keras. Afterwards, and at the end of every epoch, the model's variables have
-    the values of the devices.
+    The model's own `train_step` is compiled. The model's variables get the values of the devices
+    at the end of every epoch and of the training.
 
     Args:
       model: functional, sequential or subclassed; compiled.
@@ -58,10 +57,10 @@ def fit(
       layout: a `keras.distribution.LayoutMap`, or a table from patterns of paths of variables to
         letters ("MH") or to an axis or None for each dimension. Other variables are whole on each
         device, unless `strategy` splits any weight.
-      strategy: maps letters to axes, those of `layout` and those that layers annotate with. By
-        default letters split nothing.
-      batch_axes: axes that split the rows of batches. By default those of the strategy's letter B,
-        or without a strategy the first axis of the mesh.
+      strategy: maps the letters of `layout` and of annotations to axes. By default letters split
+        nothing.
+      batch_axes: axes that split the rows of batches. By default the strategy's axes of the letter
+        B, or without a strategy the first axis of the mesh.
       checkpoints: where to save, and to resume from. None: nowhere.
       partitioner: "gspmd" or "shardy".
       compile_options: options of XLA's compiler, as for `lingvo_gshard.partition`.
@@ -76,18 +75,16 @@ def fit(
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
     """
     steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
-    given = _as_list(callbacks)
+    given, last = _as_list(callbacks), []
     steps.sees_batches = any(map(_sees_batches, given))
-    first, last = _synchronizer(steps), []
-    resumed = Resumed()
     if checkpoints is not None:
         saver = Saver(checkpoints, steps)
-        resumed = saver.resume()
+        arguments["initial_epoch"] = saver.resume().epoch or arguments.get("initial_epoch", 0)
         last = [_saving(saver)]
-    if resumed.epoch:
-        arguments["initial_epoch"] = resumed.epoch
+        # The learning rate is what callbacks read before the first step.
+        saver.begin(model.optimizer)
     with steps.in_place():
-        return model.fit(x, y, callbacks=[first, *given, *last], **arguments)
+        return model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
 
 
 def evaluate(

@@ -17,8 +17,8 @@ from lingvo_gshard.sharding.annotate import annotate_weights
 def gshard_layer(params: Params, name: str | None = None, seed: int = 0, **options: Any) -> Any:
     """Returns a Keras layer that computes what a layer of this package computes.
 
-    Its weights have the letters of the layer, so a strategy such as "expert" splits them. Auxiliary
-    losses, such as a router's load balancing, are added to the model's loss.
+    The Keras layer's weights keep their letters, so a strategy such as "expert" splits them.
+    Auxiliary losses, such as a router's load balancing, are added to the model's loss.
 
     Args:
       params: the layer's Params. Its `fprop` takes x [B,L,M], and a mask [B,L] if it has one.

@@ -15,7 +15,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
-# What one variable is: letters such as "MH", or for each dimension an axis, axes or None.
+# The layout of a variable: letters such as "MH", or for each dimension an axis, axes or None.
 Layout: TypeAlias = "str | Sequence[str | Sequence[str] | None]"
 # A `keras.distribution.LayoutMap`, or a table from patterns of paths to layouts.
 LayoutTable: TypeAlias = "Mapping[str, Layout] | Any"
@@ -43,7 +43,7 @@ def mesh_of(mesh: Mesh | str | Any | None, layout: LayoutTable | None) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Layouts:
-    """How the variables and batches of a model are split.
+    """The splits of the variables and batches of a model.
 
     Attributes:
       partitioning: the mesh, and the strategy that letters follow.

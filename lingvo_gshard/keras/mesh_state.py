@@ -56,6 +56,35 @@ class MeshState:
         """Returns the layout of a variable over the devices."""
         return self.arrays[path].known_sharding(self._mesh)
 
+    def scalars(self, part: str) -> dict[str, float]:
+        """Returns the numbers of a part of the state, by the last part of their paths."""
+        return {
+            _name(path): self._values[path].addressable_data(0).item()
+            for path, array in self.arrays.items()
+            if path.startswith(f"{part}.") and not array.shape
+        }
+
+    def set_by_callbacks(self, part: str, before: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """Returns the numbers in Keras that differ from what they were, by path.
+
+        Args:
+          part: the part of the state.
+          before: numbers by name, as `scalars` returns them.
+        """
+        found = {}
+        for path, variable in self._variables.items():
+            is_scalar = not self.arrays[path].shape
+            if is_scalar and path.startswith(f"{part}.") and _name(path) in before:
+                value = variable.numpy()
+                if value != np.asarray(before[_name(path)], value.dtype):
+                    found[path] = value
+        return found
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Sets variables in Keras, which `push_changes` then copies."""
+        for path, value in values.items():
+            self._variables[path].assign(value)
+
     def restore(self, values: Mapping[str, jax.Array]) -> None:
         """Sets the values of a checkpoint, in the layouts of `arrays`, here and in Keras."""
         paths = list(self.arrays)
@@ -100,6 +129,10 @@ class MeshState:
                 self._variables[path].assign(value)
                 self._known[path] = _digest(value)
                 self._is_stale.discard(path)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _on_host(value: jax.Array) -> np.ndarray:

@@ -105,6 +105,10 @@ class MeshSteps:
         """Says that a callback may have set any weight."""
         self._epoch_begins = True
 
+    def reset_metrics(self) -> None:
+        """Sets the metrics to the beginning of an epoch."""
+        self._model.reset_metrics()
+
     def pull(self) -> None:
         """Copies the state into the model's variables."""
         if self.state is not None:

@@ -35,7 +35,7 @@ def build(model: Any, batch: Any) -> None:
       model: the compiled model.
       batch: nested structure of arrays or `tf.TensorSpec`s, as the model's dataset yields them.
     """
-    # What Model.fit calls before its first step.
+    # Model.fit calls this before its first step.
     model._symbolic_build(data_batch=batch)
 
 
@@ -88,9 +88,9 @@ def _split_variables(model: Any, layouts: Layouts) -> Iterator[tuple[str, Any, S
 
 
 def _split_of_moment(variable: Any, weights: Sequence[Any], layouts: Layouts) -> Split:
-    """Returns the split of what an optimizer keeps: that of its weight, if their shapes agree.
+    """Returns the split of a variable of the optimizer: its weight's split, if the shapes agree.
 
-    Keras names it after the weight: `dense_kernel_momentum` for `dense/kernel`.
+    Keras names the variable after the weight: `dense_kernel_momentum` for `dense/kernel`.
     """
     prefixes: Mapping[str, Any] = {f"{w.path.replace('/', '_')}_": w for w in weights}
     named = [prefix for prefix in prefixes if variable.name.startswith(prefix)]

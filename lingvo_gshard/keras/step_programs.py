@@ -126,7 +126,7 @@ def _batch_array(index: int, leaf: Any, layouts: Layouts) -> Array:
     return Array(f"batch[{index}]", shape, dtype.name, layouts.of_batch(shape))
 
 
-# What TensorFlow says of operations without a kernel, and of those that XLA cannot shape.
+# Parts of TensorFlow's messages on operations that XLA has no kernel for.
 _UNSUPPORTED = re.compile(r"(?:unsupported operations|No registered '(\w+)' OpKernel)", re.I)
 _OPERATION = re.compile(r"(\w+) \(No registered")
 _NODE = re.compile(r"\{\{(?:function_node [^}]*\}\} ?\{\{)?node ([^}]+)\}\}")

@@ -24,7 +24,7 @@ from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
 
 # The least scale of a tensor, relative to the largest number in a tensor of its part of the state.
-# Some gradients are zero but for rounding, such as those of biases of attention's keys.
+# Some gradients are zero but for rounding: the biases of attention's keys have no effect.
 _LEAST_SCALE = 1e-3
 
 
@@ -81,13 +81,7 @@ def verify(
         on = dataclasses.replace(layouts, partitioning=smaller)
         ran.append(_run(model, batch, held, on, devices, partitioner))
     partitioned, whole = ran
-    expected = {name: value for _, name, value in whole.rows}
-    largest = _largest_by_part(expected)
-    compared = []
-    for kind, name, value in partitioned.rows:
-        least = _LEAST_SCALE * largest.get(_part(name), 0.0)
-        difference = compare(value, expected[name], full, least)
-        compared.append(Compared(kind, name, difference, difference.relative <= tolerance))
+    compared = _compare(partitioned, whole, full, tolerance)
     wrong = next((row for row in compared if not row.is_equal), None)
     return Verification(
         subject=model.name,
@@ -124,6 +118,18 @@ def _run(
     names += [("new weight", path) for path in step.state_paths]
     rows = [(*name, value) for name, value in zip(names, results, strict=True)]
     return _Ran(rows, executable)
+
+
+def _compare(partitioned: _Ran, whole: _Ran, mesh: Mesh, tolerance: float) -> list[Compared]:
+    """Returns the comparisons of all results."""
+    expected = {name: value for _, name, value in whole.rows}
+    largest = _largest_by_part(expected)
+    compared = []
+    for kind, name, value in partitioned.rows:
+        least = _LEAST_SCALE * largest.get(_part(name), 0.0)
+        difference = compare(value, expected[name], mesh, least)
+        compared.append(Compared(kind, name, difference, difference.relative <= tolerance))
+    return compared
 
 
 def _part(name: str) -> str:

@@ -169,8 +169,8 @@ def _how_to_get(name: str) -> str:
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
         return "; every published model has one"
     return (
-        f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE} "
-        f"--local-dir {name}` gets the file, with the package huggingface_hub"
+        f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE}` of the "
+        "package huggingface_hub gets the file and prints where it is"
     )
 
 

@@ -16,8 +16,9 @@ function stackedBar(parts, limit, show, label) {
   return el("div", { class: "limited" }, bar, line);
 }
 
-function legend(parts, show) {
-  const total = sum(parts.map((part) => part.value));
+// Shares are of `whole`, by default of all parts together.
+function legend(parts, show, whole) {
+  const total = whole || sum(parts.map((part) => part.value));
   return el("ul", { class: "legend" }, parts.map((part) =>
     el("li", { title: part.about },
       swatch(part.color), el("span", { class: "name" }, part.name),

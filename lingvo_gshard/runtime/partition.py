@@ -17,7 +17,7 @@ from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -121,7 +121,7 @@ class Partitioned:
             return [(f"result[{index}]", x, INFERRED) for index, x in enumerate(found)]
 
         inputs, donated = self._inputs(arguments)
-        with xla.noting_axes() as used:
+        with recording.noting_axes() as used:
             program = lower(
                 self._name,
                 flat,
@@ -136,7 +136,7 @@ class Partitioned:
 
     def _warn_of_unused_axes(self, used: Set[str], inputs: Sequence[Array]) -> None:
         """Warns of mesh axes that no annotation, manual region or layout splits a tensor over."""
-        if xla.ANY_AXIS in used:
+        if recording.ANY_AXIS in used:
             return
         found = {axis for array in inputs for axes in array.split or () for axis in axes} | used
         mesh, strategy = self._partitioning.mesh, self._partitioning.strategy

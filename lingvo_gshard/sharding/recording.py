@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.context import Scope
@@ -102,3 +102,27 @@ def set_graph(graph: tf.Graph) -> None:
     recorded = _scope.get()
     if recorded is not None:
         recorded.graph = graph
+
+
+# Stands for the axes of an annotation that names devices.
+ANY_AXIS = "*"
+
+_axes: Scope[set[str] | None] = Scope("noted_axes", None)
+
+
+@contextlib.contextmanager
+def noting_axes() -> Iterator[set[str]]:
+    """Collects the mesh axes that annotations inside a `with` block split tensors over.
+
+    An annotation that names devices instead of axes adds `ANY_AXIS`.
+    """
+    found: set[str] = set()
+    with _axes.use(found):
+        yield found
+
+
+def note_axes(axes: Iterable[str]) -> None:
+    """Adds the axes of an annotation, if they are collected."""
+    found = _axes.get()
+    if found is not None:
+        found.update(axes)

@@ -8,18 +8,17 @@ the only file that uses TensorFlow's private sharding module.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.lazy import tf, xla_sharding
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
@@ -73,31 +72,6 @@ def _assign_axes(axes: Sequence[str], parts: Sequence[int], mesh: Mesh) -> Split
     return None if left else tuple(split)
 
 
-# The axes over which annotations have split something since `noting_axes` began; None outside.
-_noted: Scope[set[str] | None] = Scope("noted_axes", None)
-
-
-@contextlib.contextmanager
-def noting_axes() -> Iterator[set[str]]:
-    """Notes over which mesh axes the annotations inside a `with` block split tensors.
-
-    Annotations that name devices instead of axes (`assign`) count as using the axes `ANY_AXIS`.
-    """
-    found: set[str] = set()
-    with _noted.use(found):
-        yield found
-
-
-# Stands for the axes of an annotation that names devices.
-ANY_AXIS = "*"
-
-
-def _note(axes: Iterable[str]) -> None:
-    found = _noted.get()
-    if found is not None:
-        found.update(axes)
-
-
 # Types of the operations that `full_to_shard` and `shard_to_full` create.
 ENTER_REGION, LEAVE_REGION = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
 
@@ -123,7 +97,7 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
         raise ValueError(
             f"Split {split} has {len(split)} dimensions for a tensor of rank {tensor.shape.rank}"
         )
-    _note(itertools.chain(*split))
+    recording.note_axes(itertools.chain(*split))
     return _annotate(tensor, _sharding(split, mesh))
 
 
@@ -141,7 +115,7 @@ def assign(tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
         shards, and a last dimension of devices that hold copies of a shard. XLA requires every
         device of the program exactly once.
     """
-    _note((ANY_AXIS,))
+    recording.note_axes((recording.ANY_AXIS,))
     return _annotate(tensor, _from_tiling(devices))
 
 
@@ -160,7 +134,7 @@ def full_to_shard(
         `Partitioning.reserved_axes`.
     """
 
-    _note(itertools.chain(*split, stacked))
+    recording.note_axes(itertools.chain(*split, stacked))
 
     @custom_gradient
     def part_of(full: tf.Tensor):

@@ -120,6 +120,10 @@ class LanguageModelTask(TokenTask):
             )
         return specs
 
+    def guessing_loss(self) -> float | None:
+        """Returns log V; None with preferences, which rejected answers are a part of."""
+        return None if self.p.preferences.beta else super().guessing_loss()
+
     @functools.cached_property
     def plain(self) -> LanguageModelTask:
         """The model without adapters and reference, which computes with `merged` weights."""

@@ -226,7 +226,7 @@ class TokenTask(Task):
             softmax.set(vocabulary_size=vocabulary_size, model_dim=self.p.model_dim)
             self.create_child("softmax", softmax)
 
-    def guessing_loss(self) -> float:
+    def guessing_loss(self) -> float | None:
         """Returns log V, the cross-entropy of a token that is guessed evenly."""
         return math.log(self._shared_embedding().p.vocabulary_size)
 

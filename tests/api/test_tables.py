@@ -46,6 +46,21 @@ def test_a_row_that_no_terminal_line_holds_has_a_line_for_each_cell():
     assert [line.rstrip() for line in file.getvalue().splitlines()] == cells
 
 
+def test_a_table_of_many_columns_loses_its_frame():
+    heads = ("language", "rows", "chrF", "BLEU", "shuffled\nchrF", "shuffled\nBLEU")
+    table = rich.table.Table(*heads, "copied\nchrF", "copied\nBLEU", "perplexity")
+    table.add_row("pt_BR", "1,284", "43.81", "20.07", "9.6", "1.2", "27.3", "8.1", "966.5")
+    file = io.StringIO()
+    tables.print_table(rich.console.Console(file=file, width=80), table)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 80 and lines[-1].split() == list(table_cells(table))
+
+
+def table_cells(table):
+    """Returns the cells of a table's one row."""
+    return [next(iter(column.cells)) for column in table.columns]
+
+
 def test_words_are_not_split_where_columns_share_few_places():
     words = ("collective-permute", "configuration", "rematerialization")
     table = rich.table.Table("a", "b", "c")

@@ -1,5 +1,7 @@
 """Runs a Keras model on eight devices with two annotations."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -124,3 +126,18 @@ def test_layouts_shard_weights(model, ids):
 def test_model_passed_directly_is_rejected(model, ids):
     with pytest.raises(ValueError, match="uses variables: .*Make their values arguments, as state"):
         partition(lambda ids: model(ids), "data=8", "data")(ids)
+
+
+def test_an_axis_that_splits_nothing_is_told(caplog):
+    def rows(x):
+        return annotate(x, "BM") * 2.0
+
+    x = np.zeros((8, 4), np.float32)
+    partition(rows, "data=4,model=2", "data_tensor").lower(x)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "rows: nothing is split over axis model of `mesh=data=4,model=2`" in warning
+    assert re.search(r"one of the letters \w*H", warning)
+    caplog.clear()
+    partition(rows, "data=8", "data").lower(x)
+    partition(rows, "data=4,model=2", "data_tensor", layouts=["BH"]).lower(x)
+    assert not caplog.records

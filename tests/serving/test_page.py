@@ -68,7 +68,11 @@ def until(opened, condition):
 @needs_browser
 def test_a_sentence_shows_translations_probabilities_and_experts(serve, window, translating):
     window.open(serve(Service(translating, PATIENT)))
+    until(window, "return document.querySelectorAll('.example').length > 0")
+    # Names of languages, and no codes.
+    assert re.match(r"Translates(\.| from [A-Z][a-z]{3,})", window.texts("#facts")[0])
     answer(window, SENTENCE)
+    assert window.texts(".example") == []
     alternatives = window.texts("#alternatives .text")
     assert len(alternatives) == 4 and window.texts("#best")[0] == alternatives[0]
     assert all(re.fullmatch(r"\u2212?\d+\.\d\d", score) for score in window.texts(".score"))

@@ -85,6 +85,7 @@ def test_loss_and_gradients_are_those_of_numpy(folder):
     settings = settings_of(folder, f"task.preferences.label_smoothing = {SMOOTHING}")
     params = gshard.open_model(folder / "model", length=32, settings=settings)
     task = params.task.instantiate()
+    assert task.guessing_loss() is None and task.plain.guessing_loss() == np.log(24)
     (batch, *_) = preferences(folder, length=32, batch_rows=8).evaluation_batches("dev")
     rng = np.random.default_rng(1)
     theta = task.variable_specs().transform(

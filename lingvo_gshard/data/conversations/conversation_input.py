@@ -134,7 +134,7 @@ class ConversationInput(TextInput, CorpusInput):
         """
         vocabulary, path = self.vocabulary, pathlib.Path(self.p.template)
         saved = template_of(vocabulary, self._directory) if self._directory else None
-        # Where a run is used later, its checkpoint has the template, and the file may be gone.
+        # The checkpoint of a run has the template: the file may be gone when the run is used.
         uses_file = bool(self.p.template) and (saved is None or path.expanduser().is_file())
         found = _template_in(path, vocabulary, self._directory) if uses_file else saved
         return found and found.at(self.p.template_date)

@@ -256,7 +256,7 @@ def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
       OSError: the file cannot be read.
     """
     size, modified = _state(path)
-    # What an archive holds is compressed, or is read from the archive's beginning.
+    # Members of archives are not cut: they are compressed, or read from the archive's beginning.
     is_plain = path == compression.without_suffix(path) and archives.split(path) is None
     digest, cuts = hashlib.sha256(), _Cuts(cut if is_plain else NOWHERE)
     with archives.opened(path) as file:

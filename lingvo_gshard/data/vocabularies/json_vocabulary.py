@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.published_vocabulary import byte_ids
+from lingvo_gshard.data.vocabularies.json_tokenizer import byte_ids
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have

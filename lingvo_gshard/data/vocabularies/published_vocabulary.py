@@ -14,10 +14,11 @@ import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies import byte_ranks
+from lingvo_gshard.data.vocabularies.json_tokenizer import LANGUAGE, JsonTokenizer, languages_in
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
 
 if TYPE_CHECKING:
-    import tokenizers
+    pass
 
 TOKENIZER_JSON = "tokenizer.json"
 # SentencePiece models with the ids of the published model.
@@ -32,10 +33,6 @@ SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
 )
 VOCABULARY = "vocab.json"
 
-_SAMPLE = "a"
-# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian, de_DE in
-# mBART-50.
-_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<|([a-z]{2}_[A-Z]{2})")
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
 _M2M_LANGUAGES = {
@@ -45,8 +42,6 @@ _M2M_LANGUAGES = {
     "ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
-# The piece of a byte in vocabularies of characters.
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # fairseq's first ids. After a model's first three pieces, fairseq's ids are one higher than the
 # model's.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
@@ -76,66 +71,6 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, index: int) -> str: ...
-
-
-class JsonTokenizer:
-    """A tokenizer of the tokenizers package.
-
-    The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
-    `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
-    """
-
-    def __init__(self, content: str, where: pathlib.Path):
-        """Reads a tokenizer.
-
-        Args:
-          content: of a tokenizer.json.
-          where: the file, for messages.
-
-        Raises:
-          UserError: it is no tokenizer.
-        """
-        # Imported here: most runs need no tokenizers.
-        import tokenizers
-
-        try:
-            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{where} is no tokenizer: {error}") from None
-        self._found.no_padding()
-        self._found.no_truncation()
-        self.size = self._found.get_vocab_size(with_added_tokens=True)
-        self.before = self._ids_before()
-        self.bytes = byte_ids(self._found)
-
-    def _ids_before(self) -> tuple[int, ...]:
-        """Returns the ids that the tokenizer puts before a text."""
-        plain = self.encode(_SAMPLE)
-        whole = self._found.encode(_SAMPLE, add_special_tokens=True).ids
-        starts = range(len(whole) - len(plain) + 1)
-        return tuple(whole[: next(i for i in starts if whole[i : i + len(plain)] == plain)])
-
-    @functools.cached_property
-    def languages(self) -> Mapping[str, int]:
-        """Code of a language -> id."""
-        added = self._found.get_added_tokens_decoder()
-        return _languages({token.content: index for index, token in added.items()})
-
-    def encode(self, text: str) -> list[int]:
-        return self._found.encode(text, add_special_tokens=False).ids
-
-    def places(self, text: str) -> list[tuple[int, int]] | None:
-        return self._found.encode(text, add_special_tokens=False).offsets
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._found.decode(list(ids), skip_special_tokens=True)
-
-    def piece(self, index: int) -> str:
-        # Decoders drop the space at the start of a text.
-        token = self._found.id_to_token(index) or ""
-        if token.startswith("▁"):
-            return token
-        return self._found.decode([index], skip_special_tokens=False).replace(" ", "▁")
 
 
 class SentencePieceTokenizer:
@@ -235,7 +170,7 @@ class PiecesTokenizer:
         self._ids, self._unknown = ids, ids[unknown]
         self._pieces = {index: piece for piece, index in ids.items()}
         self._names = {index: token for token, index in special.items()}
-        self._special, self.languages = special, _languages({**ids, **special})
+        self._special, self.languages = special, languages_in({**ids, **special})
         self.size = max(max(self._pieces), max(self._names, default=0)) + 1
         self.before: tuple[int, ...] = ()
 
@@ -256,16 +191,6 @@ class PiecesTokenizer:
 
     def piece(self, index: int) -> str:
         return self._names.get(index) or self._pieces.get(index, "")
-
-
-def byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """Returns the ids of the tokens that stand for a byte where no piece fits.
-
-    Byte-level vocabularies have no such tokens: they decode every character as soon as it is
-    complete.
-    """
-    pieces = tokenizer.get_vocab(with_added_tokens=False)
-    return frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
 
 
 def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
@@ -364,7 +289,7 @@ def _listed_tokens(
             listed = found.get(name, ())
             listed = listed.values() if isinstance(listed, dict) else listed
             tokens = [t if isinstance(t, str) else t["content"] for t in listed]
-            if any(map(_LANGUAGE.fullmatch, tokens)):
+            if any(map(LANGUAGE.fullmatch, tokens)):
                 kept = [token for token in tokens if token not in _FAIRSEQ_IDS]
                 return {token: first + place for place, token in enumerate(kept)}
     raise UserError(
@@ -378,12 +303,6 @@ def _added_tokens(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[
     decoder = settings.get("added_tokens_decoder", {})
     added = {token["content"]: int(index) for index, token in decoder.items()}
     return added | read_json(directory / ADDED_TOKENS)
-
-
-def _languages(ids: Mapping[str, int]) -> dict[str, int]:
-    """Returns code of a language -> id, from token -> id."""
-    found = ((_LANGUAGE.fullmatch(token), index) for token, index in ids.items())
-    return {next(filter(None, match.groups())): index for match, index in found if match}
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, int]:

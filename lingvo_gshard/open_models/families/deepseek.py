@@ -263,7 +263,7 @@ def _without_indexer(config: PublishedConfig) -> tuple[str, ...]:
 
 
 def _v32_positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the positions of texts in which the indexer chooses all tokens."""
+    """Returns the most positions of a text whose tokens the indexer chooses all."""
     return min(config.get("index_topk"), rotary_positions(config)[0]), False
 
 

@@ -144,7 +144,7 @@ def _set_experts(config: PublishedConfig, decoder: Params) -> None:
 
 
 def _positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the positions of a text that one chunk holds, in which queries have no scale."""
+    """Returns the most positions of a text that is one chunk and needs no scale of queries."""
     limits = [config.get("max_position_embeddings"), config.get("attention_chunk_size", 1 << 30)]
     config.get("attn_scale", kind=float)
     floor = config.get("floor_scale")

@@ -67,7 +67,7 @@ function memorySection(given) {
   return section("memory", "Memory of one device",
     stackedBar(parts, { name: "capacity", value: memory.capacity }, bytes, "Memory of one device"),
     el("p", { class: "capacity", style: { marginRight: `${(1 - memory.capacity / Math.max(memory.capacity, sum(parts.map((part) => part.value)))) * 100}%` } }, `capacity ${bytes(memory.capacity)}`),
-    legend(parts, bytes), note ? el("p", { class: "muted" }, note) : null);
+    legend(parts, bytes, memory.capacity), note ? el("p", { class: "muted" }, note) : null);
 }
 
 const TIME_NOTES = {

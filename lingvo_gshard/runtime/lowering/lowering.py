@@ -61,12 +61,8 @@ def lower(
 ) -> Program:
     """Returns a function of flat tensors as a Program.
 
-    The values of variables are further inputs after `inputs`, and their new values further outputs
-    in the same order, which take their memory. Their order is that of their first use: the path of
-    an input says which one it is.
-
-    TensorFlow always lowers for "CPU". Only its TPU builds have the XlaSharding kernel for TPU, and
-    at this stage StableHLO does not depend on the platform.
+    Variables follow the inputs in the order of their first use. Their new values follow the outputs
+    and take their memory. The path of an input names its variable.
 
     Args:
       name: name of the program.
@@ -108,15 +104,22 @@ def lower(
         inputs=(*_with_annotated_splits(inputs, concrete.inputs, partitioning), *state),
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
-        mesh=partitioning.mesh,
-        partitioner=partitioner,
-        strategy=partitioning.strategy.to_text(),
-        flags=os.environ.get("XLA_FLAGS", ""),
-        versions=writers_versions(tensorflow=tf.__version__),
         kernels=tuple(sorted(kernels)),
+        **_made_with(partitioning, partitioner),
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
+
+
+def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
+    """Returns the fields of a Program that say how it was made."""
+    return {
+        "mesh": partitioning.mesh,
+        "partitioner": partitioner,
+        "strategy": partitioning.strategy.to_text(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "versions": writers_versions(tensorflow=tf.__version__),
+    }
 
 
 def with_bodies(
@@ -153,6 +156,9 @@ def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None
 
 def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -> bytes:
     """Returns TensorFlow's StableHLO, whose size does not depend on the sizes of tensors.
+
+    TensorFlow always lowers for "CPU". Only its TPU builds have the XlaSharding kernel for TPU, and
+    at this stage StableHLO does not depend on the platform.
 
     Few operations that compute shapes can only be lowered with constant folding. A function that
     has one is lowered with it, and may have large literals.

@@ -37,7 +37,7 @@ class HeldVariable:
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What a traced function uses from outside.
+    """The tensors and variables that a traced function captures.
 
     Attributes:
       constants: index of a parameter -> the value of the tensor that it stands for.

@@ -51,7 +51,7 @@ def warn(text: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-# What prints lines above a display that standard error shows now, innermost last.
+# Functions that print lines above the displays on standard error, innermost last.
 _displays: list[Callable[[str], object]] = []
 
 

@@ -237,7 +237,7 @@ def refilled(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-# What absl adds to the help of a flag that may be repeated.
+# absl adds this to the help of a flag that may be repeated.
 _REPEAT = re.compile(r"[.;\s]*;\s*repeat this option to specify a list of values$")
 
 

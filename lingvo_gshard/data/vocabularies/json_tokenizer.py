@@ -1,0 +1,97 @@
+"""JsonTokenizer: a tokenizer.json as the tokenizer of a published model."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lingvo_gshard.core.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_SAMPLE = "a"
+# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian, de_DE in
+# mBART-50.
+LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<|([a-z]{2}_[A-Z]{2})")
+# The piece of a byte in vocabularies of characters.
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class JsonTokenizer:
+    """A tokenizer of the tokenizers package.
+
+    The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
+    `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
+    """
+
+    def __init__(self, content: str, where: pathlib.Path):
+        """Reads a tokenizer.
+
+        Args:
+          content: of a tokenizer.json.
+          where: the file, for messages.
+
+        Raises:
+          UserError: it is no tokenizer.
+        """
+        # Imported here: most runs need no tokenizers.
+        import tokenizers
+
+        try:
+            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # The package raises plain Exceptions.
+            raise UserError(f"{where} is no tokenizer: {error}") from None
+        self._found.no_padding()
+        self._found.no_truncation()
+        self.size = self._found.get_vocab_size(with_added_tokens=True)
+        self.before = self._ids_before()
+        self.bytes = byte_ids(self._found)
+
+    def _ids_before(self) -> tuple[int, ...]:
+        """Returns the ids that the tokenizer puts before a text."""
+        plain = self.encode(_SAMPLE)
+        whole = self._found.encode(_SAMPLE, add_special_tokens=True).ids
+        starts = range(len(whole) - len(plain) + 1)
+        return tuple(whole[: next(i for i in starts if whole[i : i + len(plain)] == plain)])
+
+    @functools.cached_property
+    def languages(self) -> Mapping[str, int]:
+        """Code of a language -> id."""
+        added = self._found.get_added_tokens_decoder()
+        return languages_in({token.content: index for index, token in added.items()})
+
+    def encode(self, text: str) -> list[int]:
+        return self._found.encode(text, add_special_tokens=False).ids
+
+    def places(self, text: str) -> list[tuple[int, int]] | None:
+        return self._found.encode(text, add_special_tokens=False).offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._found.decode(list(ids), skip_special_tokens=True)
+
+    def piece(self, index: int) -> str:
+        # Decoders drop the space at the start of a text.
+        token = self._found.id_to_token(index) or ""
+        if token.startswith("▁"):
+            return token
+        return self._found.decode([index], skip_special_tokens=False).replace(" ", "▁")
+
+
+def byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """Returns the ids of the tokens that stand for a byte where no piece fits.
+
+    Byte-level vocabularies have no such tokens: they decode every character as soon as it is
+    complete.
+    """
+    pieces = tokenizer.get_vocab(with_added_tokens=False)
+    return frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
+
+
+def languages_in(ids: Mapping[str, int]) -> dict[str, int]:
+    """Returns code of a language -> id, from token -> id."""
+    found = ((LANGUAGE.fullmatch(token), index) for token, index in ids.items())
+    return {next(filter(None, match.groups())): index for match, index in found if match}

@@ -1,0 +1,76 @@
+"""Tests the sources of the site: every page is in its navigation, and every link has a target."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from docs.site import __main__ as site
+from docs.site import reference
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The sources of the site, with one page of the reference in place of those of commands."""
+    folder = tmp_path_factory.mktemp("site") / "source"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "pages", lambda: {"letters.md": reference._letters_page()})
+        site.write(folder)
+    return folder
+
+
+def test_the_navigation_has_every_page(sources):
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {path.relative_to(sources).as_posix() for path in sources.rglob("*.md")}
+    assert {page for page in listed if not page.startswith("reference/")} == {
+        page for page in pages if not page.startswith("reference/")
+    }
+    assert "reference/letters.md" in listed
+
+
+def test_links_of_pages_have_targets(sources):
+    for page in sources.rglob("*.md"):
+        for target in _LINK.findall(page.read_text(encoding="utf-8")):
+            if "://" not in target and not target.startswith("mailto:"):
+                assert (page.parent / target).exists(), f"{page.relative_to(sources)}: {target}"
+
+
+def test_docstrings_become_markdown():
+    text = reference.in_markdown(
+        """Returns something.
+
+        Args:
+          x: the first,
+            on two lines.
+
+        Raises:
+          UserError: never.
+        """
+    )
+    assert text.splitlines() == [
+        *("Returns something.", "", "", "**Args**", "", "- `x`: the first,", "    on two lines."),
+        *("", "", "**Raises**", "", "- `UserError`: never."),
+    ]
+
+
+def test_signatures_have_no_addresses_and_no_quotes():
+    def function(one: "str | None" = None, two: object = object()) -> None:  # noqa: B008
+        del one, two
+
+    assert reference._signature(function) == "(one: str | None = None, two: object = ...)"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mkdocs") is None, reason="mkdocs is not installed: make docs")
+def test_the_site_is_built_without_a_network(tmp_path):
+    subprocess.run([sys.executable, "-m", "docs.site", "build/site_source"], cwd=ROOT, check=True)
+    build = ["mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True)
+    loads = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
+    assert not any(loads.search(page.read_text("utf-8")) for page in tmp_path.rglob("*.html"))
