@@ -26,8 +26,9 @@ def test_importing_the_package_is_light():
 
 
 def test_every_public_name_is_importable():
-    assert list(gshard.__all__) == list(gshard._API)
-    for name in gshard.__all__:
+    assert list(gshard.__all__) == sorted([*gshard._API, "keras"])
+    assert callable(gshard.keras.fit)
+    for name in gshard._API:
         assert callable(getattr(gshard, name)), name
 
 

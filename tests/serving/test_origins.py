@@ -95,7 +95,7 @@ def test_nothing_is_redirected(serving):
     client = serving(token="secret")
     for path in ("/v1/translate/", "/v1/models/", "/healthz/"):
         response = client.get(path)
-        assert response.status_code == 404 and "location" not in response.headers
+        assert response.status_code in (401, 404) and "location" not in response.headers
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,11 @@ def test_eight_devices_learn_what_one_does(folder, tmp_path, more):
     params = gshard.open_model(
         folder / "model", length=LENGTH, settings=settings_of(folder, *settings)
     )
-    meshes = {"one": {}, "eight": {"mesh": "data=4,model=2", "strategy": "tensor_fsdp"}}
+    meshes = {
+        "one": {},
+        "tensor_fsdp": {"mesh": "data=4,model=2", "strategy": "tensor_fsdp"},
+        "fsdp": {"mesh": "data=8", "strategy": "fsdp"},
+    }
     losses = [
         gshard.train(
             params,
@@ -169,7 +173,7 @@ def test_eight_devices_learn_what_one_does(folder, tmp_path, more):
         ).metrics["loss"]
         for name, options in meshes.items()
     ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses == pytest.approx([losses[0]] * len(meshes), rel=1e-5)
 
 
 def test_the_template_is_saved_beside_the_vocabulary(folder, tmp_path):

@@ -126,18 +126,22 @@ CASES = (
     Case(
         "an unknown architecture",
         _IMPORT,
-        given=(published_model("model", model_type="llama4"),),
-        error="model/config.json: the architecture 'llama4' is unknown. The families are "
-        "deepseek_v2, deepseek_v3, gemma2, gemma3_text, glm4_moe, gpt_oss, kimi_k2, llama, "
-        "m2m_100, marian, mistral, mixtral, mt5, nllb-moe, olmoe, qwen2, qwen3, qwen3_moe, "
-        "switch_transformers, t5.",
+        given=(published_model("model", model_type="mamba"),),
+        error="model/config.json: the architecture 'mamba' is unknown. The families are cohere, "
+        "cohere2, deepseek_v2, deepseek_v3, deepseek_v32, dots1, ernie4_5, ernie4_5_moe, "
+        "exaone4, gemma, gemma2, gemma3_text, glm4_moe, gpt_oss, granite, granitemoe, "
+        "granitemoeshared, hunyuan_v1_dense, hunyuan_v1_moe, kimi_k2, llama, llama4_text, "
+        "m2m_100, marian, mbart, mimo, minimax_m2, mistral, mixtral, mt5, nllb-moe, olmo2, "
+        "olmo3, olmoe, phi3, phimoe, qwen2, qwen3, qwen3_moe, seed_oss, smollm3, "
+        "switch_transformers, t5, umt5.",
     ),
     Case(
         "packed weights",
         _IMPORT,
-        given=(published_model("model", quantization_config={"quant_method": "mxfp4"}),),
-        error="model/config.json has a quantization_config: the tensors are packed. Load them with "
-        "transformers, with dequantize=True in its quantization_config, and save_pretrained",
+        given=(published_model("model", quantization_config={"quant_method": "gptq"}),),
+        error="model/config.json: the tensors are packed by quant_method='gptq' of the "
+        "quantization_config; 'fp8' or 'mxfp4' was expected. Load them with transformers, with "
+        "dequantize=True in the quantization_config, and save_pretrained",
     ),
     Case(
         "a published model of pickles",

@@ -215,7 +215,7 @@ CASES = (
         "norms at an unknown place",
         _MODEL + "--gin_param='task.encoder.layer.norm_position = \"after\"'",
         error="task.encoder.layer: encoder.layers[0].norm_position: 'after'. Valid: before, both, "
-        "output, sum.",
+        "output, shared, sum.",
     ),
     Case(
         "a limit that the activation does not read",

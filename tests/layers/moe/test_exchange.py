@@ -160,15 +160,20 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
         self.assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
 
     @parameterized.parameters({}, {"experts": 6, "precision": "int8"})
-    def test_hierarchical_results_are_bitwise_equal(self, **options):
-        self.assert_equal(split(**options, hierarchical=True), split(**options))
+    def test_hierarchical_results_are_equal(self, **options):
+        """The compiler may add up gradients of weights in another order."""
+        found, expected = split(**options, hierarchical=True), split(**options)
+        self.assertAllEqual(found.y, expected.y)
+        assert_all_close(found, expected, "order")
 
     @parameterized.parameters(
         {"precision": "int8"}, {"precision": "bfloat16"}, {"experts": 6, "group_size": 5}
     )
     @pytest.mark.slow
-    def test_hierarchical_results_of_other_options_are_bitwise_equal(self, **options):
-        self.assert_equal(split(**options, hierarchical=True), split(**options))
+    def test_hierarchical_results_of_other_options_are_equal(self, **options):
+        found, expected = split(**options, hierarchical=True), split(**options)
+        self.assertAllEqual(found.y, expected.y)
+        assert_all_close(found, expected, "order")
 
     def test_all_options_on_many_devices_equal_one_device(self):
         """Allows few rows to differ by one int8 step because of float32 rounding."""

@@ -13,6 +13,7 @@ from lingvo_gshard.layers.moe import (
     EinsumDispatch,
     ExpertChoiceRouter,
     MixtureOfExperts,
+    SwitchRouter,
     Top2Router,
     groups,
 )
@@ -116,6 +117,7 @@ INVALID = {
 # Tested elsewhere: options of other routers, and options that need a second option.
 TESTED_ELSEWHERE = {
     "exchange",
+    "gates_inputs",
     "shared_combination",
     "is_causal",
     "router_allow_causal",
@@ -145,6 +147,29 @@ class MixtureOfExpertsTest(testing.TestCase, parameterized.TestCase):
         )
         slots = algorithm.capacity(L, E, 2 * factor, mode)
         expected = [reference(theta, x, np.ones(L, bool), slots, mode) for x in X]
+        assert_close(y, expected, "float32")
+
+    @parameterized.parameters("gather", "einsum", "dropless")
+    def test_gated_inputs_match_a_loop(self, name):
+        """The experts have ReLU: a gate at their outputs would give the same, but for biases."""
+        params = make_params(
+            experts_use_bias=True, dispatch=dispatch_params(name), gates_inputs=True
+        )
+        params.router = SwitchRouter.params().set(capacity_factor=float(E))
+        layer = params.instantiate(path="moe")
+        theta = layer.init(1)
+        rng = np.random.default_rng(2)
+        for bias, size in (("b_in", H), ("b_out", M)):
+            theta.experts[bias] = tf.constant(rng.normal(size=(E, size)), tf.float32)
+        with context.scope():
+            y = layer.fprop(theta, tf.constant(X), tf.constant(MASK))
+        w = {key: value.numpy().astype(np.float64) for key, value in theta.experts.items()}
+        expected = np.zeros(X.shape)
+        for place in np.ndindex(B, L):
+            scores = algorithm.softmax(X[place] @ theta.router.w_gate.numpy())
+            expert = np.argmax(scores)
+            hidden = scores[expert] * X[place] @ w["w_in"][expert] + w["b_in"][expert]
+            expected[place] = np.maximum(hidden, 0) @ w["w_out"][expert] + w["b_out"][expert]
         assert_close(y, expected, "float32")
 
     def test_groups_span_rows_and_the_last_is_padded(self):
