@@ -169,6 +169,7 @@ SLOW_PAGES = (
     "report.md",
     "strategies.md",
     "teach_a_style.md",
+    "testing.md",
     "training.md",
     "trust.md",
     "verification.md",

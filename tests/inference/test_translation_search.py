@@ -110,6 +110,7 @@ def test_long_texts_outgrow_the_first_cache(model, engine):
     assert found.tokens[:59] == tuple(tokens) and len(found.log_probabilities) == 60
 
 
+@pytest.mark.slow
 def test_tokens_are_restricted(model, engine):
     allowed = np.isin(np.arange(tiny_engine.V), [4, 5, 6, EOS])
     only = dataclasses.replace(GREEDY, allowed_tokens=(4, 5, 6))

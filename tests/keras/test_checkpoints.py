@@ -41,11 +41,12 @@ def plateau():
     ("stop", "every", "resumed"),
     [
         (7, 3, 6),
-        pytest.param(6, 0, 4, marks=pytest.mark.slow),
+        (6, 0, 4),
         # The end of an epoch is saved again, after callbacks have changed the state.
-        pytest.param(9, 4, 8, marks=pytest.mark.slow),
+        (9, 4, 8),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, stop, every, resumed):
     x, y = models.images()
     whole = models.dense()

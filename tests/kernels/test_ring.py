@@ -96,6 +96,7 @@ class RingTest(testing.TestCase, parameterized.TestCase):
         ("causal", "cuda_interpreted", {"mesh": "data=1,context=2,model=1"}),
         ("causal", "", {"mesh": "data=2,context=2,model=2"}),
     )
+    @pytest.mark.slow
     def test_a_ring_drops_the_weights_that_dense_attention_drops(self, mask, platform, settings):
         self.check(MASKS[mask], platform, shared=1, drops=True, **settings)
 

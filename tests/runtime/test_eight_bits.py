@@ -99,10 +99,8 @@ def test_products_are_left_to_cublaslt_in_fp8_alone():
             assert name not in chosen("cuda", kind, environment={}, precision=other)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fp8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8_blocks", "int8"))],
-)
+@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "int8"])
+@pytest.mark.slow
 def test_state_is_that_of_bfloat16_and_goes_on_to_the_bit(name):
     """A run in fp8 needs no state of its own, so that it may also go on in bfloat16."""
     trainer = tiny_translation.trainer(precision=name)

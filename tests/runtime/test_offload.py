@@ -119,7 +119,8 @@ def test_a_saved_program_keeps_its_arrays_in_host_memory(tmp_path):
     assert [kind == HOST for kind in kinds] == [bool(out.is_on_host) for out in loaded.outputs]
 
 
-@pytest.mark.parametrize("execution", [Repeat, pytest.param(Sequential, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", [Repeat, Sequential])
 def test_saved_activations_are_marked(execution):
     plain, hosted = (stacked_trainer(execution, x) for x in ("full", "full_offloaded"))
     text = program_of(hosted).exported().mlir_module()

@@ -1,6 +1,7 @@
 """Compares tasks whose logits are computed in chunks with the same tasks with all logits."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -29,8 +30,6 @@ CASES = {
         "lora": LoRA.params().set(rank=2, weights=("softmax", "*.w_query")),
     },
 }
-# In eager mode a loop runs in Python.
-RUNS = [(case, 1, False) for case in CASES] + [("everything", 2, True), ("adapters", 2, True)]
 
 
 def params_of(positions, **values):
@@ -46,8 +45,17 @@ def step(trainer, theta):
 
 
 class ChunkedLogitsTest(testing.TestCase, parameterized.TestCase):
-    @parameterized.parameters(*RUNS)
-    def test_steps_equal_those_with_all_logits(self, case, micro_batches, compiled):
+    @parameterized.parameters(*CASES)
+    def test_steps_equal_those_with_all_logits(self, case):
+        """In eager mode a loop runs in Python."""
+        self.check(case, 1, compiled=False)
+
+    @parameterized.parameters("everything", "adapters")
+    @pytest.mark.slow
+    def test_compiled_steps_with_micro_batches_equal_those_with_all_logits(self, case):
+        self.check(case, 2, compiled=True)
+
+    def check(self, case, micro_batches, compiled):
         found = []
         for positions in (0, 4):
             options = Trainer.params().set(micro_batches=micro_batches)

@@ -162,6 +162,7 @@ def test_long_rows_use_the_platforms_kernel(capsys):
     assert code == 0 and f"kernels of eval_step on cuda:\n  {expected} and 2 more" in out
 
 
+@pytest.mark.slow
 def test_a_platform_without_kernels_says_so(capsys):
     flags = ["--mesh=data=1", "--function=init_state"]
     code, out, _ = run_here(capsys, *flags, "--kernels=here")

@@ -252,6 +252,7 @@ def test_user_errors_are_one_line(flags, words, capsys):
     assert words in err
 
 
+@pytest.mark.slow
 def test_missing_or_mismatched_libtpu_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(compilers, "installed", lambda: "0.0.1")
     code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")

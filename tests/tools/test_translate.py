@@ -51,6 +51,7 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_each_line_is_translated_to_one_line(run_here):
     code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
     assert code == 0 and err == ""
@@ -60,6 +61,7 @@ def test_each_line_is_translated_to_one_line(run_here):
     assert run_here(b"") == (0, "", "")
 
 
+@pytest.mark.slow
 def test_json_has_scores_of_the_best_translations(run_here):
     code, out, _ = run_here(b"der Hund\n\n", "--json", "--best=2", "--beam_size=2")
     record, empty = map(json.loads, out.splitlines())

@@ -234,5 +234,6 @@ CASES = (
         given=(trained("run", "translation"),),
         error="--logdir=run: the run of translation.from_files has the task "
         "TranslationTask, which has no TextGenerator",
+        slow=True,
     ),
 )

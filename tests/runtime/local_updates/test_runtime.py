@@ -97,6 +97,7 @@ def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, 
     return outer, states
 
 
+@pytest.mark.slow
 def test_nesterov_momentum_equals_a_loop_in_numpy(runtime):
     runtime.init_state()
     begun = runtime.state()

@@ -10,7 +10,7 @@ from tests.runtime.sharded.least_bytes import CASES, compiled, least
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "strategies.md"
 # The others are like these.
-FAST = ("expert_fsdp_tensor",)
+FAST = ("expert",)
 
 
 def test_all_weights_are_counted():

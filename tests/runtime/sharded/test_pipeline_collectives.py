@@ -108,6 +108,7 @@ def test_pipeline_equals_the_loop_and_costs_only_bubbles():
     assert_no_more_than_bubbles(pipelined(), unpipelined(), useful=8, ticks=11)
 
 
+@pytest.mark.slow
 def test_communication_of_a_pipeline():
     """A permute each way; rows are put together for the stages, and handed out after them."""
     found = pipelined().collectives

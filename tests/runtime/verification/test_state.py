@@ -74,6 +74,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.slow
 def test_the_outer_step_of_local_updates_is_compared():
     found = verify(**LOCAL)
     assert found.is_equal and not found.notes, found.lines()
@@ -83,6 +84,7 @@ def test_the_outer_step_of_local_updates_is_compared():
     assert len(outer) == 12 and any(name.startswith("outer.") for name in outer)
 
 
+@pytest.mark.slow
 def test_a_wrong_outer_step_is_found(monkeypatch):
     update = LocalUpdates.update
 

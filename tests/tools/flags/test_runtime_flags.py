@@ -76,6 +76,7 @@ def test_scores_do_not_depend_on_the_mesh(sharded_run, tmp_path, capsys):
         assert found["sharded"][name] == pytest.approx(found["local"][name], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_translation_on_a_mesh(sharded_run, monkeypatch, capsys):
     logdir, _, _ = sharded_run
     lines = b"der Hund sieht Wasser\n\nle chat mange pain\n"
@@ -169,6 +170,7 @@ def test_errors_found_after_building_the_task(flags, words, capsys, tmp_path):
     assert err.startswith("gshard-train: error: ") and words in err
 
 
+@pytest.mark.slow
 def test_mesh_may_use_a_subset_of_devices(capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=3", "--steps=2"]
     code, out, err = run_here(train, capsys, *flags)

@@ -110,6 +110,7 @@ def test_run_equals_that_of_the_local_runtime(connected, tmp_path):
         np.testing.assert_array_equal(weights[1][path], expected, err_msg=path)
 
 
+@pytest.mark.slow
 def test_missing_tpu_is_reported(tmp_path):
     flags = ["--runtime=tpu_strategy", "--tpu=local", f"--logdir={tmp_path}/run"]
     command = [

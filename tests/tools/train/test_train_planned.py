@@ -40,6 +40,7 @@ def saved(logdir):
     return Logdir(logdir).read_params()
 
 
+@pytest.mark.slow
 def test_a_plan_is_trained_resumed_and_inspected(tmp_path, capsys):
     path, logdir, by_flags = tmp_path / "plan.json", tmp_path / "run", tmp_path / "flags"
     sharding = "--mesh=data=4,model=2", "--strategy=data_tensor", "--partitioner=shardy"
