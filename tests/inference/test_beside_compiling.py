@@ -99,7 +99,6 @@ def test_a_text_that_has_outgrown_its_lane_leaves_when_it_is_canceled(engine):
         assert 0 < len(found.tokens) < 60 and found.reason == "canceled"
 
 
-@pytest.mark.slow
 def test_an_error_of_the_compiler_reaches_those_who_wait_and_is_tried_again(engine, monkeypatch):
     with gate(engine.executables, is_beam, ValueError("no such beam")) as held:
         held.open()

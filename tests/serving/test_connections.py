@@ -211,7 +211,8 @@ def test_a_client_that_does_not_read_its_answer_is_given_up(service):
         opened.settimeout(0.2)
         with pytest.raises(OSError):
             for _ in range(10_000):
-                opened.sendall(request)
+                # More than the buffers of any kernel hold.
+                opened.sendall(request * 100)
         while server.server.server_state.connections:
             time.sleep(0.01)
         opened.close()
