@@ -22,11 +22,11 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import (
+    balance_config,
+    dropless_experts,
     expert_rows,
-    loss_coefficient,
     loss_weight,
     shared_rows,
-    top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.table import TensorPattern
@@ -101,19 +101,13 @@ def _experts_task(config: PublishedConfig) -> Params:
     decoder, hidden_dim = task.decoder, config.get("moe_intermediate_size")
     k = config.get("moe_k")
     _set_expert_layers(config, decoder)
-    moe = top_k_experts(
-        experts=config.get("moe_num_experts"),
-        k=k,
-        hidden_dim=hidden_dim,
-        normalize=True,
-        balance_weight=0.0,
-    )
-    moe.shared_hidden_dim = hidden_dim * config.get("moe_num_shared_experts", 0)
-    moe.router = BiasedSoftmaxRouter.params().set(
+    router = BiasedSoftmaxRouter.params().set(
         k=k,
         normalize=True,
         auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k),
     )
+    moe = dropless_experts(router, config.get("moe_num_experts"), hidden_dim)
+    moe.shared_hidden_dim = hidden_dim * config.get("moe_num_shared_experts", 0)
     decoder.moe = moe
     return task
 
@@ -153,9 +147,7 @@ def _experts_config(task: Params) -> dict[str, Any]:
         "moe_layer_start_index": first,
         "moe_num_experts": moe.num_experts,
         "moe_num_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, decoder, moe.router.k
-        ),
+        **balance_config(decoder),
     }
 
 

@@ -95,10 +95,38 @@ def _expert_layers(stack: Params) -> int:
     return sum(is_expert_layer(stack, index) for index in range(stack.num_layers))
 
 
+def balance_config(decoder: Params) -> dict[str, object]:
+    """Returns the published coefficient of a decoder's load-balancing loss, by its key.
+
+    Each choice counts as a whole token in the published loss; see `loss_weight`.
+    """
+    router = decoder.moe.router
+    coefficient = loss_coefficient(router.auxiliary_loss_weight, decoder, router.k)
+    return {"router_aux_loss_coef": coefficient}
+
+
+def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
+    """Returns a mixture of SwiGLU experts that drops no token.
+
+    Args:
+      router: Params of the router.
+      experts: number of experts.
+      hidden_dim: size of H of an expert.
+    """
+    moe = MixtureOfExperts.params().set(
+        num_experts=experts,
+        hidden_dim=hidden_dim,
+        router=router,
+        dispatch=DroplessDispatch.params(),
+    )
+    moe.experts.activation = "swiglu"
+    return moe
+
+
 def top_k_experts(
     experts: int, k: int, hidden_dim: int, normalize: bool, balance_weight: float
 ) -> Params:
-    """Returns a mixture of SwiGLU experts that drops no token.
+    """Returns `dropless_experts` whose tokens go to the k experts with the largest gates.
 
     Args:
       experts: number of experts.
@@ -107,16 +135,36 @@ def top_k_experts(
       normalize: whether the gates of a token are divided by their sum.
       balance_weight: weight of the load-balancing loss in training.
     """
-    moe = MixtureOfExperts.params().set(
-        num_experts=experts,
-        hidden_dim=hidden_dim,
-        router=TopKRouter.params().set(
-            k=k, normalize=normalize, auxiliary_loss_weight=balance_weight
-        ),
-        dispatch=DroplessDispatch.params(),
+    router = TopKRouter.params().set(k=k, normalize=normalize, auxiliary_loss_weight=balance_weight)
+    return dropless_experts(router, experts, hidden_dim)
+
+
+def local_experts(config: PublishedConfig, decoder: Params) -> Params:
+    """Returns Mixtral's experts, whose gates are divided by their sum.
+
+    Args:
+      config: the config.
+      decoder: Params of the stack, which says the layers that have experts.
+    """
+    k = config.get("num_experts_per_tok")
+    return top_k_experts(
+        experts=config.get("num_local_experts"),
+        k=k,
+        hidden_dim=config.get("intermediate_size"),
+        normalize=True,
+        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
     )
-    moe.experts.activation = "swiglu"
-    return moe
+
+
+def local_experts_config(decoder: Params) -> dict[str, object]:
+    """Returns what `local_experts` reads, from the Params of a stack."""
+    moe = decoder.moe
+    return {
+        "intermediate_size": moe.hidden_dim,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        **balance_config(decoder),
+    }
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:
@@ -133,15 +181,8 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
     if groups > 1:
         router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
     hidden_dim = config.get("moe_intermediate_size")
-    moe = MixtureOfExperts.params().set(
-        num_experts=config.get("n_routed_experts"),
-        hidden_dim=hidden_dim,
-        shared_hidden_dim=hidden_dim * config.get("n_shared_experts", 0),
-        router=router,
-        dispatch=DroplessDispatch.params(),
-    )
-    moe.experts.activation = "swiglu"
-    return moe
+    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
+    return moe.set(shared_hidden_dim=hidden_dim * config.get("n_shared_experts", 0))
 
 
 def dense_layers(config: PublishedConfig) -> int:

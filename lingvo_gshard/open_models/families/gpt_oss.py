@@ -15,7 +15,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
     plain_config,
 )
-from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight, top_k_experts
+from lingvo_gshard.open_models.families.experts import local_experts, local_experts_config
 from lingvo_gshard.open_models.families.family import (
     Family,
     attentions_by_type,
@@ -98,14 +98,7 @@ def _task(config: PublishedConfig) -> Params:
         # The first is also in the rotary parameters, the second is num_experts_per_tok.
         config.get(name, None)
     decoder.moe_every = 1
-    k = config.get("num_experts_per_tok")
-    decoder.moe = top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=True,
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
-    )
+    decoder.moe = local_experts(config, decoder)
     decoder.moe.router.use_bias = True
     decoder.moe.experts.set(
         use_bias=True,
@@ -127,12 +120,7 @@ def _config(task: Params) -> dict[str, Any]:
         "attention_bias": pattern[0].use_bias,
         "sliding_window": window_config(pattern),
         "layer_types": pattern_config(decoder),
-        "intermediate_size": moe.hidden_dim,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, decoder, moe.router.k
-        ),
+        **local_experts_config(decoder),
         "swiglu_alpha": moe.experts.gate_alpha,
         "swiglu_limit": moe.experts.gate_limit,
     }

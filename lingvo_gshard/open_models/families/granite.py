@@ -18,7 +18,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight, top_k_experts
+from lingvo_gshard.open_models.families.experts import local_experts, local_experts_config
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.table import Table, TensorPattern
 
@@ -131,27 +131,14 @@ def _config(task: Params) -> dict[str, Any]:
 def _experts_task(config: PublishedConfig) -> Params:
     task = _common(config)
     task.decoder.moe_every = 1
-    k = config.get("num_experts_per_tok")
-    task.decoder.moe = top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=True,
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
-    )
+    task.decoder.moe = local_experts(config, task.decoder)
     return task
 
 
 def _experts_config(task: Params) -> dict[str, Any]:
-    moe = task.decoder.moe
     return {
         **_common_config(task),
-        "intermediate_size": moe.hidden_dim,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
-        ),
+        **local_experts_config(task.decoder),
     }
 
 

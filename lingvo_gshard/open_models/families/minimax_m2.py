@@ -21,10 +21,10 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import (
+    dropless_experts,
     expert_rows,
-    loss_coefficient,
+    local_experts_config,
     loss_weight,
-    top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
@@ -89,22 +89,16 @@ def _task(config: PublishedConfig) -> Params:
         rope.setdefault("partial_rotary_factor", rotated / attention.head_dim)
     set_rope(config, attention, rope)
     k = config.get("num_experts_per_tok")
-    moe = top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=True,
-        balance_weight=0.0,
-    )
-    decoder.set(moe_every=1, moe=moe)
-    weight = loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k)
-    moe.router = SigmoidRouter.params().set(
+    decoder.moe_every = 1
+    router = SigmoidRouter.params().set(
         k=k,
         normalize=True,
         jitter=config.get("router_jitter_noise", 0.0),
-        auxiliary_loss_weight=weight,
+        auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k),
     )
-    decoder.moe = moe
+    decoder.moe = dropless_experts(
+        router, config.get("num_local_experts"), config.get("intermediate_size")
+    )
     return task
 
 
@@ -114,13 +108,8 @@ def _config(task: Params) -> dict[str, Any]:
         **plain_config(task),
         **rope_config(attention),
         "hidden_act": "silu",
-        "intermediate_size": moe.hidden_dim,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
+        **local_experts_config(task.decoder),
         "router_jitter_noise": moe.router.jitter,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
-        ),
     }
 
 

@@ -17,9 +17,8 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import (
     expert_rows,
-    loss_coefficient,
-    loss_weight,
-    top_k_experts,
+    local_experts,
+    local_experts_config,
 )
 from lingvo_gshard.open_models.families.family import Family, sliding_window, window_config
 
@@ -70,14 +69,7 @@ DENSE = Family(
 def _task(config: PublishedConfig) -> Params:
     task = sliding_task(config)
     task.decoder.moe_every = 1
-    k = config.get("num_experts_per_tok")
-    task.decoder.moe = top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=True,
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
-    )
+    task.decoder.moe = local_experts(config, task.decoder)
     task.decoder.moe.router.jitter = config.get("router_jitter_noise", 0.0)
     return task
 
@@ -86,12 +78,7 @@ def _config(task: Params) -> dict[str, Any]:
     moe = task.decoder.moe
     return {
         **sliding_config(task),
-        "intermediate_size": moe.hidden_dim,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
-        ),
+        **local_experts_config(task.decoder),
         "router_jitter_noise": moe.router.jitter,
     }
 

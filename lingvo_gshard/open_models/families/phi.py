@@ -21,10 +21,10 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import (
+    dropless_experts,
     expert_rows,
     loss_coefficient,
     loss_weight,
-    top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family, sliding_window, window_config
 from lingvo_gshard.open_models.families.rope import set_rope
@@ -107,19 +107,14 @@ def _experts_task(config: PublishedConfig) -> Params:
     decoder.layer.self_attention.set(use_bias=has_bias, use_output_bias=has_bias)
     decoder.moe_every = 1
     k = config.expect("num_experts_per_tok", 2)
-    moe = top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=False,
-        balance_weight=0.0,
-    )
-    moe.router = SparseMixerRouter.params().set(
+    router = SparseMixerRouter.params().set(
         jitter=config.get("input_jitter_noise", 0.0),
         threshold=2 * config.get("router_jitter_noise", kind=float),
         auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
     )
-    decoder.moe = moe
+    decoder.moe = dropless_experts(
+        router, config.get("num_local_experts"), config.get("intermediate_size")
+    )
     return task.set(use_logit_bias=config.get("lm_head_bias", False))
 
 

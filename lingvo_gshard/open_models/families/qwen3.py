@@ -20,8 +20,8 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import (
+    balance_config,
     expert_rows,
-    loss_coefficient,
     loss_weight,
     top_k_experts,
 )
@@ -126,9 +126,7 @@ def _moe_config(task: Params) -> dict[str, Any]:
         "num_experts": moe.num_experts,
         "num_experts_per_tok": moe.router.k,
         "norm_topk_prob": moe.router.normalize,
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, task.decoder, moe.router.k
-        ),
+        **balance_config(task.decoder),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
