@@ -10,8 +10,6 @@ Both sides prove that they know the job's secret before a byte of a part is sent
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import os
 import pathlib
 import secrets
@@ -22,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lingvo_gshard.runtime.cluster.rendezvous import read_line, send_line
+from lingvo_gshard.runtime.cluster.rendezvous import are_equal, read_line, send_line, sign
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 
 _SECONDS = 20.0
@@ -69,7 +67,7 @@ class Keeper:
         """
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._key, self._say = secret.encode(), say
+        self._secret, self._say = secret, say
         self._problems: set[str] = set()
         self._copying: threading.Thread | None = None
         self._may_serve = threading.Semaphore(_MOST)
@@ -144,10 +142,11 @@ class Keeper:
         if challenge is None:
             raise ValueError("no keeper answers there")
         nonce = secrets.token_hex(16)
-        send_line(connection, _Request(name, nonce, self._sign("ask", challenge.nonce, name)))
+        proof = sign(self._secret, "ask", challenge.nonce, name)
+        send_line(connection, _Request(name, nonce, proof))
         reply = read_line(connection, _Reply, _SECONDS)
-        if reply is None or not hmac.compare_digest(
-            reply.proof, self._sign("give", nonce, f"{name} {reply.size}")
+        if reply is None or not are_equal(
+            reply.proof, sign(self._secret, "give", nonce, f"{name} {reply.size}")
         ):
             raise ValueError("it does not have the part, or another secret")
         connection.settimeout(_SECONDS)
@@ -176,8 +175,8 @@ class Keeper:
                 nonce = secrets.token_hex(16)
                 send_line(connection, _Challenge(nonce))
                 asked = read_line(connection, _Request, _SECONDS)
-                if asked is None or not hmac.compare_digest(
-                    asked.proof, self._sign("ask", nonce, asked.name)
+                if asked is None or not are_equal(
+                    asked.proof, sign(self._secret, "ask", nonce, asked.name)
                 ):
                     self._tell("a stranger asked for a part of a snapshot and was refused")
                     return
@@ -186,7 +185,7 @@ class Keeper:
                     return
                 with self._path(part).open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
-                    proof = self._sign("give", asked.nonce, f"{asked.name} {size}")
+                    proof = sign(self._secret, "give", asked.nonce, f"{asked.name} {size}")
                     send_line(connection, _Reply(size, proof))
                     connection.settimeout(_SECONDS)
                     connection.sendfile(file)
@@ -195,9 +194,6 @@ class Keeper:
             return
         finally:
             self._may_serve.release()
-
-    def _sign(self, *texts: str) -> str:
-        return hmac.new(self._key, "\n".join(texts).encode(), hashlib.sha256).hexdigest()
 
     def _tell(self, text: str) -> None:
         """Says a problem once."""

@@ -111,7 +111,7 @@ class LanguageModelTask(TokenTask):
             self.create_child(REFERENCE, other)
 
     def variable_specs(self) -> NestedMap:
-        """Returns the declarations of all weights. Those of the reference never change."""
+        """Returns the declarations of all weights. Training never changes the reference."""
         specs = super().variable_specs()
         if REFERENCE in specs:
             specs = NestedMap(specs)

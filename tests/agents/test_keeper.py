@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 import types
 
@@ -81,6 +82,24 @@ def test_garbage_disturbs_nothing(keepers):
         with socket.create_connection((_HERE, a.port)) as connection:
             connection.sendall(content)
     assert b.fetch(PART, _HERE, a.port) is not None
+
+
+def test_proofs_of_any_letters_are_refused(keepers):
+    a = keepers("a")
+    wrong = '{"name": "a", "nonce": "b", "size": 1, "proof": "\u00e9"}\n'.encode()
+    with socket.create_connection((_HERE, a.port)) as connection:
+        connection.sendall(wrong)
+        wait_for(lambda: any("a stranger asked" in text for text in keepers.said))
+    with socket.create_server((_HERE, 0)) as stranger:
+
+        def answer():
+            connection, _ = stranger.accept()
+            with connection:
+                connection.sendall(b'{"nonce": "c"}\n' + wrong)
+                connection.recv(4096)
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert a.fetch(PART, _HERE, stranger.getsockname()[1]) is None
 
 
 @pytest.mark.parametrize("name", ["private", "../a/private", "1-1-10-2-0.part/../private"])

@@ -190,7 +190,7 @@ def of_openai(ranks: Mapping[bytes, int], name: str) -> str:
 
 
 def of_llama3(ranks: Mapping[bytes, int]) -> str:
-    """Returns the tokenizer.json of Llama 3's tokenizer.model. Texts begin with a token."""
+    """Returns the tokenizer.json of Llama 3's tokenizer.model. Each text begins with a token."""
     special = {token: len(ranks) + index for index, token in enumerate(_LLAMA3_SPECIAL)}
     return tokenizer_json(ranks, _LLAMA3, special, begin=_LLAMA3_SPECIAL[0])
 

@@ -166,6 +166,21 @@ def read_line(
         return None
 
 
+def sign(secret: str, *texts: str) -> str:
+    """Returns a signature of texts that only those who know the secret can make."""
+    return hmac.new(secret.encode(), "\n".join(texts).encode(), hashlib.sha256).hexdigest()
+
+
+def are_equal(given: str, expected: str) -> bool:
+    """Compares signatures in a time that does not depend on where they differ.
+
+    Args:
+      given: a signature, or any text of a stranger.
+      expected: the right signature.
+    """
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
 def _short(text: str) -> str:
     """Returns a short text as is, and the hash of a long text, such as all Params."""
     if len(text) <= _LONGEST_SHOWN:
@@ -240,7 +255,7 @@ class _Reception:
         self._may_listen.release()
         if hello is None:
             connection.close()
-        elif not _are_equal(hello.proof, _proof_of_hello(challenge, hello)):
+        elif not are_equal(hello.proof, _proof_of_hello(challenge, hello)):
             self._strangers += 1
             send_line(connection, Reply(_OTHER_SECRET))
             connection.close()
@@ -335,7 +350,7 @@ def _is_believed(reply: Reply, hello: Hello, member: ClusterMember) -> bool:
     Raises:
       UserError: process 0 says what is wrong, or one of the two has another secret.
     """
-    if _are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "")):
+    if are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "")):
         if reply.error:
             raise UserError(reply.error)
         return True
@@ -358,11 +373,4 @@ def _proof_of_hello(challenge: Challenge, hello: Hello) -> str:
 
 
 def _sign(*texts: str) -> str:
-    """Returns a signature of texts that only those who know the secret can make."""
-    key = os.environ.get(SECRET, "").encode()
-    return hmac.new(key, "\n".join(texts).encode(), hashlib.sha256).hexdigest()
-
-
-def _are_equal(given: str, expected: str) -> bool:
-    """Compares signatures in a time that does not depend on where they differ."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return sign(os.environ.get(SECRET, ""), *texts)

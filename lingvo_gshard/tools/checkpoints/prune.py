@@ -14,8 +14,8 @@ from absl import flags
 
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.options import define_dry_run
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.tools.launch.local import define_dry_run
 from lingvo_gshard.training.run.checkpoint import inventory
 from lingvo_gshard.training.run.logdir import Logdir
 

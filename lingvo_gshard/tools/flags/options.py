@@ -129,3 +129,10 @@ def spell_options(options: Options) -> list[str]:
         else:
             flags_.append(f"--{name}={str(value).lower() if each.kind is bool else value}")
     return flags_
+
+
+def define_dry_run(values: flags.FlagValues) -> None:
+    """Defines --dry_run."""
+    flags.DEFINE_boolean(
+        "dry_run", False, "Shows what would be written and started.", flag_values=values
+    )

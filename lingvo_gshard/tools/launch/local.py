@@ -29,7 +29,12 @@ from lingvo_gshard.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
+from lingvo_gshard.tools.flags.options import (
+    define_dry_run,
+    define_option_flags,
+    read_options,
+    spell_options,
+)
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
 
@@ -45,13 +50,6 @@ def define_flags() -> flags.FlagValues:
     define_dry_run(values)
     output.define_json_flag(values, "what would be started")
     return values
-
-
-def define_dry_run(values: flags.FlagValues) -> None:
-    """Defines --dry_run."""
-    flags.DEFINE_boolean(
-        "dry_run", False, "Shows what would be written and started.", flag_values=values
-    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

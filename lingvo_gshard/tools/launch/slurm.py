@@ -34,9 +34,13 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options, spell_options
+from lingvo_gshard.tools.flags.options import (
+    define_dry_run,
+    define_option_flags,
+    read_options,
+    spell_options,
+)
 from lingvo_gshard.tools.launch.command import WorkerCommand
-from lingvo_gshard.tools.launch.local import define_dry_run
 from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest
 
 _SCRIPT = "job.sh"

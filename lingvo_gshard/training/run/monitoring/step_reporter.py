@@ -8,9 +8,11 @@ computation of their own, a probe. The agent that leads compares both between ho
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import statistics
 import time
+from collections.abc import Callable
 
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.data.input import Batch
@@ -68,10 +70,16 @@ def probe_seconds() -> float:
     return max(map(_probe, jax.local_devices()))
 
 
+@functools.cache
+def _compiled_products() -> Callable:
+    """Returns a function of a matrix. All probes share it, so that it is compiled once."""
+    return jax.jit(lambda x: jax.lax.fori_loop(0, _PRODUCTS, lambda _, y: y @ x, x))
+
+
 def _probe(device: Device) -> float:
     size = _CPU_SIZE if device.platform == "cpu" else _SIZE
     matrix = jax.device_put(jax.numpy.full((size, size), 1 / size, "bfloat16"), device)
-    run = jax.jit(lambda x: jax.lax.fori_loop(0, _PRODUCTS, lambda _, y: y @ x, x))
+    run = _compiled_products()
     run(matrix).block_until_ready()
     seconds = []
     for _ in range(_TRIES):
