@@ -18,10 +18,10 @@ from starlette.responses import Response
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.conversations.encoding import encode_marked, end_of_turn
 from lingvo_gshard.inference import requests as inference
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, NewTokens
 from lingvo_gshard.inference.text import GrowingText, stop_check
-from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error, parse
+from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, parse
 from lingvo_gshard.serving.endpoints.completions import (
     BAD_REQUEST,
     MOST_STOPS,
@@ -30,6 +30,7 @@ from lingvo_gshard.serving.endpoints.completions import (
     answer,
     bad,
     check_absent,
+    decoding_options,
     finish_reason,
 )
 from lingvo_gshard.serving.errors import RequestError
@@ -144,24 +145,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
         return ids
 
     def _options(self, model: ServedModel) -> DecodingOptions:
-        given: dict[str, Any] = {
-            "beam_size": 1,
-            "seed": self.seed or 0,
-            "stop": tuple(listed(self.stop or [])),
-        }
-        most = self.max_completion_tokens or self.max_tokens
-        for name, value in (
-            ("most_tokens", most),
-            ("temperature", self.temperature),
-            ("top_p", self.top_p),
-        ):
-            if value is not None:
-                given[name] = value
-        try:
-            options = model.published.options(DRAWING, given)
-            return dataclasses.replace(options, best=(self.n or 1) if options.draws else 1)
-        except UserError as error:
-            raise options_error(error, BAD_REQUEST) from None
+        return decoding_options(model, self, self.max_completion_tokens or self.max_tokens)
 
     def stops(self, model: ServedModel) -> frozenset[int]:
         """Returns the ids that end an answer, besides the ends of the model's texts."""

@@ -161,20 +161,33 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
         return ids
 
     def _options(self, model: ServedModel) -> DecodingOptions:
-        given = {
-            "beam_size": 1,
-            "most_tokens": _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1),
-            "seed": self.seed or 0,
-            "stop": tuple(listed(self.stop or [])),
-        }
-        for name in ("temperature", "top_p"):
-            if getattr(self, name) is not None:
-                given[name] = getattr(self, name)
-        try:
-            options = model.published.options(DRAWING, given)
-            return dataclasses.replace(options, best=(self.n or 1) if options.draws else 1)
-        except UserError as error:
-            raise options_error(error, BAD_REQUEST) from None
+        most = _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
+        return decoding_options(model, self, most)
+
+
+def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
+    """Returns the options that a body asks for.
+
+    Args:
+      model: the model, which has options of its own.
+      body: a CompletionsBody, or one with the same fields of decoding.
+      most_tokens: of an answer; None for what the model says.
+
+    Raises:
+      RequestError: an option is wrong.
+    """
+    given: dict[str, Any] = {
+        "beam_size": 1,
+        "seed": body.seed or 0,
+        "stop": tuple(listed(body.stop or [])),
+    }
+    chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
+    given |= {name: value for name, value in chosen.items() if value is not None}
+    try:
+        options = model.published.options(DRAWING, given)
+        return dataclasses.replace(options, best=(body.n or 1) if options.draws else 1)
+    except UserError as error:
+        raise options_error(error, BAD_REQUEST) from None
 
 
 def bad(field: str, message: str) -> RequestError:
