@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from lingvo_gshard.agents.health import HealthCheck
 from lingvo_gshard.agents.keeper import Keeper, Preparation
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.meeting import Meeting
@@ -77,6 +78,7 @@ class Agent:
         command: Callable[[Assignment], Sequence[str]],
         environment: Mapping[str, str],
         keeper: Keeper,
+        check: Sequence[str],
         say: Callable[[str], None],
     ):
         """Makes an agent that has not met anybody yet.
@@ -89,6 +91,7 @@ class Agent:
           command: returns the command of a worker.
           environment: variables for workers, in addition to the variables of this process.
           keeper: of the snapshots on this host.
+          check: the command that checks this host, as in `HealthCheck`.
           say: shows a line to the user.
         """
         self._keeper = keeper
@@ -108,6 +111,7 @@ class Agent:
         self._leaving: int | None = None
         self._code: int | None = None
         self._wake = threading.Event()
+        self._health = HealthCheck(check, say, self._wake.set)
 
     def run(self) -> int:
         """Takes part in the job until it ends or this host is asked to stop.
@@ -120,9 +124,13 @@ class Agent:
           OSError: a worker cannot be started.
         """
         self._newest = self._meeting.newest()
-        if self._newest is None or self._newest.code is not None:
+        is_new = self._newest is None or self._newest.code is not None
+        self._keeper.tidy(is_new)
+        if is_new:
             # Parts of an earlier job.
             self._keeper.clear()
+        elif self._newest and self._newest.has_lost(self._host.name, self._life):
+            self._check_after_failure()
         with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
             # A request lets this loop go on until the worker has saved.
             stop.finishing = True
@@ -132,6 +140,7 @@ class Agent:
                 self._loop(stop)
             finally:
                 self._kill_worker()
+                self._health.close()
                 self._keeper.close()
         assert self._code is not None
         return self._code
@@ -147,6 +156,7 @@ class Agent:
             self._heed(stop)
             self._start_worker()
             self._watch_worker()
+            self._health.poll()
             try:
                 self._meet()
                 met = time.monotonic()
@@ -192,8 +202,18 @@ class Agent:
             self._say(f"The worker of {self._host.name} {words_of(self._outcome)}")
         self._worker.close()
         self._worker = None
+        if self._outcome.is_failure:
+            self._check_after_failure()
         if self._outcome.code == 0 and self._leaving is not None:
             self._leaving = 0
+
+    def _check_after_failure(self) -> None:
+        """Checks this host if it has failed often enough, the failure just found included."""
+        enough = self._options.check_after_failures
+        known = self._leader.failures_of(self._host.name, self._newest) if self._newest else 0
+        if enough and known + 1 >= enough and self._leaving is None:
+            self._say(f"{self._host.name} has failed {known + 1} times: gshard-doctor checks it")
+            self._health.begin()
 
     def _meet(self) -> None:
         """Gives a sign of life, follows the newest record, and leads if no other agent does."""
@@ -225,6 +245,7 @@ class Agent:
                 report.probe_seconds if report else None,
                 self._keeper.parts(),
                 self._keeper.port,
+                self._health.keeps_out,
             )
         )
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from lingvo_gshard.agents import leftovers
 from lingvo_gshard.runtime.cluster.rendezvous import are_equal, read_line, send_line, sign
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 
@@ -63,10 +64,11 @@ class Keeper:
           say: shows a line to the user.
 
         Raises:
-          OSError: the folder cannot be made.
+          OSError: the folder cannot be made, or is another agent's or another user's.
         """
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = leftovers.hold(self.folder)
         self._secret, self._say = secret, say
         self._problems: set[str] = set()
         self._copying: threading.Thread | None = None
@@ -121,6 +123,11 @@ class Keeper:
             return None
         return path
 
+    def tidy(self, is_new: bool) -> None:
+        """Removes folders beside this one whose agents were killed for good; see `leftovers`."""
+        for line in leftovers.tidy(self.folder, is_new):
+            self._say(line)
+
     def clear(self) -> None:
         """Deletes all parts."""
         for part in self.parts():
@@ -132,6 +139,7 @@ class Keeper:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
 
     def _path(self, part: Part) -> pathlib.Path:
         return self.folder / part.name

@@ -13,6 +13,7 @@ from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import (
     FAILED,
     LOST,
+    STOP_CODES,
     STOPPED,
     Beat,
     Failure,
@@ -24,10 +25,8 @@ from lingvo_gshard.agents.records import (
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.worker import words_of
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
-from lingvo_gshard.training.run.signals import EXIT_CODES
 
 _HOUR = 3600.0
-_STOP_CODES = frozenset(EXIT_CODES.values())
 
 
 class Leader:
@@ -94,6 +93,10 @@ class Leader:
             self._grows = record.number
         return grows
 
+    def failures_of(self, host: str, record: Record) -> int:
+        """Returns how often a host failed within the last hour, as a record knows it."""
+        return sum(one.host == host for one in self._past(record))
+
     def _next(
         self,
         number: int,
@@ -122,7 +125,7 @@ class Leader:
             return None
         count = self._count(len(hosts))
         if count is None:
-            return self._too_few(number, hosts, failure) if waited > self._limit else None
+            return self._too_few(number, hosts, failure, beats) if waited > self._limit else None
         first = beats[hosts[0]]
         return Record(
             number,
@@ -147,11 +150,20 @@ class Leader:
     def _limit(self) -> float:
         return self._options.join_seconds
 
-    def _too_few(self, number: int, hosts: Sequence[str], failure: Failure | None) -> Record:
+    def _too_few(
+        self,
+        number: int,
+        hosts: Sequence[str],
+        failure: Failure | None,
+        beats: Mapping[str, Beat],
+    ) -> Record:
         reason = (
             f"`min_hosts={self._options.fewest}` hosts are needed, and for {self._limit:g} s only "
             f"{len(hosts)} were there: {', '.join(hosts) or 'none'}"
         )
+        unfit = [host for host in sorted(beats) if beats[host].is_unfit]
+        if unfit:
+            reason += f"; kept out by gshard-doctor: {', '.join(unfit)}"
         return Record(number, failure=failure, code=1, reason=reason)
 
     def _count(self, available: int) -> int | None:
@@ -175,7 +187,7 @@ class Leader:
         return healthy if self._count(len(healthy)) is not None else there
 
     def _can_take_part(self, beat: Beat) -> bool:
-        return self._sightings.lives(beat.host) and not beat.is_leaving
+        return self._sightings.lives(beat.host) and not beat.is_leaving and not beat.is_unfit
 
     def _is_there(self, member: Member, beats: Mapping[str, Beat]) -> bool:
         """Returns whether the agent that agreed to a round still lives, or may."""
@@ -205,7 +217,7 @@ class Leader:
         self, current: Record, outcomes: Mapping[str, Outcome], beats: Mapping[str, Beat]
     ) -> Failure | None:
         """Returns why a round ended: the likeliest cause among all that happened."""
-        if self._grows == current.number and all(o.code in _STOP_CODES for o in outcomes.values()):
+        if self._grows == current.number and all(o.code in STOP_CODES for o in outcomes.values()):
             return None
         for member in current.members:
             if member.host not in outcomes and not self._is_there(member, beats):
@@ -217,11 +229,11 @@ class Leader:
         ranked = sorted(outcomes, key=lambda host: outcomes[host].code >= 0)
         for host in ranked:
             outcome = outcomes[host]
-            if outcome.code and outcome.code not in _STOP_CODES and not outcome.is_consequence:
+            if outcome.is_failure:
                 return Failure(FAILED, host, outcome.step, words_of(outcome))
         for host in ranked:
             outcome = outcomes[host]
-            if outcome.code in _STOP_CODES:
+            if outcome.code in STOP_CODES:
                 return Failure(STOPPED, host, outcome.step, "was asked to stop")
         for host in ranked:
             if outcomes[host].code:

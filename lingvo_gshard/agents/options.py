@@ -37,6 +37,12 @@ class AgentOptions(Options):
         "there.",
         minimum=1,
     )
+    check_after_failures: int = option(
+        2,
+        "A host that failed so often within an hour runs gshard-doctor before it takes part again; "
+        "0: never.",
+        minimum=0,
+    )
     gather_seconds: float = option(
         60.0, "Longest wait for all `max_hosts` when the job starts.", minimum=0
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.training.run.signals import EXIT_CODES
 
+# Exit codes of workers that were asked to stop.
+STOP_CODES = frozenset(EXIT_CODES.values())
 # Kinds of `Failure`.
 FAILED, LOST, STOPPED = "failed", "lost", "stopped"
 
@@ -27,6 +30,11 @@ class Outcome(msgspec.Struct, frozen=True):
     problem: str = ""
     is_consequence: bool = False
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether it failed by itself, and was neither asked to stop nor ended by another one."""
+        return self.code != 0 and self.code not in STOP_CODES and not self.is_consequence
+
 
 class Beat(msgspec.Struct, frozen=True):
     """An agent's sign of life. Each agent rewrites its own, and nobody else does.
@@ -46,6 +54,7 @@ class Beat(msgspec.Struct, frozen=True):
       probe_seconds: time of a fixed computation on the slowest device of the host.
       parts: the parts of snapshots that the host has, in order.
       keeper_port: where the host serves them.
+      is_unfit: whether the host is being checked after failures, or has failed the check.
     """
 
     host: str
@@ -61,6 +70,7 @@ class Beat(msgspec.Struct, frozen=True):
     probe_seconds: float | None = None
     parts: tuple[Part, ...] = ()
     keeper_port: int = 0
+    is_unfit: bool = False
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -153,3 +163,7 @@ class Record(msgspec.Struct, frozen=True):
         """Returns the number of a host's worker; None if it has none in this round."""
         member = Member(host, life)
         return self.members.index(member) if member in self.members else None
+
+    def has_lost(self, host: str, life: str) -> bool:
+        """Returns whether an earlier agent of a host is in this round, which it did not end."""
+        return any(one.host == host and one.life != life for one in self.members)

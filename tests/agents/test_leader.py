@@ -268,3 +268,29 @@ def test_the_newest_complete_snapshot_is_restored_also_from_copies():
     job.end(1, hosts="ab", is_consequence=True)
     record = job.decide()
     assert job.hosts == "ab" and record.snapshot is None
+
+
+def test_a_host_that_is_checked_or_unfit_is_done_without_until_it_is_fit():
+    job = Job("abc", min_hosts=2, regather_seconds=10, grow_seconds=5)
+    job.decide()
+    job.change("b", is_unfit=True)
+    job.end(1, "the device has failed", "b")
+    job.end(1, "process 1 of 3 is gone", "ac", is_consequence=True)
+    assert job.wait(9) is None
+    job.wait(2)
+    assert job.hosts == "ac"
+    job.now += 10
+    assert not job.leader.should_grow(job.newest, job.beats)
+    job.change("b", is_unfit=False)
+    assert job.leader.should_grow(job.newest, job.beats)
+    assert job.leader.failures_of("b", job.newest) == 1
+
+
+def test_a_job_that_ends_for_want_of_hosts_names_those_that_are_unfit():
+    job = Job("ab", join_seconds=100)
+    job.decide()
+    job.change("b", is_unfit=True)
+    job.end(1, "the device has failed", "b")
+    job.end(1, "process 1 of 2 is gone", "a", is_consequence=True)
+    record = job.wait(101)
+    assert record.code == 1 and record.reason.endswith("kept out by gshard-doctor: b")

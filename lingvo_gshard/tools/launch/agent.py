@@ -18,11 +18,13 @@ import functools
 import hashlib
 import os
 import socket
+import sys
 from collections.abc import Sequence
 
 import rich.console
 from absl import flags
 
+from lingvo_gshard.agents import leftovers
 from lingvo_gshard.agents.agent import Agent, Host
 from lingvo_gshard.agents.keeper import Keeper
 from lingvo_gshard.agents.meeting import Meeting, shared_secret
@@ -35,6 +37,7 @@ from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.run_lock import JOB
 
+_CHECK = (sys.executable, "-m", "lingvo_gshard", "doctor")
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"
 
@@ -59,7 +62,16 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     meshes = command.meshes(options)
     secret = shared_secret(place)
     job = hashlib.sha256(place.encode()).hexdigest()[:16]
-    folder = f"{options.snapshot_folder}/gshard-{job}-{host.name}"
+    folder = leftovers.folder_of(options.snapshot_folder, job, host.name)
+    try:
+        keeper = Keeper(folder, host.address, secret, say)
+    except BlockingIOError:
+        raise UserError(
+            f"`host={host.name}`: another agent of this job and host runs on this machine"
+        ) from None
+    except OSError as error:
+        reason = f"{folder} cannot be used ({error.strerror})"
+        raise UserError(f"`snapshot_folder={options.snapshot_folder}`: {reason}") from None
     agent = Agent(
         options,
         host,
@@ -67,7 +79,8 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         meshes,
         command.of_worker,
         {SECRET: secret, JOB: job},
-        Keeper(folder, host.address, secret, say),
+        keeper,
+        _CHECK,
         say,
     )
     code = agent.run()

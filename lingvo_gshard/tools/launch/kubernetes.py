@@ -191,6 +191,9 @@ def _pod(
 ) -> dict[str, Any]:
     host = "$(JOB)-$(INDEX)"
     own = HostOptions(host=host, address=f"{host}.{kubernetes.job_name}", alive_file=_ALIVE)
+    if kubernetes.tpu_topology is not None:
+        # The chips of a slice start on all hosts together: no host can check its own.
+        options = dataclasses.replace(options, check_after_failures=0)
     agent = [*spell_options(options), *spell_options(own)]
     container: dict[str, Any] = {
         "name": "agent",

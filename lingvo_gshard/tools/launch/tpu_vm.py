@@ -72,7 +72,10 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     command = WorkerCommand(words)
     options, tpu = read_options(values, AgentOptions), read_options(values, TpuVmOptions)
-    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    # The chips of a slice start on all hosts together: no host can check its own.
+    options = dataclasses.replace(
+        options, meeting_place=command.meeting_place(options), check_after_failures=0
+    )
     steps = commands(tpu, options, words)
     output.write_json(values.json, {"commands": steps})
     if values.dry_run:

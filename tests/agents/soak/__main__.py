@@ -16,6 +16,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -111,6 +112,8 @@ def main() -> int:
     if problem := network.problem():
         print(f"skipped: {problem}")
         return 0
+    # Namespaces and mounts are removed also when it is asked to end early.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     draw, inflicted = random.Random(options.seed), []
     bag: list[str] = []
     folder = pathlib.Path(tempfile.mkdtemp(prefix="gshard-soak-"))
