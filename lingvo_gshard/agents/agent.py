@@ -21,6 +21,7 @@ from lingvo_gshard.agents.keeper import Keeper, Preparation
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.meeting import Meeting
 from lingvo_gshard.agents.options import AgentOptions
+from lingvo_gshard.agents.reach import Reach
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.stragglers import Stragglers
@@ -112,6 +113,9 @@ class Agent:
         self._code: int | None = None
         self._wake = threading.Event()
         self._health = HealthCheck(check, say, self._wake.set)
+        self._reach = Reach(options.lost_seconds, self._end_worker_out_of_reach)
+        # Why the meeting place could not be reached last, in parentheses.
+        self._problem = ""
 
     def run(self) -> int:
         """Takes part in the job until it ends or this host is asked to stop.
@@ -131,6 +135,7 @@ class Agent:
             self._keeper.clear()
         elif self._newest and self._newest.has_lost(self._host.name, self._life):
             self._check_after_failure()
+        self._reach.start()
         with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
             # A request lets this loop go on until the worker has saved.
             stop.finishing = True
@@ -140,13 +145,14 @@ class Agent:
                 self._loop(stop)
             finally:
                 self._kill_worker()
+                self._reach.close()
                 self._health.close()
                 self._keeper.close()
         assert self._code is not None
         return self._code
 
     def _loop(self, stop: StopRequest) -> None:
-        met = last = time.monotonic()
+        last = time.monotonic()
         while self._code is None:
             now = time.monotonic()
             # This process was stopped, or the machine slept: that says nothing about the others.
@@ -159,9 +165,9 @@ class Agent:
             self._health.poll()
             try:
                 self._meet()
-                met = time.monotonic()
+                self._reach.met()
             except OSError as error:
-                self._endure(error, time.monotonic() - met)
+                self._problem = f" ({error})"
             is_idle = self._worker is None and self._next is None
             if self._leaving is not None and is_idle and self._code is None:
                 self._code = self._leaving
@@ -336,13 +342,14 @@ class Agent:
         mesh = f", mesh {record.mesh}" if record.mesh else ""
         self._say(f"Round {record.number}{why}: {hosts}{mesh}")
 
-    def _endure(self, error: OSError, seconds: float) -> None:
-        """Ends the worker if the meeting place is out of reach for so long that others go on."""
-        if self._worker and seconds > self._options.lost_seconds:
+    def _end_worker_out_of_reach(self) -> None:
+        """Ends the worker, since the others go on without this host. Called in a thread."""
+        worker = self._worker
+        if worker:
             self._say(
-                f"Warning: the meeting place cannot be reached ({error}); the worker is ended"
+                f"Warning: the meeting place cannot be reached{self._problem}; the worker is ended"
             )
-            self._worker.kill("its agent cannot reach the meeting place")
+            worker.kill("its agent cannot reach the meeting place")
 
     def _kill_worker(self) -> None:
         self._next = None

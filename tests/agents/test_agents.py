@@ -27,14 +27,14 @@ class Job:
     """A job in a directory of its own."""
 
     def __init__(self, directory: pathlib.Path):
-        self.directory = directory
+        self.directory, self.meeting_place = directory, f"{directory}/agents"
         self.started: list[subprocess.Popen] = []
 
     def start(self, *arguments: str, steps: int = STEPS, faults: str = "", mesh: str = "data=2"):
         """Starts gshard-launch with some arguments."""
         worker = [sys.executable, "-S", stand_in.__file__, str(self.directory), str(steps), faults]
         command = [sys.executable, "-m", "lingvo_gshard", "launch", *arguments, *FAST]
-        command += [f"--meeting_place={self.directory}/agents", "--", *worker, f"--mesh={mesh}"]
+        command += [f"--meeting_place={self.meeting_place}", "--", *worker, f"--mesh={mesh}"]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
         self.started.append(process)
