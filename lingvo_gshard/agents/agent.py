@@ -218,7 +218,7 @@ class Agent:
         enough = self._options.check_after_failures
         known = self._leader.failures_of(self._host.name, self._newest) if self._newest else 0
         if enough and known + 1 >= enough and self._leaving is None:
-            self._say(f"{self._host.name} has failed {known + 1} times: gshard-doctor checks it")
+            self._say(f"Failures of this host within an hour: {known + 1}; gshard-doctor checks it")
             self._health.begin()
 
     def _meet(self) -> None:

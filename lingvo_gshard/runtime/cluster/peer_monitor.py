@@ -176,6 +176,8 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 # A machine that does not answer counts as gone after about 10 + 4 * 5 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+# The same for a machine that vanished while bytes were on their way to it, in milliseconds.
+_USER_TIMEOUT = 30_000
 _LINGER_SECONDS = 10.0
 
 
@@ -315,3 +317,5 @@ def _enable_keepalive(connection: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT)

@@ -69,7 +69,7 @@ class Training:
             self._step += 1
             report_step(self._step, 0.0, probe)
             _say(f"step {self._step} at {time.monotonic():.3f}")
-            if self._step % SNAPSHOT_EVERY == 0:
+            if self._step % SNAPSHOT_EVERY == 0 and self._snapshots.is_open:
                 self._take_snapshot()
             if self._step % CHECKPOINT_EVERY == 0:
                 self._save()
@@ -112,6 +112,8 @@ def main(argv: list[str]) -> int:
                 training = Training(logdir)
                 stop.finishing = True
                 training.run(steps, stop)
+        if stop.agreed:
+            return EXIT_CODES[stop.agreed]
     except StoppedError as stopped:
         return EXIT_CODES[str(stopped)]
     except ValueError as error:

@@ -75,17 +75,21 @@ def test_a_job_trains_on_both_nodes_and_survives_its_workers(slurm, tmp_path):
     assert "Round 2 after n2 was killed by SIGKILL (after step 16)" in said
 
 
-@pytest.mark.slow
-def test_a_job_saves_before_its_time_limit_and_is_queued_again(slurm, tmp_path):
-    job = Job(slurm, tmp_path, steps=200)
-    job.wait_for_step(10)
-    number = job.number
-    # As Slurm does some time before the limit.
+def end_as_the_time_limit_does(slurm, number: str) -> None:
+    """Signals a job as Slurm does some time before its limit, and waits until it is queued."""
     slurm.run("scancel", "--signal=USR1", "--batch", number)
     deadline = time.monotonic() + 60
     while slurm.run("squeue", "-h", "-o", "%T") != "PENDING":
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_job_saves_before_its_time_limit_and_is_queued_again(slurm, tmp_path):
+    job = Job(slurm, tmp_path, steps=200)
+    job.wait_for_step(10)
+    number = job.number
+    end_as_the_time_limit_does(slurm, number)
     step, value = job.saved
     assert 10 <= step < 200 and value == number_after(step)
     # Slurm itself waits two minutes before a job runs again.
@@ -93,6 +97,27 @@ def test_a_job_saves_before_its_time_limit_and_is_queued_again(slurm, tmp_path):
     said = job.finish()
     assert job.saved == [200, number_after(200)]
     assert said.count("mesh data=2") == 2
+
+
+@pytest.mark.slow
+def test_a_drained_node_finishes_its_part_and_the_job_goes_on_without_it(slurm, tmp_path):
+    job = Job(slurm, tmp_path, "--min_hosts=1", "--gather_seconds=3", steps=400)
+    job.wait_for_step(10)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    try:
+        # A drained node gets no new job, and keeps the one that it has.
+        job.wait_for_step(job.saved[0] + 50)
+        number = job.number
+        end_as_the_time_limit_does(slurm, number)
+        step, value = job.saved
+        assert 60 <= step < 400 and value == number_after(step)
+        # The job would wait for two nodes.
+        slurm.run("scontrol", "update", f"JobId={number}", "NumNodes=1", "StartTime=now")
+        said = job.finish()
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert job.saved == [400, number_after(400)]
+    assert "Round 1: n1, n2, mesh data=2" in said and "n1, mesh data=1" in said
 
 
 @pytest.mark.slow
