@@ -59,7 +59,7 @@ class Worker:
             env={**os.environ, **environment, REPORT_FILE: str(self._report)},
             # A scheduler signals the agent's group. The agent decides what the worker gets.
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_begin,
         )
         threading.Thread(target=self._wait, args=[on_end], daemon=True).start()
 
@@ -154,6 +154,9 @@ def words_of(outcome: Outcome) -> str:
     return f"ended with exit code {outcome.code}"
 
 
-def _end_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _begin() -> None:
+    """Prepares a new process: it ends with its parent, and leaves a warning to its parent."""
+    # Slurm sends it to all processes of a job. The agent passes it on as a request to stop.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

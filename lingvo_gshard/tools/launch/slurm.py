@@ -157,7 +157,9 @@ stop() {{
 trap 'stop limit' USR1
 trap 'stop preempted' TERM
 
-srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 bash -c {keep} agent \\
+# A job that is queued again may get fewer nodes than it first asked for.
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 \\
+    bash -c {keep} agent \\
     {agent} &
 agents=$!
 # A signal ends `wait` early.

@@ -96,7 +96,7 @@ def test_a_job_saves_before_its_time_limit_and_is_queued_again(slurm, tmp_path):
     slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
     said = job.finish()
     assert job.saved == [200, number_after(200)]
-    assert said.count("mesh data=2") == 2
+    assert said.count("mesh data=2") == 2 and "killed" not in said
 
 
 @pytest.mark.slow
@@ -118,6 +118,7 @@ def test_a_drained_node_finishes_its_part_and_the_job_goes_on_without_it(slurm, 
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert job.saved == [400, number_after(400)]
     assert "Round 1: n1, n2, mesh data=2" in said and "n1, mesh data=1" in said
+    assert "killed" not in said
 
 
 @pytest.mark.slow
