@@ -19,7 +19,7 @@ from tests.agents.soak.network import Network
 HOSTS = 4
 _WORKER = "tests.agents.soak.worker"
 _OPTIONS = (
-    *("--lost_seconds=10", "--regather_seconds=20", "--stop_seconds=60", "--grow_seconds=30"),
+    *("--lost_seconds=10", "--regather_seconds=15", "--stop_seconds=60", "--grow_seconds=30"),
     *("--max_restarts=999", "--max_host_failures=999", "--min_hosts=2", "--other_mesh=data=3"),
     "--check_after_failures=0",
 )
