@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -106,6 +107,43 @@ def is_right(folder: pathlib.Path) -> bool:
     )
 
 
+@dataclasses.dataclass
+class Storm:
+    """The faults of a soak, and when it began and ended.
+
+    Attributes:
+      problem: why the job did not go on after a fault; None if it did.
+    """
+
+    faults: list[Fault]
+    began: float
+    ended: float
+    problem: str | None = None
+
+
+def inflict(cluster: Cluster, names: Sequence[str], options: argparse.Namespace) -> Storm:
+    """Inflicts random faults until the time is over or the job does not go on."""
+    draw = random.Random(options.seed)
+    bag: list[str] = []
+    began = due = time.monotonic()
+    storm = Storm([], began, began + 60 * options.minutes)
+    while storm.problem is None:
+        due = max(due + options.every * (0.5 + draw.random()), time.monotonic())
+        if due > storm.ended:
+            cluster.pause(storm.ended - time.monotonic())
+            return storm
+        cluster.pause(due - time.monotonic())
+        bag = bag or draw.sample(names, len(names))
+        at, load = time.monotonic() - began, os.getloadavg()[0]
+        fault = Fault(bag.pop(), draw.randrange(HOSTS), round(at, 1), round(load, 1))
+        storm.faults.append(fault)
+        print(f"{fault.at:.0f} s: {fault.name}, host {fault.host}", flush=True)
+        storm.problem = suffer(cluster, fault.name, fault.host)
+    print(storm.problem, flush=True)
+    storm.ended = time.monotonic()
+    return storm
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
@@ -118,8 +156,6 @@ def main() -> int:
         return 0
     # Namespaces and mounts are removed also when it is asked to end early.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    draw, inflicted = random.Random(options.seed), []
-    bag: list[str] = []
     folder = pathlib.Path(tempfile.mkdtemp(prefix="gshard-soak-"))
     print(f"logs: {folder}", flush=True)
     with Network(HOSTS) as net, Cluster(net, folder, int(1e9)) as cluster:
@@ -128,42 +164,22 @@ def main() -> int:
         print(f"netem: {net.has_netem}; left out: {missing or 'nothing'}", flush=True)
         while not newest_step(cluster)[1]:
             cluster.pause(1)
-        began = due = time.monotonic()
-        problem = None
-        while problem is None:
-            due = max(due + options.every * (0.5 + draw.random()), time.monotonic())
-            if due - began > 60 * options.minutes:
-                break
-            cluster.pause(due - time.monotonic())
-            bag = bag or draw.sample(names, len(names))
-            fault = Fault(
-                bag.pop(),
-                draw.randrange(HOSTS),
-                round(time.monotonic() - began, 1),
-                round(os.getloadavg()[0], 1),
-            )
-            inflicted.append(fault)
-            print(f"{fault.at:.0f} s: {fault.name}, host {fault.host}", flush=True)
-            problem = suffer(cluster, fault.name, fault.host)
-        if problem is None:
-            cluster.pause(began + 60 * options.minutes - time.monotonic())
-        else:
-            print(problem, flush=True)
-        ended = time.monotonic()
+        storm = inflict(cluster, names, options)
         codes = cluster.stop()
     logs = [cluster.log(host) for host in range(HOSTS)]
-    report(Steps.of(logs), inflicted, began, ended)
+    report(Steps.of(logs), storm)
     rounds = [one for log in logs for one in _ROUND.findall(log.read_text("utf-8", "replace"))]
     for number, words in sorted(rounds, key=lambda one: int(one[0])):
         print(f"round {number}{words}")
     print(f"exit codes {codes}")
     right = is_right(folder)
     print("the state is right to the bit" if right else "THE STATE IS WRONG")
-    return 0 if right and problem is None else 1
+    return 0 if right and storm.problem is None else 1
 
 
-def report(steps: Steps, inflicted: list[Fault], began: float, ended: float) -> None:
+def report(steps: Steps, storm: Storm) -> None:
     """Prints what each fault cost, and what all of them did."""
+    inflicted, began, ended = storm.faults, storm.began, storm.ended
     times = [began + fault.at for fault in inflicted] + [ended]
     by_name = collections.defaultdict(list)
     for fault, begin, end in zip(inflicted, times, times[1:], strict=False):

@@ -68,7 +68,7 @@ class Cluster:
     def __init__(self, net: Network, folder: pathlib.Path, steps: int):
         self.net, self.folder, self.steps = net, folder, steps
         self.speeds = [Speed(f"gshard-soak-{host}") for host in range(HOSTS)]
-        self.clock_library = _built_clock(folder)
+        self.clock_library = built_clock(folder)
         self.held: set[int] = set()
         self.agents: list[subprocess.Popen] = []
 
@@ -194,7 +194,7 @@ class Cluster:
         return {"LD_PRELOAD": str(self.clock_library), "GSHARD_CLOCK": str(self._clock(host))}
 
 
-def _built_clock(folder: pathlib.Path) -> pathlib.Path | None:
+def built_clock(folder: pathlib.Path) -> pathlib.Path | None:
     """Compiles clock.c. Returns the library; None where there is no C compiler."""
     source, library = pathlib.Path(__file__).with_name("clock.c"), folder / "clock.so"
     if shutil.which("cc") is None:

@@ -30,7 +30,7 @@ def open_tap(name: str) -> int:
 
 
 def carry(taps: tuple[int, int], delay: float, loss: float, draw: random.Random) -> None:
-    """Carries frames between two devices, forever.
+    """Carries frames between two devices until one of them is gone.
 
     Args:
       taps: file descriptors of the devices.
@@ -45,6 +45,8 @@ def carry(taps: tuple[int, int], delay: float, loss: float, draw: random.Random)
         timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for tap in select.select(taps, [], [], timeout)[0]:
             frame = os.read(tap, _LONGEST)
+            if not frame:
+                return
             if draw.random() >= loss and len(waiting) < _MOST:
                 waiting.append((time.monotonic() + delay, other[tap], frame))
         while waiting and waiting[0][0] <= time.monotonic():

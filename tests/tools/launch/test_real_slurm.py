@@ -112,7 +112,8 @@ def test_a_drained_node_finishes_its_part_and_the_job_goes_on_without_it(slurm, 
         step, value = job.saved
         assert 60 <= step < 400 and value == number_after(step)
         # The job would wait for two nodes.
-        slurm.run("scontrol", "update", f"JobId={number}", "NumNodes=1", "StartTime=now")
+        fewer = ("NumNodes=1", "NumTasks=1")
+        slurm.run("scontrol", "update", f"JobId={number}", *fewer, "StartTime=now")
         said = job.finish()
     finally:
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
