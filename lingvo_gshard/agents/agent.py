@@ -8,6 +8,7 @@ names the hosts of a round, the address where their workers meet, and the mesh.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import secrets
 import signal
@@ -79,7 +80,7 @@ class Agent:
         command: Callable[[Assignment], Sequence[str]],
         environment: Mapping[str, str],
         keeper: Keeper,
-        check: Sequence[str],
+        check: Callable[[str], Sequence[str]],
         say: Callable[[str], None],
     ):
         """Makes an agent that has not met anybody yet.
@@ -92,7 +93,7 @@ class Agent:
           command: returns the command of a worker.
           environment: variables for workers, in addition to the variables of this process.
           keeper: of the snapshots on this host.
-          check: the command that checks this host, as in `HealthCheck`.
+          check: returns the command that checks this host, as in `HealthCheck`.
           say: shows a line to the user.
         """
         self._keeper = keeper
@@ -105,6 +106,8 @@ class Agent:
         self._worker: Worker | None = None
         # The worker to start when its part of a snapshot is there.
         self._next: tuple[Record, Assignment, Preparation] | None = None
+        # The worker has not yet read it; None if it has.
+        self._preparation: Preparation | None = None
         self._outcome: Outcome | None = None
         self._newest: Record | None = None
         self._leads = False
@@ -147,6 +150,9 @@ class Agent:
                 self._kill_worker()
                 self._reach.close()
                 self._health.close()
+                if self._newest and self._newest.code is not None:
+                    # Parts of hosts that were lost on the way.
+                    self._keeper.tidy(is_new=True)
                 self._keeper.close()
         assert self._code is not None
         return self._code
@@ -192,8 +198,9 @@ class Agent:
             **self._environment,
             ROUND: str(record.number),
             FOLDER: str(self._keeper.folder),
-            RESTORED: str(preparation.path or ""),
+            RESTORED: os.pathsep.join(map(str, preparation.paths)),
         }
+        self._preparation = preparation
         self._worker = Worker(self._command(assignment), environment, record.number, self._wake.set)
 
     def _watch_worker(self) -> None:
@@ -228,7 +235,7 @@ class Agent:
         records = [self._newest, self._meeting.newest(), leader.newest if leader else None]
         newest = max(filter(None, records), key=lambda record: record.number, default=None)
         self._follow(newest)
-        self._copy_part_of_partner()
+        self._keep_parts()
         self._leads = leader is None and self._leaving is None
         if self._leads and self._code is None:
             self._lead()
@@ -293,19 +300,34 @@ class Agent:
         self._start_worker()
 
     def _prepare(self, record: Record, index: int) -> Preparation:
-        """Begins to fetch this host's part of the round's snapshot, if there is one."""
-        if record.snapshot is None:
-            return Preparation(self._keeper, None, (), self._wake.set)
-        part = record.snapshot.of(index)
-        beats = (self._meeting.beat(host) for host in self._meeting.hosts())
-        holders = [(b.address, b.keeper_port) for b in beats if b and part in b.parts]
-        return Preparation(self._keeper, part, holders, self._wake.set)
+        """Begins to fetch what this host's worker needs of the round's snapshot, if there is one.
 
-    def _copy_part_of_partner(self) -> None:
-        """Keeps a copy of the newest part of the host before this one in the round."""
+        That is its own part if as many workers took the snapshot, and otherwise all parts.
+        """
+        snapshot, holders = record.snapshot, {}
+        if snapshot is not None:
+            is_alike = snapshot.count == len(record.members)
+            beats = list(map(self._meeting.beat, self._meeting.hosts()))
+            for part in [snapshot.of(index)] if is_alike else snapshot.all:
+                having = [b for b in beats if b and part in b.parts]
+                holders[part] = [(b.address, b.keeper_port) for b in having]
+        return Preparation(self._keeper, holders, self._wake.set)
+
+    def _keep_parts(self) -> None:
+        """Keeps a copy of the newest part of the host before this one in the round.
+
+        Deletes parts that nobody needs any more.
+        """
         record = self._newest
         index = record.index_of(self._host.name, self._life) if record else None
-        if record is None or index is None or len(record.members) == 1:
+        if record is None or index is None:
+            return
+        self._keeper.drop_before(record.number, index)
+        if self._preparation and self._worker and self._worker.report.step is not None:
+            # All workers have read what they restore when one has taken a step.
+            self._preparation.give_back()
+            self._preparation = None
+        if len(record.members) == 1:
             return
         partner = (index - 1) % len(record.members)
         beat = self._sightings.look(record.members[partner].host)

@@ -29,7 +29,7 @@ class HealthCheck:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Callable[[str], Sequence[str]],
         say: Callable[[str], None],
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -37,7 +37,7 @@ class HealthCheck:
         """Prepares a check.
 
         Args:
-          command: the check; `--json=FILE` is added, where it writes what it finds.
+          command: takes the path of a file and returns the command of a check that writes to it.
           say: shows a line to the user.
           on_end: called in a thread when the check has ended.
           clock: returns seconds.
@@ -56,7 +56,7 @@ class HealthCheck:
         self._folder = tempfile.TemporaryDirectory(prefix="gshard-check-")
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [*self._command, f"--json={self._report}"],
+            self._command(str(self._report)),
             stdin=quiet,
             stdout=quiet,
             stderr=quiet,

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -130,8 +130,24 @@ class Keeper:
 
     def clear(self) -> None:
         """Deletes all parts."""
-        for part in self.parts():
+        self.drop(self.parts())
+
+    def drop(self, parts: Iterable[Part]) -> None:
+        """Deletes some parts."""
+        for part in parts:
             self._path(part).unlink(missing_ok=True)
+
+    def drop_before(self, round_: int, index: int) -> None:
+        """Deletes parts of earlier rounds when the newest snapshots of a round replace them.
+
+        Args:
+          round_: number of the round.
+          index: number of this host's worker in the round.
+        """
+        parts = self.parts()
+        # When one process has written its second snapshot, all have written their first.
+        if any((one.round, one.index) == (round_, index) and one.serial > 1 for one in parts):
+            self.drop(one for one in parts if one.round < round_)
 
     def close(self) -> None:
         """Stops serving and deletes the folder."""
@@ -211,39 +227,57 @@ class Keeper:
 
 
 class Preparation:
-    """Fetches the part that a worker restores, while its agent goes on giving signs of life."""
+    """Fetches what a worker restores, while its agent goes on giving signs of life.
+
+    Attributes:
+      paths: the files of all parts when they are there; empty if one cannot be had.
+    """
 
     def __init__(
         self,
         keeper: Keeper,
-        part: Part | None,
-        holders: Sequence[tuple[str, int]],
+        holders: Mapping[Part, Sequence[tuple[str, int]]],
         on_end: Callable[[], None],
     ):
         """Begins to fetch.
 
         Args:
           keeper: of this host.
-          part: the part; None if the worker restores none.
-          holders: address and port of the keepers that have it.
-          on_end: called in a thread when the part is there, or cannot be had.
+          holders: part -> address and port of the keepers that have it; empty if the worker
+            restores no snapshot.
+          on_end: called in a thread when the parts are there, or cannot be had.
         """
-        self.path: pathlib.Path | None = None
-        self._holders, self._on_end = holders, on_end
-        self._thread = threading.Thread(target=self._fetch, args=[keeper, part], daemon=True)
-        if part is not None:
+        self.paths: list[pathlib.Path] = []
+        self._keeper, self._holders, self._on_end = keeper, holders, on_end
+        self._borrowed: list[Part] = []
+        self._thread = threading.Thread(target=self._fetch, daemon=True)
+        if holders:
             self._thread.start()
 
     @property
     def is_over(self) -> bool:
-        """Whether the part is there, or cannot be had."""
+        """Whether the parts are there, or cannot be had."""
         return not self._thread.is_alive()
 
-    def _fetch(self, keeper: Keeper, part: Part) -> None:
-        for address, port in self._holders:
-            self.path = keeper.fetch(part, address, port)
-            if self.path is not None:
+    def give_back(self) -> None:
+        """Deletes parts that other hosts keep, after the worker has read them."""
+        self._keeper.drop(self._borrowed)
+        self._borrowed = []
+
+    def _fetch(self) -> None:
+        paths, here = [], self._keeper.parts()
+        for part, holders in self._holders.items():
+            found = (self._keeper.fetch(part, address, port) for address, port in holders)
+            path = next(filter(None, found), None)
+            if path is None:
+                # Newer snapshots need the memory.
+                self.give_back()
                 break
+            paths.append(path)
+            if len(self._holders) > 1 and part not in here:
+                self._borrowed.append(part)
+        else:
+            self.paths = paths
         self._on_end()
 
 

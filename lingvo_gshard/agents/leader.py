@@ -134,16 +134,16 @@ class Leader:
             self._meshes[count],
             failure,
             past,
-            self._snapshot(hosts, count, beats),
+            self._snapshot(hosts, beats),
         )
 
-    def _snapshot(self, hosts: Sequence[str], count: int, beats: Mapping[str, Beat]) -> Part | None:
+    def _snapshot(self, hosts: Sequence[str], beats: Mapping[str, Beat]) -> Part | None:
         """Returns the first part of the newest snapshot that the hosts have completely."""
-        parts = {part for host in hosts for part in beats[host].parts if part.count == count}
+        parts = {part for host in hosts for part in beats[host].parts}
         of_snapshot: dict[Part, set[int]] = {}
         for part in parts:
             of_snapshot.setdefault(part.first, set()).add(part.index)
-        complete = [first for first, found in of_snapshot.items() if len(found) == count]
+        complete = [first for first, found in of_snapshot.items() if len(found) == first.count]
         return max(complete, default=None)
 
     @property

@@ -155,7 +155,7 @@ def words_of(outcome: Outcome) -> str:
 
 
 def _begin() -> None:
-    """Prepares a new process: it ends with its parent, and leaves a warning to its parent."""
+    """Has a new process end with its parent, and leave the warning of a scheduler to it."""
     # Slurm sends it to all processes of a job. The agent passes it on as a request to stop.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -22,11 +22,15 @@ class Clock:
 
 @pytest.fixture
 def check():
-    """Makes checks whose command is a Python text; its first argument is --json=FILE."""
+    """Makes checks whose command is a Python text; its argument is the file to write."""
     made = []
 
     def make(text: str):
-        command, said, clock = [sys.executable, "-S", "-c", text], [], Clock()
+        said, clock = [], Clock()
+
+        def command(path: str) -> list[str]:
+            return [sys.executable, "-S", "-c", text, path]
+
         made.append(HealthCheck(command, said.append, lambda: None, clock))
         return made[-1], said, clock
 
@@ -56,8 +60,8 @@ def test_a_host_takes_part_again_after_a_check_without_failures(check):
 def test_a_failure_keeps_the_host_out_until_a_later_check_finds_none(check, tmp_path):
     mark = tmp_path / "repaired"
     text = (
-        "import pathlib, sys; path = sys.argv[1].removeprefix('--json=');"
-        f"pathlib.Path(path).write_text('''{json.dumps(_FOUND)}''');"
+        "import pathlib, sys;"
+        f"pathlib.Path(sys.argv[1]).write_text('''{json.dumps(_FOUND)}''');"
         f"sys.exit(0 if pathlib.Path({str(mark)!r}).exists() else 1)"
     )
     one, said, clock = check(text)

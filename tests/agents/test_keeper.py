@@ -117,8 +117,41 @@ def test_a_host_that_is_gone_is_passed_over(keepers):
         nobody = gone.getsockname()[1]
     write(a, PART, b"content")
     ended = []
-    preparation = Preparation(b, PART, [(_HERE, nobody), (_HERE, a.port)], lambda: ended.append(1))
+    holders = {PART: [(_HERE, nobody), (_HERE, a.port)]}
+    preparation = Preparation(b, holders, lambda: ended.append(1))
     wait_for(lambda: preparation.is_over)
-    assert preparation.path is not None and preparation.path.read_bytes() == b"content" and ended
-    nothing = Preparation(b, None, (), lambda: None)
-    assert nothing.is_over and nothing.path is None
+    assert [path.read_bytes() for path in preparation.paths] == [b"content"] and ended
+    preparation.give_back()
+    assert b.parts() == (PART,)
+    nothing = Preparation(b, {}, lambda: None)
+    assert nothing.is_over and nothing.paths == []
+
+
+def test_all_parts_are_fetched_or_none_and_those_of_others_are_given_back(keepers):
+    a, b = keepers("a"), keepers("b")
+    parts = Part(1, 1, 10, 3, 0).all
+    for part in parts[:2]:
+        write(a, part, part.name.encode())
+    write(b, parts[1], b"own")
+    for expected in (0, 3):
+        holders = {part: [(_HERE, a.port)] for part in parts}
+        preparation = Preparation(b, holders, lambda: None)
+        wait_for(lambda one=preparation: one.is_over)
+        assert len(preparation.paths) == expected
+        preparation.give_back()
+        assert b.parts() == (parts[1],)
+        # Another host has copied the missing part.
+        write(a, parts[2], b"last")
+
+
+def test_parts_of_earlier_rounds_go_when_two_newer_snapshots_are_there(keepers):
+    a = keepers("a")
+    old = [Part(1, 7, 70, 4, index) for index in (2, 3)]
+    new = [Part(2, serial, 70 + 10 * serial, 3, 1) for serial in (1, 2)]
+    for part in (*old, new[0]):
+        write(a, part, b"content")
+    a.drop_before(2, 1)
+    assert set(a.parts()) == {*old, new[0]}
+    write(a, new[1], b"content")
+    a.drop_before(2, 1)
+    assert list(a.parts()) == new

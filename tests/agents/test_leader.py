@@ -263,11 +263,11 @@ def test_the_newest_complete_snapshot_is_restored_also_from_copies():
     job.end(1, hosts="ab", is_consequence=True)
     # The third is not complete.
     assert job.decide().snapshot == Part(1, 2, 20, 3, 0)
-    # Two hosts have all parts of it, but not as two workers.
+    # Two hosts have all parts of it together.
     job.sightings.lost = {"c"}
     job.end(1, hosts="ab", is_consequence=True)
     record = job.decide()
-    assert job.hosts == "ab" and record.snapshot is None
+    assert job.hosts == "ab" and record.snapshot == Part(1, 2, 20, 3, 0)
 
 
 def test_a_host_that_is_checked_or_unfit_is_done_without_until_it_is_fit():

@@ -37,7 +37,6 @@ from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.run_lock import JOB
 
-_CHECK = (sys.executable, "-m", "lingvo_gshard", "doctor")
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"
 
@@ -80,7 +79,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         command.of_worker,
         {SECRET: secret, JOB: job},
         keeper,
-        _CHECK,
+        _check,
         say,
     )
     code = agent.run()
@@ -95,6 +94,11 @@ def _host(options: HostOptions) -> Host:
     if "/" in name or name.startswith("."):
         raise UserError(f"`host={name}` cannot be the name of a file, as a host's must be")
     return Host(name, options.address or machine, options.alive_file)
+
+
+def _check(path: str) -> list[str]:
+    """Returns the command that checks this host and writes what it finds to a file."""
+    return [sys.executable, "-m", "lingvo_gshard", "doctor", f"--json={path}"]
 
 
 def _say(host: str, text: str) -> None:

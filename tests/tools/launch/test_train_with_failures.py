@@ -113,21 +113,42 @@ def test_one_host_goes_on_with_a_smaller_mesh(tmp_path):
     cache, calm, alone = tmp_path / "cache", tmp_path / "calm", tmp_path / "alone"
     finish(start(flags, calm, cache))
     lost, other = (start_agent(flags, alone, cache, host) for host in "ab")
-    deadline = time.monotonic() + 300
-    while not (alone / "metrics.jsonl").exists() or len(losses(alone)) < 6:
-        assert time.monotonic() < deadline and other.poll() is None
-        time.sleep(0.02)
+    wait_for_steps(alone, 6, other)
     lost.kill()
     said = finish(other)
     assert "after a gives no sign of life" in said and "b, mesh data=2" in said, said
     assert losses(alone) == pytest.approx(losses(calm), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_one_host_goes_on_from_the_snapshot_of_two(tmp_path):
+    """The leading host is lost for good, and there is no checkpoint."""
+    flags = tiny_translation.write(tmp_path, **{**_SETTINGS, "run__checkpoint_every_steps": 0})
+    cache, calm, alone = tmp_path / "cache", tmp_path / "calm", tmp_path / "alone"
+    every = "--gin_param=run.snapshot_every_steps = 3"
+    finish(start(flags, calm, cache))
+    lost, other = (start_agent(flags, alone, cache, host, every) for host in "ab")
+    wait_for_steps(alone, 11, other)
+    lost.kill()
+    said = finish(other)
+    assert "after a gives no sign of life" in said and "b, mesh data=2" in said, said
+    assert "Resuming from the snapshot of step" in said, said
+    assert losses(alone) == pytest.approx(losses(calm), rel=1e-5)
+    assert not list(pathlib.Path("/dev/shm").glob(f"gshard-{job_of(alone)}-*"))
+
+
+def wait_for_steps(logdir: pathlib.Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 300
+    while not (logdir / "metrics.jsonl").exists() or len(losses(logdir)) < step:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+
+
 def start_agent(
-    flags: list[str], logdir: pathlib.Path, cache: pathlib.Path, host: str
+    flags: list[str], logdir: pathlib.Path, cache: pathlib.Path, host: str, *more: str
 ) -> subprocess.Popen:
     options = [f"--host={host}", "--address=127.0.0.1", "--max_hosts=2", "--min_hosts=1"]
-    return start(flags, logdir, cache, kind=["agent", *options, "--lost_seconds=10"])
+    return start(flags, logdir, cache, *more, kind=["agent", *options, "--lost_seconds=10"])
 
 
 def job_of(logdir: pathlib.Path) -> str:

@@ -1,6 +1,8 @@
 """Checks that a snapshot in memory gives back the state to the bit, or nothing."""
 
+import json
 import os
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,43 @@ def test_a_snapshot_is_the_state_to_the_bit(folder, monkeypatch, shape):
     assert found.record.best == Best("dev/loss", 1.0, 2)
     assert found.arrays.keys() == {"theta", "moments", "loss_scale"} and same(found.arrays, state)
     assert found.arrays["theta"]["w"].sharding == state.theta.w.sharding
+
+
+def split(folder, part: Part, count: int) -> list[str]:
+    """Makes of one part the parts of several processes with an equal share of the devices each.
+
+    Every piece goes to one of them, and those of replicated arrays to all.
+    """
+    content = (folder / part.name).read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header, paths = json.loads(content[8:begin]), []
+    for index in range(count):
+        mine, data = [], b""
+        for number, piece in enumerate(header["pieces"]):
+            if number % count != index and piece["size"] != piece["shape"]:
+                continue
+            size = int(np.prod(piece["size"])) * np.dtype(piece["dtype"]).itemsize
+            mine.append({**piece, "place": len(data)})
+            data += content[begin + piece["place"] :][:size]
+        text = json.dumps({**header, "pieces": mine, "checksum": zlib.crc32(data)}).encode()
+        path = folder / Part(part.round, part.serial, part.step, count, index).name
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        paths.append(str(path))
+    return paths
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4), (2, 3), (1, 6), (1, 1)])
+def test_parts_of_more_processes_make_the_state_on_another_mesh(folder, monkeypatch, shape):
+    taken, other = state_on(mesh_of(4, 2), seed=7), state_on(mesh_of(*shape), seed=7)
+    take(taken, 7)
+    paths = split(folder, Part.within(folder)[-1], 3)
+    monkeypatch.setenv(RESTORED, os.pathsep.join(paths))
+    found = restore("run", None, abstract(other))
+    assert found.step == 7 and found.position == {"batch": 7} and same(found.arrays, other)
+    assert found.arrays["theta"]["w"].sharding == other.theta.w.sharding
+    # Without one of the parts, some shards are missing.
+    monkeypatch.setenv(RESTORED, os.pathsep.join(paths[:2]))
+    assert restore("run", None, abstract(other)) is None
 
 
 def test_arrays_of_numpy_come_back_as_such(folder, monkeypatch):

@@ -8,7 +8,7 @@ import pathlib
 
 import msgspec
 
-# Environment variables: the folder for parts, and the part to restore.
+# Environment variables: the folder for parts, and the parts to restore, separated by os.pathsep.
 FOLDER, RESTORED = "GSHARD_SNAPSHOTS", "GSHARD_SNAPSHOT"
 
 _SUFFIX = ".part"
@@ -39,6 +39,11 @@ class Part(msgspec.Struct, frozen=True, order=True):
     def of(self, index: int) -> Part:
         """Returns the part of another process in the same snapshot."""
         return msgspec.structs.replace(self, index=index)
+
+    @property
+    def all(self) -> list[Part]:
+        """The parts of all processes in the same snapshot."""
+        return [self.of(index) for index in range(self.count)]
 
     @property
     def first(self) -> Part:

@@ -5,8 +5,8 @@ of a host names the folder for the files, copies the parts of another host to th
 the file that a new process reads (agents/keeper.py). A process that no agent has started takes no
 snapshots.
 
-The number of processes that restore a snapshot must be the number that took the snapshot, and every
-process needs a part. Otherwise the run resumes from its newest checkpoint.
+As many processes as took a snapshot restore it from a part each. Any other number of processes can
+restore it if each gets all parts. Otherwise the run resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import pathlib
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -184,12 +185,14 @@ def restore(
     Returns:
       None if there is no such snapshot, or a process cannot read its part.
     """
-    path = os.environ.get(RESTORED)
+    paths = os.environ.get(RESTORED)
     found = None
-    if path:
+    if paths:
         # Damage, another model and a shard that is elsewhere: the checkpoint has all of it.
         with contextlib.suppress(OSError, ValueError, LookupError):
-            found = _read(pathlib.Path(path), run, abstract_state)
+            read = _read([pathlib.Path(path) for path in paths.split(os.pathsep)], run)
+            _check(read[1], abstract_state)
+            found = read
     steps = processes.gather(found[0].record.step if found else -1)
     if found is None or len(set(steps)) > 1 or (newest and steps[0] <= newest.step):
         return None
@@ -221,23 +224,38 @@ def _copied(state: NestedMap) -> tuple[list[_Piece], list[np.ndarray]]:
     return pieces, contents
 
 
-def _read(
-    path: pathlib.Path, run: str, abstract_state: NestedMap | None
-) -> tuple[_Header, dict[str, dict[str, list[tuple[_Piece, np.ndarray]]]]]:
-    """Reads and checks a part. Raises an OSError, a ValueError or a LookupError if it is no use."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = msgspec.json.decode(file.read(length), type=_Header)
-        raw = file.read()
-    if header.run != run or zlib.crc32(raw) != header.checksum:
-        raise ValueError(f"{path} is damaged, or of another run")
-    content = np.frombuffer(raw, np.uint8)
-    arrays: dict[str, dict[str, list[tuple[_Piece, np.ndarray]]]] = {}
-    for piece in header.pieces:
-        dtype = np.dtype(piece.dtype)
-        size = int(np.prod(piece.size, dtype=np.int64)) * dtype.itemsize
-        data = content[piece.place : piece.place + size].view(dtype).reshape(piece.size)
-        arrays.setdefault(piece.part, {}).setdefault(piece.path, []).append((piece, data))
+# Part of the state -> path -> the pieces of the array.
+_Arrays = dict[str, dict[str, list[tuple[_Piece, np.ndarray]]]]
+
+
+def _read(paths: list[pathlib.Path], run: str) -> tuple[_Header, _Arrays]:
+    """Reads parts of one snapshot. Returns the header of the first, and the pieces of all.
+
+    Raises:
+      OSError: a file cannot be read.
+      ValueError: a part is damaged, or of another run.
+    """
+    arrays: _Arrays = {}
+    headers = []
+    for path in paths:
+        # Not read at once: the parts of all processes may be large, and are in memory already.
+        raw = np.memmap(path, np.uint8, "r")
+        begin = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES].tobytes(), "little")
+        header = msgspec.json.decode(raw[_LENGTH_BYTES:begin].tobytes(), type=_Header)
+        content = raw[begin:]
+        if header.run != run or zlib.crc32(content) != header.checksum:
+            raise ValueError(f"{path} is damaged, or of another run")
+        headers.append(header)
+        for piece in header.pieces:
+            dtype = np.dtype(piece.dtype)
+            size = int(np.prod(piece.size, dtype=np.int64)) * dtype.itemsize
+            data = content[piece.place : piece.place + size].view(dtype).reshape(piece.size)
+            arrays.setdefault(piece.part, {}).setdefault(piece.path, []).append((piece, data))
+    return headers[0], arrays
+
+
+def _check(arrays: _Arrays, abstract_state: NestedMap | None) -> None:
+    """Checks that the pieces make the state. Raises a ValueError or a LookupError if not."""
     for part, found in arrays.items():
         if abstract_state is None:
             continue
@@ -251,13 +269,10 @@ def _read(
             indices = struct.sharding.addressable_devices_indices_map(struct.shape).values()
             for index in indices:
                 if index is not None:
-                    _slice(found[name], index)
-    return header, arrays
+                    _overlaps(found[name], index)
 
 
-def _placed(
-    arrays: dict[str, dict[str, list[tuple[_Piece, np.ndarray]]]], abstract_state: NestedMap | None
-) -> dict[str, Arrays]:
+def _placed(arrays: _Arrays, abstract_state: NestedMap | None) -> dict[str, Arrays]:
     """Puts the pieces on the devices."""
     result: dict[str, Arrays] = {}
     for part, found in arrays.items():
@@ -274,19 +289,50 @@ def _placed(
     return result
 
 
+# A place in a shard, and the data for it.
+_Overlap = tuple[tuple[slice, ...], np.ndarray]
+
+
 def _slice(pieces: list[tuple[_Piece, np.ndarray]], index: Any) -> np.ndarray:
-    """Returns the part of an array at an index; LookupError if no piece has all of it."""
+    """Returns a copy of the part of an array at an index; LookupError if pieces are missing."""
+    shape, overlaps = _overlaps(pieces, index)
+    result = np.empty(shape, pieces[0][1].dtype)
+    for place, data in overlaps:
+        result[place] = data
+    return result
+
+
+def _overlaps(
+    pieces: list[tuple[_Piece, np.ndarray]], index: Any
+) -> tuple[tuple[int, ...], list[_Overlap]]:
+    """Returns the shape of a part of an array, and what the pieces have of it.
+
+    Raises:
+      LookupError: they do not have all of it.
+    """
+    sizes = pieces[0][0].shape
+    bounds = [one.indices(size)[:2] for one, size in zip(index, sizes, strict=True)]
+    # Two shards are disjoint or the same.
+    found: dict[tuple[int, ...], _Overlap] = {}
     for piece, data in pieces:
-        bounds = [one.indices(size)[:2] for one, size in zip(index, piece.shape, strict=True)]
-        shifted = [
-            (low - start, high - start)
-            for (low, high), start in zip(bounds, piece.start, strict=True)
+        common = [
+            (max(low, start), min(high, start + size))
+            for (low, high), start, size in zip(bounds, piece.start, piece.size, strict=True)
         ]
-        if all(
-            low >= 0 and high <= size for (low, high), size in zip(shifted, piece.size, strict=True)
-        ):
-            return data[tuple(slice(low, high) for low, high in shifted)]
-    raise LookupError("a shard is not in the snapshot")
+        if all(low < high for low, high in common):
+            place = _shifted(common, [low for low, _ in bounds])
+            found[piece.start] = place, data[_shifted(common, piece.start)]
+    shape = tuple(high - low for low, high in bounds)
+    if sum(data.size for _, data in found.values()) != np.prod(shape, dtype=np.int64):
+        raise LookupError("a shard is not in the snapshot")
+    return shape, list(found.values())
+
+
+def _shifted(bounds: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[slice, ...]:
+    """Returns bounds relative to where an array begins."""
+    return tuple(
+        slice(low - start, high - start) for (low, high), start in zip(bounds, starts, strict=True)
+    )
 
 
 def _starts(index: tuple[slice, ...]) -> tuple[int, ...]:
