@@ -57,8 +57,8 @@ class Training:
             )
             _say(f"resumes from the {kind} of step {found.step}")
 
-    def run(self, steps: int, stop: StopRequest) -> None:
-        """Takes the steps, saves and ends."""
+    def run(self, steps: int, stop: StopRequest) -> int:
+        """Takes the steps, saves and ends. Returns the exit code."""
         theta, moments, probe = self._state.theta, self._state.moments, None
         while self._step < steps and not stop.agreed:
             stop.announce()
@@ -80,6 +80,7 @@ class Training:
             self._save()
         assert self._store.finish() and self._store.steps[-1] == self._step
         self._store.close()
+        return EXIT_CODES[stop.agreed] if stop.agreed else 0
 
     def _take_snapshot(self) -> None:
         self._snapshots.save(self._step, self._state, {"index": self._step}, "", None)
@@ -111,16 +112,13 @@ def main(argv: list[str]) -> int:
             with logdir.claim(tiny.experiment_params()):
                 training = Training(logdir)
                 stop.finishing = True
-                training.run(steps, stop)
-        if stop.agreed:
-            return EXIT_CODES[stop.agreed]
+                return training.run(steps, stop)
     except StoppedError as stopped:
         return EXIT_CODES[str(stopped)]
     except ValueError as error:
         report_problem(str(error), is_consequence=isinstance(error, NotMetError))
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":
