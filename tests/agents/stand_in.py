@@ -4,7 +4,8 @@
 
 All workers of a round take each step together, through files. A step changes a number by the step's
 own number, so that the last number shows which steps were taken, and in which order. Every fifth
-step is saved. FAULTS lists what happens to a process before a step, separated by commas:
+step is saved, or every so many as STAND_IN_SAVE_EVERY says. Every 40th step, each process writes a
+part of a snapshot. FAULTS lists what happens to a process before a step, separated by commas:
 `1:7:kill` kills process 1 before its 7th step. A fault happens once, unless its name has a `!`.
 
 It imports nothing of the package, whose imports take longer than a whole test.
@@ -18,7 +19,9 @@ import signal
 import sys
 import time
 
-SAVE_EVERY = 5
+SAVE_EVERY = int(os.environ.get("STAND_IN_SAVE_EVERY", "5"))
+# Agents need some signs of life to copy a part.
+SNAPSHOT_EVERY = 40
 STEP_SECONDS = 0.02
 
 
@@ -55,6 +58,7 @@ class Worker:
         self.is_asked = False
         signal.signal(signal.SIGTERM, self.ask)
         self.last_step: int | None = None
+        self.serial, self.parts = 0, []
 
     def ask(self, *_: object) -> None:
         self.is_asked = True
@@ -64,8 +68,7 @@ class Worker:
         replace(pathlib.Path(os.environ["GSHARD_WORKER_REPORT"]), json.dumps(content))
 
     def run(self) -> int:
-        saved = self.directory / "saved.json"
-        step, number = json.loads(saved.read_text()) if saved.exists() else (0, "")
+        step, number = self.restore()
         while step < self.steps:
             self.suffer(step + 1)
             if self.meet(step + 1):
@@ -74,10 +77,34 @@ class Worker:
             step, number = step + 1, next_number(number, step + 1)
             self.last_step = step
             self.report()
+            if step % SNAPSHOT_EVERY == 0:
+                self.take_snapshot(step, number)
             if step % SAVE_EVERY == 0:
                 self.save(step, number)
         self.save(step, number)
         return 0 if step == self.steps else 143
+
+    def restore(self) -> tuple[int, str]:
+        """Returns the newest state, and notes whether all parts of a snapshot had it."""
+        saved = self.directory / "saved.json"
+        step, number = json.loads(saved.read_text()) if saved.exists() else (0, "")
+        paths = [path for path in os.environ["GSHARD_SNAPSHOT"].split(os.pathsep) if path]
+        parts = {pathlib.Path(path).read_text() for path in paths}
+        if len(parts) == 1 and (found := json.loads(parts.pop()))[0] > step:
+            step, number = found
+            with (self.directory / "restored").open("a") as log:
+                log.write(f"{step} {len(paths)} {self.count}\n")
+        return step, number
+
+    def take_snapshot(self, step: int, number: str) -> None:
+        """Writes a part, and deletes the part before the last one."""
+        folder = pathlib.Path(os.environ["GSHARD_SNAPSHOTS"])
+        self.serial += 1
+        name = f"{os.environ['GSHARD_ROUND']}-{self.serial}-{step}-{self.count}-{self.index}.part"
+        replace(folder / name, json.dumps([step, number]))
+        self.parts.append(folder / name)
+        if len(self.parts) > 2:
+            self.parts.pop(0).unlink(missing_ok=True)
 
     def save(self, step: int, number: str) -> None:
         if self.index == 0:

@@ -56,6 +56,16 @@ class Job:
         """Step, number of workers and mesh of each checkpoint."""
         return [line.split() for line in (self.directory / "log").read_text().splitlines()]
 
+    @property
+    def restored(self) -> list[str]:
+        """Step, number of parts and number of workers of each restored snapshot."""
+        return (self.directory / "restored").read_text().splitlines()
+
+    def parts(self, count: int) -> list[int]:
+        """Returns the indices of the parts of so many processes on all hosts."""
+        names = [path.stem.split("-") for path in self.directory.glob("gshard-*/*.part")]
+        return [int(words[4]) for words in names if int(words[3]) == count]
+
     def wait_for_step(self, step: int) -> None:
         """Waits for a checkpoint of a step or a later one."""
         self.wait_until(lambda: int(self.log[-1][0]) >= step)
@@ -151,6 +161,24 @@ def test_a_killed_agent_takes_its_worker_along_and_both_come_back(job, host):
     said = end(launcher)
     assert job.saved == [100, number_after(100)]
     assert f"after local-{host} lost its agent" in said
+
+
+@pytest.mark.slow
+def test_a_host_that_is_left_alone_goes_on_from_the_snapshot_of_all(job, monkeypatch, tmp_path):
+    """Three hosts have no checkpoint. One is lost, and then another one."""
+    monkeypatch.setenv("STAND_IN_SAVE_EVERY", "9999")
+    options = ("--max_hosts=3", "--regather_seconds=1", "--other_mesh=data=2")
+    options += (f"--snapshot_folder={tmp_path}",)
+    agents = [job.start_agent(host, *options, steps=320, mesh="data=3") for host in "abc"]
+    for count, agent in ((3, agents[0]), (2, agents[1])):
+        job.wait_until(lambda count=count: all(job.parts(count).count(k) > 2 for k in range(count)))
+        agent.kill()
+    end(agents[2])
+    assert job.saved == [320, number_after(320)]
+    # Of each snapshot, each host that was left has read the parts of all.
+    restored = [tuple(map(int, line.split()[1:])) for line in job.restored]
+    assert sorted(restored) == [(2, 1), (3, 2), (3, 2)]
+    assert not list(tmp_path.glob("gshard-*"))
 
 
 @pytest.mark.slow
