@@ -136,7 +136,7 @@ class Agent:
         if is_new:
             # Parts of an earlier job.
             self._keeper.clear()
-        elif self._newest and self._newest.has_lost(self._host.name, self._life):
+        elif self._was_lost():
             self._check_after_failure()
         self._reach.start()
         with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
@@ -219,6 +219,13 @@ class Agent:
             self._check_after_failure()
         if self._outcome.code == 0 and self._leaving is not None:
             self._leaving = 0
+
+    def _was_lost(self) -> bool:
+        """Returns whether an earlier agent of this host ended without being asked to."""
+        before = self._meeting.beat(self._host.name)
+        has_left = before is not None and before.is_leaving
+        known = self._newest is not None and self._newest.has_lost(self._host.name, self._life)
+        return known and not has_left
 
     def _check_after_failure(self) -> None:
         """Checks this host if it has failed often enough, the failure just found included."""

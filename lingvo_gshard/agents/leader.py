@@ -15,6 +15,7 @@ from lingvo_gshard.agents.records import (
     LOST,
     STOP_CODES,
     STOPPED,
+    UNMET,
     Beat,
     Failure,
     Member,
@@ -111,7 +112,7 @@ class Leader:
                 reason = f"twice in a row, the same has happened: {failure}"
                 return Record(number, failure=failure, code=1, reason=reason)
             if failure.kind != STOPPED:
-                past = (*past, Past(failure.host, 0.0))
+                past = (*past, Past("" if failure.kind == UNMET else failure.host, 0.0))
             if len(past) > self._options.max_restarts:
                 reason = (
                     f"{len(past)} failures within an hour are more than "
@@ -237,7 +238,7 @@ class Leader:
                 return Failure(STOPPED, host, outcome.step, "was asked to stop")
         for host in ranked:
             if outcomes[host].code:
-                return Failure(FAILED, host, outcomes[host].step, words_of(outcomes[host]))
+                return Failure(UNMET, host, outcomes[host].step, words_of(outcomes[host]))
         still = next(m.host for m in current.members if m.host not in outcomes)
         return Failure(FAILED, still, None, "did not end its worker")
 

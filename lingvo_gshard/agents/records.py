@@ -9,8 +9,8 @@ from lingvo_gshard.training.run.signals import EXIT_CODES
 
 # Exit codes of workers that were asked to stop.
 STOP_CODES = frozenset(EXIT_CODES.values())
-# Kinds of `Failure`.
-FAILED, LOST, STOPPED = "failed", "lost", "stopped"
+# Kinds of `Failure`. UNMET: every worker blames another one, so that the network is the reason.
+FAILED, LOST, STOPPED, UNMET = "failed", "lost", "stopped", "unmet"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -89,8 +89,8 @@ class Failure(msgspec.Struct, frozen=True):
     """Why a round ended early.
 
     Attributes:
-      kind: FAILED, LOST or STOPPED.
-      host: the host that it began with.
+      kind: FAILED, LOST, STOPPED or UNMET.
+      host: the host that it began with; for UNMET any host.
       step: the last step that the host's worker finished.
       words: what happened, as a verb phrase about the host.
     """
@@ -123,7 +123,7 @@ class Past(msgspec.Struct, frozen=True):
     """A failure of the last hour.
 
     Attributes:
-      host: the host that it began with.
+      host: the host that it began with; "" if no host is to blame.
       ago: seconds between the failure and the record, so that no two clocks are compared.
     """
 

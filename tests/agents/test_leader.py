@@ -4,7 +4,7 @@ import pytest
 
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.options import AgentOptions
-from lingvo_gshard.agents.records import FAILED, LOST, STOPPED, Beat, Outcome, Record
+from lingvo_gshard.agents.records import FAILED, LOST, STOPPED, UNMET, Beat, Outcome, Record
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 
 HOUR = 3600.0
@@ -294,3 +294,16 @@ def test_a_job_that_ends_for_want_of_hosts_names_those_that_are_unfit():
     job.end(1, "process 1 of 2 is gone", "a", is_consequence=True)
     record = job.wait(101)
     assert record.code == 1 and record.reason.endswith("kept out by gshard-doctor: b")
+
+
+def test_a_network_that_is_cut_for_long_ends_no_job_and_blames_no_host():
+    job = Job("abc", regather_seconds=0, max_host_failures=1)
+    job.decide()
+    for number in range(2, 8):
+        for host in "abc":
+            job.end(1, f"process 1 of 3 is gone, says {host}", host, is_consequence=True)
+        record = job.decide()
+        assert record.number == number and job.hosts == "abc" and record.code is None
+        assert record.failure.kind == UNMET
+    assert all(job.leader.failures_of(host, job.newest) == 0 for host in "abc")
+    assert len(job.newest.past) == 6
