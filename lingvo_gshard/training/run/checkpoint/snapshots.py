@@ -243,7 +243,7 @@ def _read(paths: list[pathlib.Path], run: str) -> tuple[_Header, _Arrays]:
         begin = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES].tobytes(), "little")
         header = msgspec.json.decode(raw[_LENGTH_BYTES:begin].tobytes(), type=_Header)
         content = raw[begin:]
-        if header.run != run or zlib.crc32(content) != header.checksum:
+        if header.run != run or zlib.crc32(_bytes(content)) != header.checksum:
             raise ValueError(f"{path} is damaged, or of another run")
         headers.append(header)
         for piece in header.pieces:
