@@ -71,8 +71,11 @@ def _wrong_clock(cluster: Cluster, host: int) -> None:
 
 
 def _restart_with_wrong_clock(cluster: Cluster, host: int) -> None:
-    cluster.set_clock(host, -_HOUR)
+    cluster.held.add(host)
     cluster.agents[host].kill()
+    cluster.agents[host].wait()
+    cluster.set_clock(host, -_HOUR)
+    cluster.held.discard(host)
     cluster.pause(_LONG_SECONDS)
     cluster.set_clock(host, 0)
 

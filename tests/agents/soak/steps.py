@@ -62,10 +62,14 @@ class Steps:
         return Lost(again, idle, idle + sum(again) * usual)
 
     def _gaps(self, begin: float, end: float) -> list[tuple[float, int, int]]:
-        """Returns the time between two steps, and both numbers, for those that end in between."""
+        """Returns the time between two steps, and both numbers.
+
+        Of the pairs of steps, those count whose middle lies between the times: an interruption
+        begins with the last step before a fault, and may end after the next one.
+        """
         pairs = zip(self._taken, self._taken[1:], strict=False)
         return [
             (later - at, step, next_step)
             for (at, step), (later, next_step) in pairs
-            if begin <= later <= end
+            if begin <= (at + later) / 2 <= end
         ]
