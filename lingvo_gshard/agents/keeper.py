@@ -70,7 +70,7 @@ class Keeper:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = leftovers.hold(self.folder)
         self._secret, self._say = secret, say
-        self._problems: set[str] = set()
+        self._told: set[str] = set()
         self._copying: threading.Thread | None = None
         self._may_serve = threading.Semaphore(_MOST)
         self._listener = _listen(address)
@@ -119,14 +119,14 @@ class Keeper:
             os.replace(new, path)
         except (OSError, ValueError) as error:
             new.unlink(missing_ok=True)
-            self._tell(f"a part of a snapshot cannot be copied from {address} ({error})")
+            self._tell(f"Warning: a part of a snapshot cannot be copied from {address} ({error})")
             return None
         return path
 
     def tidy(self, is_new: bool) -> None:
         """Removes folders beside this one whose agents were killed for good; see `leftovers`."""
         for line in leftovers.tidy(self.folder, is_new):
-            self._say(line)
+            self._tell(line)
 
     def clear(self) -> None:
         """Deletes all parts."""
@@ -202,7 +202,7 @@ class Keeper:
                 if asked is None or not are_equal(
                     asked.proof, sign(self._secret, "ask", nonce, asked.name)
                 ):
-                    self._tell("a stranger asked for a part of a snapshot and was refused")
+                    self._tell("Warning: a stranger asked for a part of a snapshot and was refused")
                     return
                 part = Part.parse(asked.name)
                 if part is None:
@@ -220,10 +220,10 @@ class Keeper:
             self._may_serve.release()
 
     def _tell(self, text: str) -> None:
-        """Says a problem once."""
-        if text not in self._problems:
-            self._problems.add(text)
-            self._say(f"Warning: {text}")
+        """Says something once."""
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
 
 
 class Preparation:

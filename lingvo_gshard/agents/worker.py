@@ -20,6 +20,7 @@ from lingvo_gshard.training.run.monitoring.worker_report import (
     WorkerReport,
     read_report,
 )
+from lingvo_gshard.training.run.signals import EXIT_CODES
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -77,6 +78,9 @@ class Worker:
     def outcome(self) -> Outcome:
         """The end of the process. Valid when the process is not running."""
         code, report = self._process.returncode, self.report
+        if self._is_stopping and code == -signal.SIGTERM:
+            # The process had no handler, since it was just beginning or had just saved.
+            code = EXIT_CODES["SIGTERM"]
         problem = self._reason or report.problem
         is_consequence = report.is_consequence and not self._reason
         return Outcome(self.round, code, report.step, problem, is_consequence)
