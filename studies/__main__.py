@@ -4,8 +4,8 @@
     python -m studies recipes --folder=runs/recipes --compare=precisions
     python -m studies paper
 
-experts trains models with more and more experts and compares them. recipes trains one model in
-several ways, such as precisions or optimizers. paper plans the paper's experiments on its machines.
+experts trains and compares models with more and more experts. recipes compares ways to train one
+model, such as precisions or optimizers. paper plans the paper's experiments on its machines.
 These programs belong to the source tree and run in its top folder. Each has its own help:
 python -m studies paper --help.
 """

@@ -1,1 +1,1 @@
-"""What precisions and optimizers do to quality."""
+"""The quality that precisions and optimizers reach."""

@@ -19,7 +19,6 @@ that differences are taken seed by seed.
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 
 import rich.console
@@ -95,10 +94,9 @@ def _members(values: flags.FlagValues) -> list[Member]:
     if not seeds or not values.experiments:
         raise UserError("--experiments and --seeds must each name one or more")
     members = []
-    for seed, model, (way, statements) in itertools.product(
-        seeds, values.experiments, ways.items()
-    ):
-        settings = (*values.gin_param, *statements)
+    runs = [(seed, model, way) for seed in seeds for model in values.experiments for way in ways]
+    for seed, model, way in runs:
+        settings = (*values.gin_param, *ways[way])
         member = Member(
             pathlib.Path(values.folder),
             model,
