@@ -6,6 +6,9 @@ positions: a step writes position `time` modulo T, for all rows. A row's own pos
 place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which slot belongs to
 a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row are in blocks; a
 step reads only the blocks that it needs (layers/attention/cached.py).
+
+Lists of blocks are slots. Layers such as GatedDeltaNet keep single arrays, with what all tokens of
+a row's text so far have left. Such layers need a beam of 1.
 """
 
 from __future__ import annotations
@@ -114,7 +117,12 @@ def state_specs(
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=slots(model.cache_shapes, shape.length, beam),
+        caches=[
+            NestedMap(layer, **{name: spec(*s[1:], of=tf.float32) for name, s in states.items()})
+            for layer, states in zip(
+                slots(model.cache_shapes, shape.length, beam), model.state_shapes(rows), strict=True
+            )
+        ],
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -164,8 +172,14 @@ def _choice_specs(
 
 
 def slot_count(state: NestedMap) -> int:
-    """Returns the number of slots of each row: W for each position of the ring."""
-    return sum(block.shape[-2] for block in state.caches[0].key)
+    """Returns the number of slots of each row: W for each position of the ring.
+
+    It is W if no layer has slots: then no layer looks at positions of the ring either.
+    """
+    for cache in state.caches:
+        if "key" in cache:
+            return sum(block.shape[-2] for block in cache.key)
+    return state.ids_BW.shape[1]
 
 
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:

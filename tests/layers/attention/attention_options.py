@@ -3,6 +3,7 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.rotary import YarnScaling
@@ -24,6 +25,7 @@ EACH: dict[str, dict] = {
         "use_output_bias": True,
         "query_scale": 0.6,
         "use_sinks": True,
+        "has_output_gate": True,
     },
     "published": {
         "num_key_value_heads": 2,
@@ -68,6 +70,12 @@ def latent(**values: object) -> Params:
     p = LatentAttention.params().set(model_dim=8, num_heads=2, is_causal=True, query_rank=6)
     p.set(key_value_rank=5, plain_dim=4, rotary_dim=2, value_dim=3, rotary_pairs="neighbors")
     return p.set(**values)
+
+
+def delta_net(**values: object) -> Params:
+    """Returns the Params of a gated delta net with 2 heads of keys, 4 values and M = 8."""
+    p = GatedDeltaNet.params().set(model_dim=8, num_heads=2, values_per_head=2, head_dim=3)
+    return p.set(value_dim=5, chunk_size=4, is_causal=True).set(**values)
 
 
 def blocks() -> Params:
