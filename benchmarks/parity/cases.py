@@ -430,6 +430,21 @@ COMPOSED_CASES = (
         },
     ),
     Case(
+        "fewer tokens than a text has, chosen by the indexer",
+        "deepseek_v32",
+        {
+            **_LATENT,
+            **_INDEXED,
+            "index_n_heads": 16,
+            "index_topk": 9,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    Case(
         "as many tokens as the indexer chooses",
         "deepseek_v32",
         {

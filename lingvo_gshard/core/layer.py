@@ -201,6 +201,7 @@ class Layer(Configurable):
         update_rule: UpdateRule | None = None,
         inputs: str = "",
         role: str = "",
+        is_frozen: bool = False,
     ) -> None:
         """Declares a weight `theta.<name>`.
 
@@ -215,6 +216,7 @@ class Layer(Configurable):
           inputs: Letters that products of activations with the weight sum over, in the layout's
             order. `layers.lora.product` computes such products.
           role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
+          is_frozen: Whether the weight has no gradient, so that the optimizer leaves it as it is.
 
         Raises:
           ValueError: A letter is unknown or repeated, a size is missing or not positive, a letter
@@ -249,6 +251,7 @@ class Layer(Configurable):
             update_rule=update_rule,
             inputs=inputs,
             role=role,
+            is_frozen=is_frozen,
         )
 
     @property

@@ -28,8 +28,8 @@ class Rearrangement:
       text: both sides, with an arrow between them.
       choose: (letter, index, number of parts) for the letters that stand only before the arrow.
       joined: (letter, start, size), if the weight is only a part of the tensor. If the letter is
-        the first of a published dimension, this dimension has `size` elements, and those of the
-        weight begin at `start`. Otherwise the letter has `size` indices.
+        the first of a published dimension, this dimension has `size` elements, and the weight
+        begins at the element `start`. Otherwise the letter has `size` indices.
     """
 
     text: str

@@ -216,6 +216,7 @@ CASES = (
     Case("Attention.published", attentions.attention("published"), _self_attention),
     Case("Attention.latent", attentions.latent(use_bias=True), _self_attention),
     Case("Attention.gated", attentions.attention("biases"), _self_attention),
+    Case("Attention.indexed", attentions.indexed(), _self_attention),
     Case("GatedDeltaNet", attentions.delta_net(), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
     Case("Attention.ring", attentions.ring(), _self_attention),

@@ -220,18 +220,6 @@ def test_kimi_k2_is_a_deepseek_v3():
     assert experiment_of(kimi).task == experiment_of(deepseek).task
 
 
-def test_deepseek_v32_is_exported_as_the_v3_that_it_is_without_indexers(tmp_path):
-    case = next(case for case in CASES if case.model_type == "deepseek_v32")
-    read = PublishedConfig({"model_type": "deepseek_v32", **case.values}, "config.json")
-    family = FAMILIES["deepseek_v32"]
-    other = PublishedConfig(family.exported(read.values), "config.json")
-    assert experiment_of(read).task == experiment_of(other).task
-    assert other.values["model_type"] == "deepseek_v3"
-    assert "model.layers.2.self_attn.indexer." in family.left_out(read)
-    with pytest.raises(ValueError, match="length=49.* 48 positions .*: see index_topk in config"):
-        experiment_of(read, length=49)
-
-
 def test_mimo_is_a_qwen2():
     values = {"attention_bias": True, "num_nextn_predict_layers": 1}
     mimo, qwen2 = config(model_type="mimo", **values), config(model_type="qwen2")

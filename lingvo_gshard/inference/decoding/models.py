@@ -59,8 +59,8 @@ class DecodableModel(Protocol):
           ids_BL: int32 ids of the new tokens.
           mask_BL: int32, 0 for tokens that are padding; these use no expert.
           view: positions of the new tokens, and the slots that they write to and see.
-          caches: the arrays of `cache_shapes`, each a list of blocks, and those of `state_shapes`;
-            None if the slots are the new tokens themselves.
+          caches: the arrays of `cache_shapes`, each a list of blocks, and the arrays of
+            `state_shapes`; None if the slots are the new tokens themselves.
           memory: what `encode_memory` returned; None for a model without one.
 
         Returns:

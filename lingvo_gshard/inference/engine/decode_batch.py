@@ -26,7 +26,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 _TIME, _BIAS, _ANCESTOR = "state.time", "state.memory.bias_BK", "state.ancestor_BWT"
-_RINGS, _SLOTTED = "state.caches", (".key", ".value")
+_RINGS, _SLOTTED = "state.caches", (".key", ".value", ".index")
 # Keys and values [B,N,K,D] have their cache slots in this dimension.
 _SLOTS = 2
 

@@ -34,7 +34,7 @@ LOCAL_LETTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What tokens write and read, all float32. Each key head N has r values.
+    """The values that tokens write and read, all float32. Each key head N has r values.
 
     For one token of each row, `run_step` reads them without the dimension L.
 
@@ -88,7 +88,7 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
         keys_cBNrtD * (strength_cBNrt * reads_cBNrt)[..., None],
     )
 
-    # What remains of each position at the end of its chunk, and of the state before the chunk.
+    # The share of each write, and of the state before the chunk, that is left at its end.
     kept_cBNrtD = keys_cBNrtD * decay_cBNrts[..., -1, :, None]
     states_cBNrDd, last_BNrDd = _states(
         reads_cBNrt[..., -1],

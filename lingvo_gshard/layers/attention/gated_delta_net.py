@@ -337,7 +337,7 @@ class GatedDeltaNet(Layer):
 
 
 def _shifted(x_BLNf: tf.Tensor, segments_BL: tf.Tensor, back: int) -> tf.Tensor:
-    """Returns, for each position, the one `back` before it; zeros if it is in another segment."""
+    """Returns x shifted by `back` positions, with zeros where a segment begins."""
     if not back:
         return x_BLNf
     before_BLNf = tf.pad(x_BLNf[:, :-back], [[0, 0], [back, 0], [0, 0], [0, 0]])

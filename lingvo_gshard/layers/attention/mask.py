@@ -150,7 +150,7 @@ class Reach:
 
     Attributes:
       window: largest distance between a query and a key; 0 means no limit.
-      chunk: positions of a chunk, of which a query attends to its own; 0 for no chunks.
+      chunk: positions of a chunk. A query attends to keys of its own chunk; 0 for no chunks.
     """
 
     window: int = 0

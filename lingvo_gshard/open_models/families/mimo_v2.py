@@ -175,4 +175,5 @@ FAMILY = Family(
     defaults=_DEFAULTS,
     aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
     read_left_out=lambda config: ("model.mtp.",),
+    read_positions=lambda config: (config.get("max_position_embeddings"), False),
 )

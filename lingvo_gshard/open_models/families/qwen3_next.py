@@ -44,7 +44,7 @@ from lingvo_gshard.open_models.table import Table, TensorPattern
 _LINEAR = "linear_attention"
 _LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}"
 _NET, _OUR_NET = f"{_LAYER}.linear_attn", f"{_OURS}.self_attention"
-# What every head of keys has, and what every value has.
+# The weights that every head of keys has, and those that every value has.
 _KEYS, _VALUES = ("query", "key"), ("value", "gate")
 # A weight that only the layers with a gated delta net have.
 _RATE = f"{_OUR_NET}.log_rate"
