@@ -219,8 +219,7 @@ class Layer(Configurable):
           is_frozen: Whether the weight has no gradient, so that the optimizer leaves it as it is.
 
         Raises:
-          ValueError: A letter is unknown or repeated, a size is missing or not positive, a letter
-            of `unsplit` or `inputs` is not in the layout, or the role is unknown.
+          ValueError: A letter, a size or the role is not as described.
         """
         self._check_new(name)
         path = self._join(name)
@@ -237,8 +236,9 @@ class Layer(Configurable):
         for kind, given in (("unsplit", unsplit), ("input", inputs)):
             for letter in given:
                 if letter not in layout:
-                    where = f"{path}: {kind} letter {letter!r}"
-                    raise ValueError(f"{where} is not in layout {layout!r}")
+                    raise ValueError(
+                        f"{path}: {kind} letter {letter!r} is not in layout {layout!r}"
+                    )
         if role and role not in ROLES:
             raise ValueError(f"{path}: role is {role!r}. {names.nearest(role, ROLES)}")
         self._variables[name] = VariableSpec(

@@ -118,9 +118,9 @@ def state_specs(
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
         caches=[
-            NestedMap(layer, **{name: spec(*s[1:], of=tf.float32) for name, s in states.items()})
-            for layer, states in zip(
-                slots(model.cache_shapes, shape.length, beam), model.state_shapes(rows), strict=True
+            NestedMap({**layer, **without_slots})
+            for layer, without_slots in zip(
+                slots(model.cache_shapes, shape.length, beam), _states(model, rows), strict=True
             )
         ],
         ids_BW=spec(beam),
@@ -146,6 +146,14 @@ def state_specs(
         state.coverage_weight_B = spec(of=tf.float32)
     state.update(_choice_specs(kind, spec, vocabulary_size))
     return state
+
+
+def _states(model: DecodableModel, rows: int) -> list[dict[str, tf.TensorSpec]]:
+    """Returns the arrays of each layer that have no slots, by name."""
+    return [
+        {name: tf.TensorSpec(shape, tf.float32) for name, shape in layer.items()}
+        for layer in model.state_shapes(rows)
+    ]
 
 
 def _choice_specs(

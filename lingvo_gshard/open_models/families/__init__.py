@@ -23,12 +23,11 @@ from lingvo_gshard.open_models.families import (
     olmo,
     olmoe,
     phi,
-    qwen3,
-    qwen3_next,
     seed_oss,
     smollm3,
 )
 from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.qwen import qwen3, qwen3_next
 from lingvo_gshard.open_models.families.translation import (
     m2m_100,
     marian,
