@@ -213,8 +213,7 @@ class Layer(Configurable):
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.
-          inputs: Letters that products of activations with the weight sum over, in the layout's
-            order. `layers.lora.product` computes such products.
+          inputs: Letters that `layers.lora.product` sums over, in the layout's order.
           role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
           is_frozen: Whether the weight has no gradient, so that the optimizer leaves it as it is.
 
@@ -236,9 +235,8 @@ class Layer(Configurable):
         for kind, given in (("unsplit", unsplit), ("input", inputs)):
             for letter in given:
                 if letter not in layout:
-                    raise ValueError(
-                        f"{path}: {kind} letter {letter!r} is not in layout {layout!r}"
-                    )
+                    where = f"{path}: {kind} letter {letter!r}"
+                    raise ValueError(f"{where} is not in layout {layout!r}")
         if role and role not in ROLES:
             raise ValueError(f"{path}: role is {role!r}. {names.nearest(role, ROLES)}")
         self._variables[name] = VariableSpec(

@@ -117,12 +117,7 @@ def state_specs(
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=[
-            NestedMap({**layer, **without_slots})
-            for layer, without_slots in zip(
-                slots(model.cache_shapes, shape.length, beam), _states(model, rows), strict=True
-            )
-        ],
+        caches=_with_states(slots(model.cache_shapes, shape.length, beam), model, rows),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -148,12 +143,13 @@ def state_specs(
     return state
 
 
-def _states(model: DecodableModel, rows: int) -> list[dict[str, tf.TensorSpec]]:
-    """Returns the arrays of each layer that have no slots, by name."""
-    return [
+def _with_states(slots: list[NestedMap], model: DecodableModel, rows: int) -> list[NestedMap]:
+    """Returns the slots of each layer with its arrays that have no slots."""
+    states = [
         {name: tf.TensorSpec(shape, tf.float32) for name, shape in layer.items()}
         for layer in model.state_shapes(rows)
     ]
+    return [NestedMap({**one, **other}) for one, other in zip(slots, states, strict=True)]
 
 
 def _choice_specs(
