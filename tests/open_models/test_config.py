@@ -227,12 +227,12 @@ def test_mimo_is_a_qwen2():
     assert FAMILIES["mimo"].left_out(mimo) == ("model.mtp_layers.",)
 
 
-def test_llama_4_reads_texts_of_one_chunk():
+def test_llama_4_has_chunks_where_it_rotates():
     values = {"model_type": "llama4_text", "intermediate_size_mlp": 12, "num_local_experts": 2}
     values |= {"max_position_embeddings": 512, "attention_chunk_size": 64}
-    assert experiment_of(config(**values)).input.length == 64
-    with pytest.raises(ValueError, match="`length=65` is more than the 64 positions"):
-        experiment_of(config(**values), length=65)
+    found = experiment_of(config(num_hidden_layers=4, **values), length=512).task.decoder
+    assert [each.chunk for each in found.attention_pattern] == [64, 64, 64, 0]
+    assert [each.temperature_floor for each in found.attention_pattern] == [0, 0, 0, 8192]
     with pytest.raises(ValueError, match=r"moe_layers is \[1\], which is not supported; \[0, 1\]"):
         experiment_of(config(moe_layers=[1], **values))
 
