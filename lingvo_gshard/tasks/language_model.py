@@ -281,6 +281,7 @@ class LanguageModelTask(TokenTask):
             has_source=False,
             most_source=0,
             most_positions=min(length, self.most_positions or length),
+            has_states=any(self.state_shapes(1)),
         )
 
     def evaluate(
