@@ -222,7 +222,7 @@ class GettextReader(readers.FileReader):
         paths = []
         for path in super()._expand(pattern):
             if os.path.isdir(path):
-                paths += _catalogs_below(path)
+                paths += readers.files_below(path, (".po", ".mo"))
             else:
                 paths.append(path)
         return paths
@@ -312,15 +312,6 @@ def _check_strings(text: str) -> None:
             keyword = found[1]
     if keyword not in ("", "msgstr"):
         raise DamagedCatalogError(f"it ends after a {keyword} without msgstr (line {number})")
-
-
-def _catalogs_below(directory: str) -> list[str]:
-    return sorted(
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(directory)
-        for name in names
-        if name.endswith((".po", ".mo"))
-    )
 
 
 def _language(path: str, headers: dict[str, str]) -> str:

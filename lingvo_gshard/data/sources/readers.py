@@ -25,7 +25,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 # A small compressed file may be one line of many gigabytes.
 _LONGEST_LINE = 1 << 24
 _BLOCK = 1 << 16
-# A catalog of gettext is read whole.
+# Catalogs of messages are read whole.
 _LARGEST_CATALOG = 1 << 28
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
 _FORMATS = {
@@ -145,19 +145,23 @@ class Reader(Configurable, abc.ABC):
         """Yields the rows of one file that exists."""
 
     def _content(self, path: str) -> bytes | None:
-        """Returns the bytes of a file; None if it cannot be read and is left out."""
+        """Returns the bytes of a file, decompressed; None if it cannot be read and is left out."""
+        found, size = [], 0
         try:
-            with open(path, "rb") as file:
-                content = file.read(_LARGEST_CATALOG + 1)
+            for block in self._raw_blocks(path):
+                found.append(block)
+                size += len(block)
+                if size > _LARGEST_CATALOG:
+                    self._bad(f"{path}:0", "the file is too large", f"more than {_LARGEST_CATALOG:,} bytes")
+                    return None
         except PermissionError:
             _refuse_unreadable(path)
-        except OSError as error:
+        except BucketError:
+            raise
+        except READ_ERRORS as error:
             self._bad(f"{path}:0", "the file cannot be read", str(error))
             return None
-        if len(content) > _LARGEST_CATALOG:
-            self._bad(f"{path}:0", "the file is too large", f"more than {_LARGEST_CATALOG:,} bytes")
-            return None
-        return content
+        return b"".join(found)
 
     def _lines(self, path: str) -> Iterator[str | None]:
         """Yields the lines of a text file, plain or compressed, without line ends.
@@ -350,6 +354,16 @@ class FileReader(Reader):
     def _none_found(self, pattern: str) -> str:
         """Returns what is wrong with a pattern that stands for no file."""
         return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+
+
+def files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
+    """Returns the files in a directory and those below it whose names have one of some endings."""
+    return sorted(
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(directory)
+        for name in names
+        if name.endswith(endings)
+    )
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
