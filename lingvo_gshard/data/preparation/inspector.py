@@ -14,7 +14,7 @@ from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part
 from lingvo_gshard.data.preparation.read_rows import STAGE, PartRecord
 from lingvo_gshard.data.preparation.row_files import Example, Tally
-from lingvo_gshard.data.preparation.sources import Survey
+from lingvo_gshard.data.preparation.sources import MOSES, Survey
 from lingvo_gshard.data.sources.moses import UNEQUAL
 
 CHANGED = "a file changed while it was read"
@@ -49,7 +49,8 @@ class Inspector:
         """Returns the files without Moses pairs whose sides differ in length."""
         equal = []
         for number, entry in enumerate(files):
-            problem = parts.unequal(entry, surveys)
+            is_moses = self._job.sources[entry.source].format == MOSES
+            problem = parts.unequal(entry, surveys) if is_moses else ""
             if not problem:
                 equal.append(entry)
                 continue

@@ -15,7 +15,9 @@ from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import (
     archives,
     gettext,
+    keyed,
     moses,
+    qt,
     quoted,
     readers,
     text,
@@ -50,9 +52,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       number: number of the part, from 0.
       source: number of the source.
-      spans: what is read: of one file, or of the source and the target file of Moses pairs.
+      spans: what is read: of one file, or of the source and the target file of a pair.
       first_line: number of the first line.
-      language: language of Moses pairs.
+      language: language of a pair.
       bytes: number of stored bytes.
     """
 
@@ -152,6 +154,29 @@ class _QuotedPart(PartReader, quoted.QuotedReader):
 
 class _UnitPart(PartReader, units.UnitReader):
     """Reads the units of TMX or XLIFF."""
+
+
+class _QtPart(PartReader, qt.QtReader):
+    """Reads translations of a Qt program."""
+
+
+class _KeyedPart(PartReader, keyed.KeyedReader):
+    """Base of readers of the messages of two files, one for each language."""
+
+    def _units(self, path: str) -> Iterator[units.Unit]:
+        yield from self.pair_units(path, self._piece.language, self._piece.spans[1].path)
+
+
+class _ArbPart(_KeyedPart, keyed.ArbReader):
+    """Reads messages of Flutter."""
+
+
+class _PropertiesPart(_KeyedPart, keyed.PropertiesReader):
+    """Reads messages of Java."""
+
+
+class _SgmPart(_KeyedPart, keyed.SgmReader):
+    """Reads the segments of WMT."""
 
 
 class _GettextPart(PartReader, gettext.GettextReader):
@@ -296,6 +321,10 @@ _PARTS: dict[str, type[PartReader]] = {
     source.GETTEXT: _GettextPart,
     source.TMX: _UnitPart,
     source.XLIFF: _UnitPart,
+    source.QT: _QtPart,
+    source.ARB: _ArbPart,
+    source.PROPERTIES: _PropertiesPart,
+    source.SGM: _SgmPart,
 }
 
 

@@ -22,17 +22,25 @@ from lingvo_gshard.data.sources.quoted import DELIMITERS
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 
-TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET, TEXT = FORMATS = (
+TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, QT, ARB, PROPERTIES, SGM, JSON_LINES, PARQUET, TEXT = (
+    FORMATS
+) = (
     "tsv",
     "csv",
     "moses",
     "gettext",
     "tmx",
     "xliff",
+    "qt",
+    "arb",
+    "properties",
+    "sgm",
     "jsonl",
     "parquet",
     "text",
 )
+# Formats with a file for each language, whose targets are in another file of the same name.
+KEYED = (ARB, PROPERTIES, SGM)
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
 _FORMAT_OF_ENDING = {
     ".tsv": TSV,
@@ -40,6 +48,12 @@ _FORMAT_OF_ENDING = {
     ".tmx": TMX,
     ".xlf": XLIFF,
     ".xliff": XLIFF,
+    ".ts": QT,
+    ".qm": QT,
+    ".arb": ARB,
+    ".properties": PROPERTIES,
+    ".sgm": SGM,
+    ".sgml": SGM,
     ".po": GETTEXT,
     ".mo": GETTEXT,
     ".jsonl": JSON_LINES,
@@ -49,7 +63,7 @@ _FORMAT_OF_ENDING = {
 }
 # Fields that only some formats have.
 _FORMATS_WITH = {
-    "target_language": (MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET),
+    "target_language": (MOSES, GETTEXT, TMX, XLIFF, QT, *KEYED, JSON_LINES, PARQUET),
     "document": (TEXT,),
     "delimiter": (CSV,),
     "language_field": (CSV, JSON_LINES, PARQUET),
@@ -67,17 +81,17 @@ class Source:
     """Raw files of one format.
 
     Attributes:
-      path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs. Files and
-        prefixes may be within an archive, as in "corpus.zip/*.tsv".
-      format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "jsonl", "parquet" or "text"; "":
-        by the path's end.
+      path: a file or a glob; a directory of gettext catalogs, or of "qt", "arb" or "properties";
+        the prefix of Moses pairs. Files and prefixes may be within an archive, as in
+        "corpus.zip/*.tsv".
+      format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "qt", "arb", "properties", "sgm",
+        "jsonl", "parquet" or "text"; "": by the path's end.
       name: what shards and weights call the source; "": from the path.
       content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
-      language: language of rows and catalogs that name none; of Moses pairs, TMX, XLIFF and objects
-        `translation`, the only one to read.
-      target_language: language of the targets, for Moses pairs, catalogs, TMX, XLIFF and objects
-        `translation`.
+      language: language of rows and catalogs that name none; of formats that name both languages,
+        such as Moses pairs, TMX and objects `translation`, the only one to read.
+      target_language: language of the targets, for formats that name it.
       delimiter: what is between the fields of CSV: "comma", "tab" or "semicolon".
       document: unit of a document of text: "file", "line" or "paragraph".
       language_field: field or column of the language, for CSV, JSON lines and Parquet. Dots reach

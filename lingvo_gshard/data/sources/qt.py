@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.sources import readers, units
+from lingvo_gshard.data.sources import units
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.data.sources.gettext import OBSOLETE
 from lingvo_gshard.data.sources.units import Unit
 
-ENDINGS = (".ts", ".qm")
 NO_MESSAGE = "a message whose text is not in the file"
 _NO_TS = "the file is no .ts file of Qt"
 _DAMAGED = "damaged .qm file"
@@ -37,18 +35,12 @@ class QtReader(units.BaseUnitReader):
     A message and its translation are a row in one direction or the other, as `target_language`
     says. Of a plural, the last form is taken; of variants of different lengths, the first. Messages
     are in the language that a .ts file names, else in that of the targets. Unfinished, obsolete
-    and untranslated messages are left out and counted. The line of a row of a .qm file is the number
-    of its message.
+    and untranslated messages are left out and counted. The line of a row of a .qm file is the
+    number of its message.
     """
 
     files_help = "a .ts or .qm file or a directory of them, a glob, or a list of them."
-
-    def _expand(self, pattern: str) -> list[str]:
-        return [
-            path
-            for each in super()._expand(pattern)
-            for path in (readers.files_below(each, ENDINGS) if os.path.isdir(each) else [each])
-        ]
+    endings = (".ts", ".qm")
 
     def _units(self, path: str) -> Iterator[Unit]:
         named = _CODE.search(without_suffix(path))

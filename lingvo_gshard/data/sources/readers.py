@@ -152,7 +152,11 @@ class Reader(Configurable, abc.ABC):
                 found.append(block)
                 size += len(block)
                 if size > _LARGEST_CATALOG:
-                    self._bad(f"{path}:0", "the file is too large", f"more than {_LARGEST_CATALOG:,} bytes")
+                    self._bad(
+                        f"{path}:0",
+                        "the file is too large",
+                        f"more than {_LARGEST_CATALOG:,} bytes",
+                    )
                     return None
         except PermissionError:
             _refuse_unreadable(path)
@@ -254,6 +258,8 @@ class FileReader(Reader):
         return p
 
     files_help = "a path or glob, or a list of them."
+    # Ends of the names of the files that are read of a directory; none: directories are refused.
+    endings: tuple[str, ...] = ()
 
     def __init__(self, params: Params):
         super().__init__(params)
@@ -349,14 +355,23 @@ class FileReader(Reader):
 
     def _expand(self, pattern: str) -> list[str]:
         """Returns the files that one of the user's paths or globs stands for."""
-        return sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]
+        is_glob = glob.has_magic(pattern)
+        found = sorted(glob.glob(pattern, recursive=True)) if is_glob else [pattern]
+        if not self.endings:
+            return found
+        whole = [
+            _files_below(path, self.endings) if os.path.isdir(path) else [path] for path in found
+        ]
+        return [path for paths in whole for path in paths]
 
     def _none_found(self, pattern: str) -> str:
         """Returns what is wrong with a pattern that stands for no file."""
+        if self.endings and os.path.isdir(os.path.expanduser(pattern)):
+            return f"there is no {' or '.join(self.endings)} file in this directory"
         return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
 
 
-def files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
+def _files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the files in a directory and those below it whose names have one of some endings."""
     return sorted(
         os.path.join(parent, name)

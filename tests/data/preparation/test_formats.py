@@ -128,6 +128,41 @@ def test_translation_memories(tmp_path, monkeypatch):
     assert found == EXPECTED
 
 
+def keyed_files():
+    """Returns name -> content of .properties files whose orders differ."""
+    files = {"m.properties": "".join(f"{n}={row[2]}\n" for n, row in enumerate(ROWS)).encode()}
+    for language in ("de", "fr"):
+        rows = [(n, row[1]) for n, row in enumerate(ROWS) if row[0] == language]
+        files[f"m_{language}.properties"] = "".join(f"{n}: {x}\n" for n, x in rows[::-1]).encode()
+    return files
+
+
+def test_messages_with_a_file_for_each_language(tmp_path, monkeypatch):
+    folder = tmp_path / "l10n"
+    folder.mkdir()
+    for name, content in keyed_files().items():
+        (folder / name).write_bytes(content)
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{folder},format=properties")
+    assert found == EXPECTED
+    assert len(prepared.sources[0].files) == 3
+    archive(tmp_path / "l10n.zip", {f"a/{k}": v for k, v in keyed_files().items()})
+    raw.run(tmp_path, [f"{tmp_path}/l10n.zip/a/*.properties,split=train"], output="zipped")
+    assert raw.texts(tmp_path / "zipped") == EXPECTED
+
+
+def test_translations_of_qt_programs(tmp_path, monkeypatch):
+    for language in ("de", "fr"):
+        messages = "".join(
+            f"<message><source>{c}</source><translation>{b}</translation></message>"
+            for a, b, c in ROWS
+            if a == language
+        )
+        text = f'<TS language="{language}"><context>{messages}</context></TS>'
+        (tmp_path / f"app_{language}.ts").write_text(text)
+    found, _ = _prepared(tmp_path, monkeypatch, f"{tmp_path},format=qt,name=app")
+    assert found == EXPECTED
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_moses_pairs(tmp_path, monkeypatch, suffix):
     write = gzip.compress if suffix else bytes
