@@ -19,7 +19,17 @@ from lingvo_gshard.data.preparation import sources as survey
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part, Span, languages_of, row_groups
 from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
-from lingvo_gshard.data.sources import archives, gettext, keyed, moses, qt, readers, text, tsv
+from lingvo_gshard.data.sources import (
+    archives,
+    datasets,
+    gettext,
+    keyed,
+    moses,
+    qt,
+    readers,
+    text,
+    tsv,
+)
 
 STAGE = "0-files"
 # Formats whose files are not cut at ends of lines.
@@ -27,6 +37,7 @@ _WHOLE = (
     formats.CSV,
     formats.GETTEXT,
     formats.PARQUET,
+    formats.ARROW,
     formats.TMX,
     formats.XLIFF,
     formats.QT,
@@ -156,14 +167,20 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files]:
     """Yields the files of a source, and adds lines about files that are not read to the notes."""
     setting = f"`source={source.path}`"
-    if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"{setting}: Parquet files need pyarrow: pip install pyarrow")
+    tables = (formats.PARQUET, formats.ARROW)
+    if source.format in tables and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(
+            f"{setting}: files of format={source.format} need pyarrow: pip install pyarrow"
+        )
     if is_bucket(source.path):
         yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
         return
     inside = archives.split(source.path)
     if inside:
         yield from _find_in_archive(number, source, setting, *inside)
+        return
+    if source.format == formats.ARROW and datasets.is_saved(source.path):
+        yield from (Files(number, (path,)) for path in datasets.saved_files(source.path, setting))
         return
     reader = _reader(source)
     for path in reader.files("train", setting):

@@ -105,7 +105,8 @@ class KeyedReader(units.BaseUnitReader):
         for stem, language in splits:
             codes = sorted(code for other, code in found if other == stem)
             codes = [wanted, "", *(code for code in codes if units.matches(code, wanted))]
-            target = next((found[stem, code] for code in codes if (stem, code) in found), None)
+            names = (NamedFile(stem, code) for code in codes)
+            target = next((found[name] for name in names if name in found), None)
             if language and target is not None:
                 is_read = not self.p.language or units.matches(language, self.p.language)
                 return (language, target) if is_read and language not in _NO_LANGUAGES else None

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -73,6 +74,46 @@ def test_translations_by_language(tmp_path, monkeypatch):
         pyarrow.parquet.write_table(table, tmp_path / f"{language}.parquet", row_group_size=40)
     raw.run(tmp_path, [f"{tmp_path}/*.parquet,split=train"], output="columns")
     assert raw.texts(tmp_path / "columns") == EXPECTED
+
+
+def save(folder, tables):
+    """Writes tables as save_to_disk of Hugging Face's datasets does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05}-of-{len(tables):05}.arrow" for n in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table, max_chunksize=16)
+    files = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+
+
+def test_data_sets_that_save_to_disk_wrote(tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    parts = (ROWS[:70], ROWS[70:])
+    save(
+        folder / "train",
+        [
+            pyarrow.table(
+                {"id": range(len(p)), "translation": [nested(r)["translation"] for r in p]}
+            )
+            for p in parts
+        ],
+    )
+    found, prepared = _prepared(tmp_path, monkeypatch, folder / "train")
+    assert found == EXPECTED
+    assert len(prepared.sources[0].files) == 2
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    message = f"the data set has the splits train, test; name each .*, as in {folder}/train"
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [str(folder)], output="other")
+    save(tmp_path / "texts", [pyarrow.table({"text": ["One text.", "Another text."]})])
+    raw.run(tmp_path, [f"{tmp_path}/texts,content=text,split=train"], output="texts_out")
+    assert [row[3] for row in raw.texts(tmp_path / "texts_out")] == ["Another text.", "One text."]
+    with pytest.raises(ValueError, match="expected columns of text 'source' and 'target'; found t"):
+        raw.run(tmp_path, [f"{tmp_path}/texts"], output="pairs")
+    (tmp_path / "texts" / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(ValueError, match="data-00000-of-00001.arrow is missing"):
+        raw.run(tmp_path, [f"{tmp_path}/texts,content=text"], output="gone")
 
 
 def test_several_languages_of_one_target(tmp_path):
