@@ -70,6 +70,12 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_string(
+        "on_copies",
+        "count",
+        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
         "work",
         None,
         "Local directory of unfinished work; by default, .work in the output.",
@@ -109,6 +115,7 @@ def main(argv: list[str]) -> int:
         params=params,
         workers=values.workers,
         on_bad_row=values.on_bad_row,
+        on_copies=values.on_copies,
         work=values.work or "",
         beam=None if values.beam is None else tuple(values.beam),
     )
