@@ -1,10 +1,11 @@
 """Studies what experts are worth, and compares plans with the figures of the GShard paper.
 
     python -m studies experts --folder=runs/study --seeds=1,2
+    python -m studies texts --folder=runs/texts --more_seeds=2
     python -m studies paper
 
-experts trains models with more and more experts and compares them. paper plans the paper's
-experiments on its machines. These programs belong to the source tree and run in its top folder.
+experts trains translation models with more and more experts and compares them, and texts language
+models. paper plans the paper's experiments on its machines. These programs belong to the source tree and run in its top folder.
 Each has its own help: python -m studies paper --help.
 """
 
@@ -15,7 +16,11 @@ import sys
 from lingvo_gshard.tools.console import launcher
 
 NAME = "studies"
-SUBCOMMANDS = {"experts": "studies.experts.command", "paper": "studies.paper.command"}
+SUBCOMMANDS = {
+    "experts": "studies.experts.command",
+    "paper": "studies.paper.command",
+    "texts": "studies.texts.command",
+}
 
 
 def main(argv: list[str]) -> int:
