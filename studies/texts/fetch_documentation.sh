@@ -5,7 +5,7 @@
 set -euo pipefail
 work=${1:?usage: fetch_documentation.sh DIR}
 extract=$(cd "$(dirname "$0")" && pwd)/extract.py
-mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,root,text}
+mkdir -p "$work"/{lists/partial,cache/archives/partial,debs}
 work=$(cd "$work" && pwd)
 options="-o Dir::State::lists=$work/lists -o Dir::Cache=$work/cache"
 packages_of() {
@@ -27,6 +27,7 @@ packages_of() {
 apt-get update -qq $options
 for kind in ${KINDS:-python database cplusplus java rust haskell kernel server user essays}; do
   [ -e "$work/$kind.jsonl" ] && continue
+  mkdir -p "$work/root"
   packages=$(packages_of "$kind")
   for package in $packages; do
     compgen -G "$work/debs/${package}_*.deb" > /dev/null ||
