@@ -28,6 +28,8 @@ _HARMLESS = frozenset(
         "_name_or_path",
         "architectures",
         "attn_implementation",
+        # Names the code that the model was published with, of which nothing is run.
+        "auto_map",
         "bos_token_id",
         "chunk_size_feed_forward",
         "dtype",

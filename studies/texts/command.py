@@ -29,9 +29,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_settings_flags
-from studies.experts.member import seed_of
+from studies.member import Member, seed_of
 from studies.texts import results
-from studies.texts.member import TextMember
 
 MODELS = (
     "study.text_dense",
@@ -80,7 +79,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     return 0
 
 
-def _members(values: flags.FlagValues) -> list[TextMember]:
+def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
     if not values.folder:
         raise UserError("--folder is missing: the directory of the study's runs")
@@ -89,11 +88,12 @@ def _members(values: flags.FlagValues) -> list[TextMember]:
     if not seeds or not values.models:
         raise UserError("--models and --seeds must each name one or more")
     make = functools.partial(
-        TextMember,
+        Member,
         pathlib.Path(values.folder),
         settings=tuple(values.gin_param),
         gin_files=tuple(values.gin_file),
         steps=values.steps,
+        score_options={"by_source": True},
     )
     ends = dict.fromkeys((values.models[0], values.models[-1]))
     names = [(model, seed) for model in values.models for seed in seeds]

@@ -11,7 +11,7 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tools.console import output
 from studies.experts.results import in_millions, spread
-from studies.texts.member import TextMember
+from studies.member import Member
 
 ALL = "all"
 
@@ -40,7 +40,7 @@ class TextResult(msgspec.Struct, frozen=True):
     tokens: dict[str, int]
 
 
-def read(members: Sequence[TextMember]) -> list[TextResult]:
+def read(members: Sequence[Member]) -> list[TextResult]:
     """Returns the scores of runs that are scored."""
     return [_result(member) for member in members]
 
@@ -61,7 +61,7 @@ def show(console: rich.console.Console, found: Sequence[TextResult]) -> None:
         tables.print_table(console, tables.rich_table(table))
 
 
-def _result(member: TextMember) -> TextResult:
+def _result(member: Member) -> TextResult:
     row, started = member.evaluation, member.launch
     assert row is not None
     scores = {ALL: row.scores, **row.scores["sources"]}
