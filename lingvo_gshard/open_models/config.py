@@ -28,7 +28,7 @@ _HARMLESS = frozenset(
         "_name_or_path",
         "architectures",
         "attn_implementation",
-        # Names the code that the model was published with, of which nothing is run.
+        # Names code that the model was published with. It is never run.
         "auto_map",
         "bos_token_id",
         "chunk_size_feed_forward",

@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, fold
 from lingvo_gshard.data.sources.row import Row
 
-# What of a row is compared: all of it, or its texts without case, digits and punctuation.
+# The parts of a row that are compared: all of it, or texts without case, digits, punctuation.
 KINDS = ("exact", "folded", "source", "target")
 EXACT, FOLDED, SOURCE, TARGET = range(len(KINDS))
 _ROWS_AT_A_TIME = 4096

@@ -90,7 +90,7 @@ class CopiesRecord(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class CountCopies:
-    """Counts the rows of dev and test that stand in train, and those of test that stand in dev.
+    """Counts the rows of dev and test that stand in train, and rows of test that stand in dev.
 
     Attributes:
       buckets: the groups of dev and test, by bucket.

@@ -7,7 +7,7 @@ import os
 
 from lingvo_gshard.core.errors import UserError
 
-# In the directory of a data set, the names of its files; in that of several, its splits.
+# Files that list the files of a data set, and the splits of a directory with several.
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 

@@ -49,7 +49,7 @@ class Fields:
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """The columns of which a table must have one at least."""
+        """The columns that have texts. A table must have at least one of them."""
         return frozenset((*self.texts, *(n.partition(".")[0] for n in self.texts), TRANSLATION))
 
     def rows(self, fields: Mapping, path: str, number: int) -> list[Row] | str:

@@ -54,10 +54,10 @@ class NamedFile(NamedTuple):
 
 
 class KeyedReader(units.BaseUnitReader):
-    """Base of readers of files in which messages have keys. Each file is of one language.
+    """Base of readers of files that give each message a key. Each file is of one language.
 
-    The messages of a file are paired with those of the file in the target language beside it,
-    which has the same name but for the language. A file in the target language gives no rows.
+    Messages are paired by key with the messages of the file in the target language, which has the
+    same name but for the language. A file in the target language gives no rows.
     """
 
     files_help = "a file or a directory of them, a glob, or a list of them."
@@ -183,7 +183,7 @@ def _beside(path: str) -> list[str]:
     return [os.path.join(directory, name) for name in os.listdir(directory or ".")]
 
 
-# Where a message of ICU's MessageFormat chooses between texts.
+# The place at which a message of ICU's MessageFormat chooses between texts.
 _ICU_BRANCH = re.compile(r"\{[^{}]*,\s*(?:plural|select|selectordinal)\s*,")
 
 
@@ -283,7 +283,7 @@ def _escaped(escape: str, line: int) -> str:
     return _ESCAPED.get(escape, escape)
 
 
-# Which side of a pair a file has.
+# The end of a stem that says the side of a pair.
 _SIDE = re.compile(r"-(?:src|ref)$")
 _TAG = re.compile(r"<(/?)(doc|seg)\b([^>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")

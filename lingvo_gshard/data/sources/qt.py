@@ -34,8 +34,8 @@ class QtReader(units.BaseUnitReader):
 
     A message and its translation are a row in one direction or the other, as `target_language`
     says. Of a plural, the last form is taken; of variants of different lengths, the first. Messages
-    are in the language that a .ts file names, else in that of the targets. Unfinished, obsolete
-    and untranslated messages are left out and counted. The line of a row of a .qm file is the
+    are in the language that a .ts file names, else in the language of the targets. Unfinished,
+    obsolete and untranslated messages are left out and counted. The line of a row of a .qm file is the
     number of its message.
     """
 
@@ -93,7 +93,7 @@ class _TsParser(units.XmlParser):
         self._language, self._target = language, target
         self._of_messages = ""
         self._unit: Unit | None = None
-        # What is read: "source" or "translation"; "" for neither.
+        # The element that is read: "source" or "translation"; "" for neither.
         self._side = ""
         self._pieces: list[str] = []
         # The forms of a plural, and the variants of different lengths of a form.

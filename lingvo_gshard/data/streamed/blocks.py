@@ -1,8 +1,8 @@
 """Training batches of a stream of rows, block by block, with exact positions.
 
-A block is some thousand rows. They are tokenized, shuffled and packed together. The position is
-that of the stream before the block, and the number of batches made of the block. So a run that goes
-on reads the block again, and makes the batches that are left of it.
+A block is some thousand rows. They are tokenized, shuffled and packed together. A saved position has
+the place in the stream before the block, and the number of batches made of the block. So a run that
+goes on reads the block again, and makes the batches that are left of it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _BatchIterator(grain.DatasetIterator):
         return block.assembly.batch(planned, block.assembly.read([planned]))
 
     def _next_block(self, made: int) -> Block:
-        """Returns the next block, of which some batches may have been made before."""
+        """Returns the next block. Some of its batches may have been made before."""
         self._block = block = next(self._parent)
         self._begin, self._made = block.begin.to_json(), made
         return block

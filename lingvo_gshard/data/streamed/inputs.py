@@ -30,7 +30,7 @@ from lingvo_gshard.data.streamed.examples import DatasetReader
 from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
-# Keys of the orders of rows and of batches.
+# Rows and batches are shuffled with different keys, so that their orders are independent.
 _ROWS, _BATCHES = 5, 6
 
 
