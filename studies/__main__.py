@@ -5,9 +5,10 @@
     python -m studies recipes --folder=runs/recipes --compare=precisions
     python -m studies paper
 
-experts compares translation models with more and more experts, texts language models. recipes trains one model in several ways, such as precisions or optimizers. paper plans the
-paper's experiments on its machines. These programs belong to the source tree and run in its top
-folder. Each has its own help: python -m studies paper --help.
+experts compares translation models with more and more experts, texts language models. recipes
+trains one model in several ways, such as precisions or optimizers. paper plans the paper's
+experiments on its machines. These programs belong to the source tree and run in its top folder.
+Each has its own help: python -m studies paper --help.
 """
 
 from __future__ import annotations

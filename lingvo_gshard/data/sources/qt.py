@@ -35,8 +35,8 @@ class QtReader(units.BaseUnitReader):
     A message and its translation are a row in one direction or the other, as `target_language`
     says. Of a plural, the last form is taken; of variants of different lengths, the first. Messages
     are in the language that a .ts file names, else in the language of the targets. Unfinished,
-    obsolete and untranslated messages are left out and counted. The line of a row of a .qm file is the
-    number of its message.
+    obsolete and untranslated messages are left out and counted. The line of a row of a .qm file is
+    the number of its message.
     """
 
     files_help = "a .ts or .qm file or a directory of them, a glob, or a list of them."

@@ -1,8 +1,8 @@
 """Training batches of a stream of rows, block by block, with exact positions.
 
-A block is some thousand rows. They are tokenized, shuffled and packed together. A saved position has
-the place in the stream before the block, and the number of batches made of the block. So a run that
-goes on reads the block again, and makes the batches that are left of it.
+A block is some thousand rows. They are tokenized, shuffled and packed together. A saved position
+has the place in the stream before the block, and the number of batches made of the block. So a run
+that goes on reads the block again, and makes the batches that are left of it.
 """
 
 from __future__ import annotations
