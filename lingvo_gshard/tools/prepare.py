@@ -17,7 +17,7 @@ A --source is a path, then field=value for what differs from the defaults:
     content          pairs, or text, which has no sources
     split            train, dev or test; by default, each row is divided by a hash of its target
     language         language of rows that name none
-    target_language  for formats that name it, such as Moses pairs, by default en
+    target_language  for Moses pairs, catalogs, translation memories and messages, by default en
     document         of text: paragraph, line or file
     language_field, source_field, target_field, text_field
                      fields of JSON lines and columns of Parquet

@@ -183,7 +183,7 @@ def _beside(path: str) -> list[str]:
     return [os.path.join(directory, name) for name in os.listdir(directory or ".")]
 
 
-# The place at which a message of ICU's MessageFormat chooses between texts.
+# Finds messages of ICU's MessageFormat that choose between texts.
 _ICU_BRANCH = re.compile(r"\{[^{}]*,\s*(?:plural|select|selectordinal)\s*,")
 
 
