@@ -119,7 +119,8 @@ def test_texts_have_the_ids_of_the_model_alone(kind, tmp_path):
     vocabulary = PublishedVocabulary(tmp_path / kind)
     assert vocabulary.size == model.vocab_size()
     assert vocabulary.before == (model.bos_id(),) and vocabulary.eos_id == model.eos_id()
-    for text in tricky_texts.texts():
+    # Special tokens stand for themselves, which the model alone does not know.
+    for text in (text for text in tricky_texts.texts() if "<s>" not in text):
         assert vocabulary.encode(text) == model.encode(text), repr(text)
     for text in (*TEXTS, *SPACED):
         ids = vocabulary.encode(text)
