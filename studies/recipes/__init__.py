@@ -1,1 +1,1 @@
-"""The quality that precisions and optimizers reach."""
+"""The effects of precisions and optimizers on quality."""

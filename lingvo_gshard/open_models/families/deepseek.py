@@ -132,7 +132,7 @@ def _latent_task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
     task = plain_task(config)
     # The first is derived from other sizes, the second and third are of another library.
-    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads", "auto_map"):
+    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"):
         config.get(name, None)
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     has_bias = config.get("attention_bias", False)
