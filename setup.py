@@ -24,6 +24,7 @@ TOOLS = (
     "launch",
     "checkpoints",
     "serve",
+    "completion",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
 GCS = ["gcsfs>=2025.3"]
@@ -164,7 +165,10 @@ setup(
             "gcp-storage-emulator>=2024.8",
             "httpx>=0.27",
             "hypothesis>=6.100",
+            # Tutorials are notebooks, which tests execute.
+            "ipykernel>=6.29",
             "moto[s3]>=5.1",
+            "nbclient>=0.10",
             "pytest>=8.1,<9.2",
             "pytest-xdist>=3.6",
             "ruff>=0.9",
