@@ -47,6 +47,7 @@ def write(target: pathlib.Path) -> None:
                 shutil.copy(file, target / folder / file.name)
     for example in sorted((ROOT / "examples").glob("*/README.md")):
         write_page(target, example, f"examples/{example.parent.name}.md")
+    shutil.copy(DOCS / "site" / "extra.css", target)
     notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
