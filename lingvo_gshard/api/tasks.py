@@ -101,7 +101,7 @@ def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
     """
     if not importlib.util.find_spec("lm_eval"):
         raise UserError(
-            "tasks need lm-evaluation-harness: pip install 'lingvo_gshard[tasks]' installs it"
+            "tasks need lm-evaluation-harness: pip install lm-eval installs it"
         )
     if options.folder and not pathlib.Path(options.folder).is_dir():
         raise UserError(f"`tasks_folder={options.folder}`: there is no such directory")

@@ -271,4 +271,10 @@ def test_phone(tmp_path, runs, dark):
 def test_reports_are_readable_on_phones_and_desks_in_light_and_dark(runs, tmp_path):
     for count in (1, 2):
         address = write(tmp_path / f"{count}.html", runs[:count])
+        with browser.Browser(1280) as opened:
+            opened.open(address)
+            # The options of scores are in the last column.
+            beyond = "return [...document.querySelectorAll('#scores .scroll')]"
+            beyond += ".filter((e) => e.scrollWidth > e.clientWidth).length"
+            assert opened.run(beyond) == 0
         assert audit.problems_on_screens(lambda opened, page=address: opened.open(page)) == []
