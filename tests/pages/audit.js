@@ -47,6 +47,14 @@ for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     if (["auto", "scroll"].includes(style.overflowX)) cutter = null;
   }
   if (cutter) found.push(`${name(cutter)} cuts ${JSON.stringify(text.slice(0, 50))}`);
+  // In a drawing, a shape beside the text lies behind it.
+  const middle = [(boxes[0].left + boxes[0].right) / 2, (boxes[0].top + boxes[0].bottom) / 2];
+  for (const shape of e.closest("svg") ? e.parentElement.querySelectorAll("rect, path, circle") : []) {
+    const box = shape.getBoundingClientRect(), { fill } = getComputedStyle(shape);
+    if (middle[0] < box.left || middle[0] > box.right || middle[1] < box.top || middle[1] > box.bottom) continue;
+    if (fill.startsWith("url")) hasPicture = true;
+    else if (fill !== "none") back = over(rgba(fill), back);
+  }
   if (hasPicture) continue;
   const style = getComputedStyle(e);
   const ink = rgba(e.closest("svg") && e.namespaceURI.endsWith("svg") ? style.fill : style.color);
