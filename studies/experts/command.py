@@ -37,7 +37,7 @@ from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_settings_flags
 from studies.experts import results
-from studies.experts.member import Member
+from studies.member import Member
 
 MODELS = ("study.dense", "study.experts_8", "study.experts_32", "study.experts_128")
 BILINGUAL = "study.bilingual"
@@ -99,13 +99,14 @@ def _members(values: flags.FlagValues) -> list[Member]:
     seeds = [_seed(text) for text in values.seeds]
     if not seeds or not values.models:
         raise UserError("--models and --seeds must each name one or more")
+    most = values.max_rows_per_language
     make = functools.partial(
         Member,
         pathlib.Path(values.folder),
         settings=tuple(values.gin_param),
         gin_files=tuple(values.gin_file),
         steps=values.steps,
-        max_rows_per_language=values.max_rows_per_language,
+        score_options={"shuffled": False} | ({"max_rows_per_language": most} if most else {}),
     )
     members = [make(model, seed) for model in values.models for seed in seeds]
     members += [make(BILINGUAL, seeds[0], language=language) for language in values.bilingual]

@@ -16,7 +16,7 @@ from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.tasks.evaluation.evaluation import Likelihood, Table, WeightedMeans, combined
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.report import family
-from studies.experts.member import Member
+from studies.member import Member
 
 ALL = "all"
 THIRDS = ("most text", "middle", "least text")

@@ -81,6 +81,17 @@ def transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
     return create("stablehlo.transpose", [value], result, attributes)
 
 
+def sliced(value: ir.Value, bounds: Sequence[tuple[int, int]]) -> ir.Value:
+    """Returns the elements from the first to one before the second of each dimension's bounds."""
+    attributes: dict[str, ir.Attribute] = {
+        "start_indices": ir.DenseI64ArrayAttr.get([start for start, _ in bounds]),
+        "limit_indices": ir.DenseI64ArrayAttr.get([limit for _, limit in bounds]),
+        "strides": ir.DenseI64ArrayAttr.get([1] * len(bounds)),
+    }
+    kind = type_like(value, [limit - start for start, limit in bounds])
+    return create("stablehlo.slice", [value], kind, attributes)
+
+
 def split_over(value: ir.Value, split: Split, mesh: Mesh) -> ir.Value:
     """Returns the value with the annotation of a split."""
     return annotated(value, text_of_split(split, mesh))

@@ -32,6 +32,7 @@ from lingvo_gshard.runtime.lowering.folding import (
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
 from lingvo_gshard.runtime.lowering.shardy import call_target, shorten_shardings, to_shardy
+from lingvo_gshard.runtime.lowering.uneven_sums import reduce_to_uneven_parts
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
     HeldVariable,
@@ -239,6 +240,7 @@ def _portable(
         shorten_shardings(parsed, mesh)
         add_before_reducing(parsed, mesh)
         reduce_after_loops(parsed, mesh)
+        reduce_to_uneven_parts(parsed, mesh)
         if mesh.size > 1:
             keep_tables_whole(parsed)
         separate_constants(parsed)

@@ -59,16 +59,21 @@ class Partial:
     build: Callable[[], ir.Value]
 
 
-def partial_of(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> Partial | None:
+def partial_of(
+    operation: ir.Operation, splits: ValueSplits, mesh: Mesh, kept: Split = ()
+) -> Partial | None:
     """Returns how an operation can be computed as partial sums; None if it sums over no split.
 
     Args:
       operation: a product, a reduction by addition, or a scatter that adds to zeros.
       splits: the splits of the module's values.
       mesh: the mesh.
+      kept: the split of the result's own dimensions, if it is known. Nothing is summed over its
+        axes.
     """
     known = _KINDS.get(operation.name)
-    return known(_Source(operation, splits, mesh)) if known else None
+    claimed = frozenset(axis for axes in kept for axis in axes)
+    return known(_Source(operation, splits, mesh, claimed)) if known else None
 
 
 def passes(operation: ir.Operation) -> bool:
@@ -108,11 +113,19 @@ def moved(
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """An operation whose operands are cut along split dimensions."""
+    """An operation whose operands are cut along split dimensions.
+
+    Attributes:
+      operation: the operation.
+      splits: the splits of the module's values.
+      mesh: the mesh.
+      claimed: mesh axes that split dimensions of the result, so that nothing is summed over them.
+    """
 
     operation: ir.Operation
     splits: ValueSplits
     mesh: Mesh
+    claimed: frozenset[str] = frozenset()
 
     def shared_axes(self, places: Sequence[tuple[int, int]]) -> list[Axes]:
         """Returns the mesh axes of dimensions that several operands have.
@@ -124,7 +137,7 @@ class _Source:
         for operand, dimension in places:
             split = self.splits.of(self.operation.operands[operand])
             if split is not None:
-                found.add(split[dimension])
+                found.add(tuple(axis for axis in split[dimension] if axis not in self.claimed))
         return list(found)
 
     def agreed(self, dimensions: Sequence[Sequence[tuple[int, int]]]) -> list[Axes] | None:

@@ -86,9 +86,11 @@ class ValueSplits:
             return _MOVES[operation.name](operation, known[0])
         told = [split for split in known if split is not None and len(split) == rank]
         split = max(told, key=lambda split: sum(map(len, split)), default=None)
-        if split and not any(split) and not all(map(self._is_told, self._needed(value))):
+        if split and not all(map(self._is_told, self._needed(value))):
             # A vector that is broadcast to an operand's shape does not tell how that is split.
-            return None
+            whole = [x for x in self._needed(value) if self._found[x] and not _is_broadcast(x)]
+            if not any(split) or not whole:
+                return None
         if split and operation.name == "stablehlo.concatenate":
             return None if split[_concatenated(operation)] else split
         return split
@@ -116,6 +118,11 @@ def _kept_by_loop(value: ir.Value) -> ir.Value | None:
         returned = maker.operands[0]
         maker = maker_of(returned)
     return loop.operands[index] if returned == value else None
+
+
+def _is_broadcast(value: ir.Value) -> bool:
+    maker = maker_of(value)
+    return maker is not None and maker.name == "stablehlo.broadcast_in_dim"
 
 
 def maker_of(value: ir.Value) -> ir.Operation | None:

@@ -8,14 +8,14 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.run_records import EvaluationRow, Launch
-
-SPLIT = "test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Member:
       gin_files: files of gin statements.
       steps: total number of steps; None: the experiment's.
       language: the only language of a bilingual model; empty for all languages.
-      max_rows_per_language: most test rows of a language that are scored, a fixed random choice;
-        None: all.
+      variant: name of what the settings change; empty if that is nothing.
+      split: the split that is scored.
+      score_options: options of gshard-evaluate, name -> value; a missing one has its default.
     """
 
     folder: pathlib.Path
@@ -41,7 +42,9 @@ class Member:
     gin_files: tuple[str, ...] = ()
     steps: int | None = None
     language: str = ""
-    max_rows_per_language: int | None = None
+    variant: str = ""
+    split: str = "test"
+    score_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -51,7 +54,8 @@ class Member:
     @property
     def name(self) -> str:
         """Name of the run and of the run's directory."""
-        parts = [self.label, self.language, f"seed{self.seed}"]
+        model = self.model if self.variant else self.label
+        parts = [model, self.variant, self.language, f"seed{self.seed}"]
         return "-".join(filter(None, parts))
 
     @property
@@ -61,14 +65,15 @@ class Member:
 
     @property
     def evaluation(self) -> EvaluationRow | None:
-        """The newest scores of the test rows; None before the run is trained and scored."""
+        """The newest scores of the split; None before the run is trained and scored."""
         if not self.logdir.exists():
             return None
-        most = self.max_rows_per_language
+        names = {*self.score_options, "max_rows_per_language"}
         found = [
             row
             for row in run_records.read_evaluations(self.logdir)
-            if row.split == SPLIT and row.options.get("max_rows_per_language") == most
+            if row.split == self.split
+            and all(row.options.get(name) == self.score_options.get(name) for name in names)
         ]
         return found[-1] if found and self._is_trained else None
 
@@ -101,10 +106,9 @@ class Member:
         )
 
     def score(self) -> None:
-        """Scores the test rows."""
-        most = self.max_rows_per_language
-        limit = [] if most is None else [f"--max_rows_per_language={most}"]
-        self._command("evaluate", f"--split={SPLIT}", "--noshuffled", *limit)
+        """Scores the split."""
+        given = (f"--{name}={value}" for name, value in self.score_options.items())
+        self._command("evaluate", f"--split={self.split}", *given)
 
     @property
     def _statements(self) -> tuple[str, ...]:

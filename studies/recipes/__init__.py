@@ -1,0 +1,1 @@
+"""What precisions and optimizers do to quality."""

@@ -1,0 +1,151 @@
+"""Compares ways to train one model, such as precisions or optimizers, over several seeds.
+
+    python -m studies recipes --folder=runs/recipes --compare=precisions
+    python -m studies recipes --folder=runs/recipes --compare=optimizers --steps=1000
+
+trains both quickstarts in each way, with equal seeds, data and steps, and scores each run on its
+dev split: perplexity of the references, and for translations chrF of greedy decoding. Each run is a
+directory of --folder. The same command continues a study that was interrupted.
+
+    python -m studies recipes --folder=runs/mine --experiments=language_model.quickstart \\
+        --way='base:' --way='slow: step.schedule.learning_rate = 1e-3'
+
+--way names a way of your own, by the gin statements that make it, with ; between two. The first is
+what the others are compared with. The same seed draws the same weights and batches in all ways, so
+that differences are taken seed by seed.
+
+--notrain shows the runs that are finished, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import define_settings_flags
+from studies.member import Member
+from studies.recipes import results
+
+EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
+_MUON = "step.optimizer = @lingvo_gshard.training.step.muon.Muon"
+# name of a comparison -> way -> gin statements. The first way is what others are compared with.
+COMPARISONS = {
+    "precisions": {
+        name: (f"step.precision = '{name}'",) for name in ("bfloat16", "fp8", "fp8_blocks", "int8")
+    },
+    "optimizers": {
+        "adam": (),
+        "adafactor": ("step.optimizer = @lingvo_gshard.training.step.adafactor.Adafactor",),
+        "muon": (_MUON, "step.optimizer.adam_weights = ('*.router',)"),
+    },
+}
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    flags.DEFINE_enum("compare", None, list(COMPARISONS), "What is compared.", flag_values=values)
+    flags.DEFINE_multi_string(
+        "way",
+        [],
+        "Compares this way, 'name: statement; statement'; or one of the comparison's names alone. "
+        "Can be given several times.",
+        flag_values=values,
+    )
+    flags.DEFINE_list("experiments", list(EXPERIMENTS), "Experiments to train.", flag_values=values)
+    flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds of each way.", flag_values=values)
+    flags.DEFINE_integer(
+        "steps", None, "Steps of each run; default: the experiment's.", 1, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "train", True, "Whether to train and score what is missing.", flag_values=values
+    )
+    define_settings_flags(values)
+    output.define_json_flag(values, "all scores")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
+    members = _members(values)
+    missing = [member for member in members if not member.is_scored]
+    if values.train:
+        for number, member in enumerate(missing, start=1):
+            output.say(console, f"{member.name}: run {number} of {len(missing)}")
+            member.train()
+            member.score()
+    found = results.read([member for member in members if member.is_scored])
+    results.show(console, found)
+    output.write_json(values.json, found)
+    return 0
+
+
+def _members(values: flags.FlagValues) -> list[Member]:
+    """Returns the runs of the study, seed by seed. Raises UserError for a wrong flag."""
+    if not values.folder:
+        raise UserError("--folder is missing: the directory of the study's runs")
+    ways, seeds = _ways(values), [_seed(text) for text in values.seeds]
+    if not seeds or not values.experiments:
+        raise UserError("--experiments and --seeds must each name one or more")
+    members = []
+    for seed, model, (way, statements) in itertools.product(
+        seeds, values.experiments, ways.items()
+    ):
+        settings = (*values.gin_param, *statements)
+        member = Member(
+            pathlib.Path(values.folder),
+            model,
+            seed,
+            settings=settings,
+            gin_files=tuple(values.gin_file),
+            steps=values.steps,
+            variant=way,
+            split="dev",
+            score_options=_score_options(model),
+        )
+        # A wrong name or setting is told before the first model is trained.
+        member.params()
+        members.append(member)
+    return members
+
+
+def _score_options(model: str) -> dict[str, int | bool]:
+    """Returns options of gshard-evaluate: translations are decoded greedily, the fastest way."""
+    task = experiment(model).task.cls
+    return {"shuffled": False, "beam_size": 1} if "shuffled" in task.EVALUATION_OPTIONS else {}
+
+
+def _ways(values: flags.FlagValues) -> dict[str, tuple[str, ...]]:
+    """Returns way -> gin statements. Raises UserError if none or a wrong one is given."""
+    known = COMPARISONS.get(values.compare, {})
+    if not values.way:
+        if not known:
+            raise UserError("--compare or --way is missing: what is compared")
+        return known
+    found = {}
+    for text in values.way:
+        name, has_statements, statements = text.partition(":")
+        name = name.strip()
+        if not has_statements and name not in known:
+            raise UserError(
+                f"--way={text!r} names no way of --compare; 'name: statement; statement' was "
+                "expected"
+            )
+        if not name or any(not (letter.isalnum() or letter in "_.") for letter in name):
+            raise UserError(f"--way={text!r}: a name of letters, digits, _ and . was expected")
+        parts = (part.strip() for part in statements.split(";"))
+        found[name] = tuple(filter(None, parts)) if has_statements else known[name]
+    return found
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
+    return int(text)
