@@ -34,7 +34,7 @@ from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.sharding.einsum import Factor, FactorFor, Rounding
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
-_BLOCK = 128
+BLOCK = 128
 _LARGEST_INT8 = 127.0
 # The smallest scale: float32 has no smaller number of full precision.
 _SMALLEST = 2.0**-126
@@ -180,8 +180,7 @@ def _round(
       number_format: the type of 8 bits.
       axes: the dimensions that share a scale; None for all, with a scalar as the scale.
     """
-    largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
-    scale, most = _scale(largest, number_format), number_format.largest
+    scale, most = scale_of(values, number_format, axes), number_format.largest
     fitting = tf.clip_by_value(values / scale, -most, most)
     return tf.cast(fitting, tf.as_dtype(number_format.dtype)), scale
 
@@ -191,8 +190,17 @@ def _magnitudes(values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(values), np.inf, tf.abs(values))
 
 
-def _scale(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """Returns float32 scales: powers of two, or infinity for an infinite magnitude."""
+def scale_of(
+    values: tf.Tensor, number_format: Format, axes: Sequence[int] | None = None
+) -> tf.Tensor:
+    """Returns float32 scales: powers of two, or infinity for an infinite magnitude.
+
+    Args:
+      values: the float32 tensor that is divided by the scales.
+      number_format: the type of 8 bits.
+      axes: the dimensions that share a scale, of size 1 in the result; None for one scalar.
+    """
+    largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
     ratio = tf.maximum(largest / number_format.largest, _SMALLEST)
     # The next power of two has no mantissa.
     bits = tf.bitcast(ratio, tf.int32) + _MANTISSA
@@ -209,7 +217,7 @@ def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
     """
     sizes, shape, block_axes, padding = known_sizes(x.shape), [], [], []
     for axis, size in enumerate(sizes):
-        block = min(size, _BLOCK) if axis in axes else 1
+        block = min(size, BLOCK) if axis in axes else 1
         blocks = -(-size // block)
         padding.append([0, blocks * block - size])
         shape.append(blocks)

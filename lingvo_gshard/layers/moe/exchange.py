@@ -4,7 +4,10 @@ With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts. 
 these layouts is the all-to-all. A `Codec` defines the format of the rows that are sent.
 
 An element changes by at most half a unit in the last place of bfloat16 (2^-9 of itself). With int8
-it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127.
+it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127. fp8 is
+the recipe of DeepSeek-V3 (arXiv 2412.19437, section 3.3.3): rows to the experts, and gradients to
+them, are e4m3 with a scale for each 128 numbers, and change by at most 1/16 of themselves, or by
+max|x| / 2^17 of the 128 numbers. What comes back from the experts is bfloat16, since it is summed.
 
 `single` is one all-to-all among all devices. If several mesh axes split both G and E, as in
 `G,E->host,data`, `hierarchical` uses one for each axis, last axis first. Rows for a host are then
@@ -21,6 +24,8 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
+import numpy as np
+
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
@@ -28,6 +33,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers.rounding import BLOCK, E4M3, scale_of
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -40,9 +46,11 @@ class Codec:
 
     Attributes:
       dtype: name of the type that is sent; None sends the type of the rows.
+      returning: the codec of rows that come back from the experts; None if they have this one.
     """
 
     dtype: str | None = None
+    returning: Codec | None = None
 
     def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors to send, each with the first three dimensions of x.
@@ -89,8 +97,42 @@ class Int8(Codec):
         return tf.cast(tf.cast(steps, tf.float32) * scale[..., None], dtype)
 
 
+class Float8(Codec):
+    """Rounds to e4m3 with a scale for each 128 numbers of a row.
+
+    Scales are powers of two, so they are exact in bfloat16. 128 numbers with an infinity or a NaN
+    among them become NaN, so that no overflow is hidden. The bits are sent as whole numbers, since
+    compilers send e4m3 in a wider type for devices that have none.
+    """
+
+    dtype = "uint8"
+    returning = Bfloat16()
+
+    def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the bits of the rows, and the scales [G,E,C,blocks] or [E,G,C,blocks]."""
+        *lead, size = known_sizes(x.shape)
+        block = min(size, BLOCK)
+        padded = tf.pad(tf.cast(x, tf.float32), [[0, 0]] * len(lead) + [[0, -size % block]])
+        blocks = tf.reshape(padded, [*lead, -1, block])
+        scale = scale_of(blocks, E4M3, [len(lead) + 1])
+        bits = tf.reshape(_e4m3_bits(blocks / scale), padded.shape)[..., :size]
+        return [bits, tf.cast(tf.squeeze(scale, -1), tf.bfloat16)]
+
+    def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+        """Returns the values of the bits times the scales, as `dtype`."""
+        bits, scale = sent
+        size = known_sizes(bits.shape)[-1]
+        scale = tf.repeat(tf.cast(scale, tf.float32), min(size, BLOCK), axis=-1)[..., :size]
+        return tf.cast(_of_e4m3_bits(bits) * scale, dtype)
+
+
 # Codecs by the value of Exchange's `precision`.
-CODECS: dict[str, Codec] = {"": Codec(), "bfloat16": Bfloat16(), "int8": Int8()}
+CODECS: dict[str, Codec] = {
+    "": Codec(),
+    "bfloat16": Bfloat16(),
+    "fp8": Float8(),
+    "int8": Int8(),
+}
 
 
 def _round_to_bfloat16(x: tf.Tensor) -> tf.Tensor:
@@ -99,10 +141,50 @@ def _round_to_bfloat16(x: tf.Tensor) -> tf.Tensor:
     The rounding works on bits: XLA may remove a cast to bfloat16 and back on one device, but not on
     many. That would change results.
     """
-    bits = tf.bitcast(x, tf.uint32)
+    return _round_mantissa(x, 7)
+
+
+# e4m3 without the sign: the bits of NaN; those of 2^-6, the smallest number of full precision; and
+# how far the exponent of float32, before 3 bits of mantissa, is above the one of e4m3.
+_NAN, _NORMAL, _BIAS = 0x7F, 8, (127 - 7) << 3
+
+
+def _e4m3_bits(x: tf.Tensor) -> tf.Tensor:
+    """Returns the uint8 bits of float32 values of at most 448, rounded to the nearest e4m3.
+
+    Ties go to even. XLA for CPUs casts to e4m3 by way of float16, which rounds some values twice.
+    """
     constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
-    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, constant(16)), constant(1))
-    nearest = tf.bitwise.bitwise_and(bits + constant(0x7FFF) + odd, constant(0xFFFF0000))
+    size = tf.abs(x)
+    code = tf.bitwise.right_shift(tf.bitcast(_round_mantissa(size, 3), tf.uint32), constant(20))
+    is_small = size < 2.0**-6
+    # Below 2^-6, neighbors are 2^-9 apart.
+    small = tf.cast(tf.round(tf.where(is_small, size, 0.0) * 512.0), tf.uint32)
+    code = tf.where(is_small, small, code - constant(_BIAS))
+    code = tf.where(tf.math.is_nan(x), constant(_NAN), code)
+    sign = tf.bitwise.right_shift(tf.bitcast(x, tf.uint32), constant(31))
+    return tf.cast(tf.bitwise.bitwise_or(code, sign * constant(128)), tf.uint8)
+
+
+def _of_e4m3_bits(bits: tf.Tensor) -> tf.Tensor:
+    """Returns the float32 values of e4m3 in uint8."""
+    constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
+    word = tf.cast(bits, tf.uint32)
+    code = tf.bitwise.bitwise_and(word, constant(_NAN))
+    normal = tf.bitcast(tf.bitwise.left_shift(code + constant(_BIAS), constant(20)), tf.float32)
+    size = tf.where(code < _NORMAL, tf.cast(code, tf.float32) / 512.0, normal)
+    size = tf.where(tf.equal(code, constant(_NAN)), np.nan, size)
+    return tf.where(word < 128, size, -size)
+
+
+def _round_mantissa(x: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns float32 values rounded to this many bits of mantissa, ties to even."""
+    dropped = 23 - bits
+    word = tf.bitcast(x, tf.uint32)
+    constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(word, constant(dropped)), constant(1))
+    kept = constant(0xFFFFFFFF >> dropped << dropped)
+    nearest = tf.bitwise.bitwise_and(word + constant((1 << dropped - 1) - 1) + odd, kept)
     return tf.where(tf.math.is_nan(x), x, tf.bitcast(nearest, tf.float32))
 
 
@@ -134,7 +216,7 @@ class Direction:
 
 AllToAll: TypeAlias = "Callable[[tf.Tensor, Direction], tf.Tensor]"
 
-TO_EXPERTS = "GE"
+TO_EXPERTS, FROM_EXPERTS = "GE", "EG"
 
 
 def single(x: tf.Tensor, direction: Direction) -> tf.Tensor:
@@ -247,7 +329,8 @@ class Exchange(Configurable):
         p.define(
             "precision",
             "",
-            "Type in which rows are sent: bfloat16 or int8; empty: their own.",
+            "Type in which rows are sent: bfloat16, int8, or fp8, which is for rows to the experts "
+            "and leaves those that come back in bfloat16; empty: their own.",
         )
         p.define(
             "chunks",
@@ -323,13 +406,13 @@ class Exchange(Configurable):
         return received
 
     def _sent(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
-        """Sends rows. Their gradient is sent back with the same codec."""
-        codec = CODECS[self.p.precision]
-        if codec.dtype in (None, x.dtype.name):
+        """Sends rows. Their gradient is sent back with the codec of the other direction."""
+        codecs = [self._codec(each) for each in (direction, direction.reverse())]
+        if all(codec.dtype in (None, x.dtype.name) for codec in codecs):
             return transport(x, direction)
 
         def send_encoded(x: tf.Tensor, direction: Direction) -> tf.Tensor:
-            source = direction.layouts
+            source, codec = direction.layouts, self._codec(direction)
             sent = [annotate(part, source(part.shape.rank)[0]) for part in codec.encode(x)]
             return codec.decode([transport(part, direction) for part in sent], x.dtype)
 
@@ -339,6 +422,10 @@ class Exchange(Configurable):
             return send_encoded(x, direction), gradient
 
         return send(x)
+
+    def _codec(self, direction: Direction) -> Codec:
+        codec = CODECS[self.p.precision]
+        return codec.returning or codec if direction.source == FROM_EXPERTS else codec
 
     def _received(
         self, x: tf.Tensor, known: tf.Tensor, direction: Direction, transport: AllToAll

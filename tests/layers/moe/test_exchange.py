@@ -2,6 +2,7 @@
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,7 +26,7 @@ MASK = np.ones((B, L), np.int32)
 HOSTS = "host=2,data=4"
 OVER_BOTH = "activations: B,G->host,data | E->host,data"
 # Largest errors of outputs and gradients, relative to the largest value.
-ERRORS = {"bfloat16": 0.004, "int8": 0.01}
+ERRORS = {"bfloat16": 0.004, "fp8": 0.07, "int8": 0.01}
 
 
 def make(experts: int = E, group_size: int = L, dropout: float = 0.0, **options):
@@ -89,6 +90,17 @@ def quantized(x: np.ndarray) -> np.ndarray:
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
 
 
+def to_fp8(x: np.ndarray) -> np.ndarray:
+    """Rounds rows to e4m3 with a power of two for each row, in NumPy."""
+    power = np.exp2(np.ceil(np.log2(np.abs(x).max(-1, keepdims=True) / 448)))
+    return (x / power).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * power
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounds to bfloat16, in NumPy."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
 class ExchangeTest(testing.TestCase, parameterized.TestCase):
     def assert_equal(self, found: NestedMap, expected: NestedMap) -> None:
         """Asserts that two trees are equal to the bit."""
@@ -106,6 +118,18 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
         assert_close(y, quantized(2 * quantized(x)), "float32")
         d_x = tape.gradient(y, source, tf.constant(d_y))
         assert_close(d_x, quantized(2 * quantized(d_y)), "float32")
+
+    def test_fp8_rounds_what_goes_to_experts_and_leaves_sums_in_bfloat16(self):
+        """The computation multiplies each row by three, so all expected values are known."""
+        x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
+        exchange = Exchange.params().set(precision="fp8").instantiate()
+        with tf.GradientTape() as tape:
+            source = tf.constant(x)
+            tape.watch(source)
+            y = exchange.run(source, lambda rows: rows * 3)
+        self.assertAllEqual(y, to_bfloat16(3 * to_fp8(x)))
+        d_x = tape.gradient(y, source, tf.constant(d_y))
+        self.assertAllEqual(d_x, to_bfloat16(3 * to_fp8(d_y)))
 
     @parameterized.product(dispatch=["gather", "einsum"], precision=tuple(ERRORS))
     def test_quantization_errors_are_within_the_documented_bounds(self, precision, dispatch):
@@ -159,7 +183,7 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
     def test_hierarchical_has_no_effect_on_one_device(self):
         self.assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
 
-    @parameterized.parameters({}, {"experts": 6, "precision": "int8"})
+    @parameterized.parameters({}, {"precision": "fp8"}, {"experts": 6, "precision": "int8"})
     def test_hierarchical_results_are_equal(self, **options):
         """The compiler may add up gradients of weights in another order."""
         found, expected = split(**options, hierarchical=True), split(**options)
@@ -214,7 +238,7 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         ({"precision": "int"}, r"moe.exchange.precision: 'int'. Did you mean 'int8'\?"),
-        ({"precision": "q"}, "moe.exchange.precision: 'q'. Valid: bfloat16, int8."),
+        ({"precision": "q"}, "moe.exchange.precision: 'q'. Valid: bfloat16, fp8, int8."),
     )
     def test_rejects_invalid_options(self, options, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -87,6 +87,15 @@ def test_int8_exchange_sends_scales(partitioner):
     assert found == both_ways({("data", "int8", ROWS * M): 2, ("data", "float32", ROWS * 4): 2})
 
 
+def test_fp8_exchange_sends_8_bits_to_experts_and_16_bits_back():
+    """XLA sends bfloat16, also that of scales, as float32 on CPUs."""
+    found = moved(ONE_AXIS, precision="fp8")
+    returned = ("data", "float32", ROWS * M * 4)
+    assert found == both_ways(
+        {("data", "uint8", ROWS * M): 1, ("data", "float32", ROWS * 4): 1, returned: 1}
+    )
+
+
 def test_bfloat16_exchange_is_one_all_to_all_each_way():
     """XLA sends bfloat16 as float32 on CPUs, which have no native bfloat16."""
     assert moved(precision="bfloat16") == both_ways({("data", "float32", ROWS * M * 4): 2})
