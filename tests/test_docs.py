@@ -111,6 +111,7 @@ ELSEWHERE = {
     r"([\w./-]+/)?pip install .*": ".ci/run",
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"make pictures": "tests/test_pictures.py",
+    r"python hosts\.py .*": "tests/keras/test_hosts.py",
     r"python -m docs\.pictures .*": "tests/test_pictures.py",
     r"python -m docs\.planned\.published .*": "tests/test_published.py",
     r"python -m tests\.runtime\.sharded\.least_bytes": "tests/runtime/sharded/test_least_bytes.py",

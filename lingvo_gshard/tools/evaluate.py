@@ -20,7 +20,7 @@ Language model: bits per byte of the text (in UTF-8), perplexity per word and pe
 predicting the ends of documents counts, but an end is no byte and no word.
 
 With --tasks, a language model answers tasks of EleutherAI's lm-evaluation-harness instead, such as
---tasks=arc_easy,hellaswag. `pip install 'lingvo_gshard[tasks]'` installs it.
+--tasks=arc_easy,hellaswag. `pip install lm-eval` installs it.
 
 Any other task: the mean of each metric of its loss, weighted as in training.
 
