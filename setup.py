@@ -1,5 +1,6 @@
 """Installs lingvo_gshard: one import name and its commands."""
 
+import os
 import pathlib
 import re
 
@@ -24,6 +25,7 @@ TOOLS = (
     "launch",
     "checkpoints",
     "serve",
+    "completion",
 )
 # Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
 GCS = ["gcsfs>=2025.3"]
@@ -39,6 +41,8 @@ SERVE = [
 LANGUAGE_ID = ["py3langid>=0.4"]
 # Extra `parquet`, which the tests need, too.
 PARQUET = ["pyarrow>=17"]
+# Extra `datasets`, which the tests need, too. Older versions do not restore positions in streams.
+DATASETS = ["datasets>=3.6"]
 
 
 def version() -> str:
@@ -48,9 +52,23 @@ def version() -> str:
 
 
 def long_description() -> str:
-    """Returns the README, or nothing in a tree without one."""
+    """Returns the README, or nothing in a tree without one.
+
+    PROJECT_URL in the environment is the address of the repository on its host. With it, links lead
+    to the files of this version there, since a package index has no files of the repository.
+    """
     readme = ROOT / "README.md"
-    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    address = os.environ.get("PROJECT_URL", "").rstrip("/")
+    if not address:
+        return text
+    places = {True: f"{address}/raw/v{version()}/", False: f"{address}/blob/v{version()}/"}
+
+    def absolute(link: re.Match[str]) -> str:
+        return link[1] + places[link[2].endswith((".png", ".svg"))] + link[2]
+
+    text = text.replace("<the address of this repository>", address)
+    return re.sub(r"(\]\(|\bsrc(?:set)?=\")(?!https?:|#)([^)\"\s]+)", absolute, text)
 
 
 setup(
@@ -60,6 +78,7 @@ setup(
     long_description=long_description(),
     long_description_content_type="text/markdown",
     author="The lingvo_gshard Authors",
+    url=os.environ.get("PROJECT_URL"),
     license="Apache-2.0",
     classifiers=[
         "Operating System :: POSIX :: Linux",
@@ -132,6 +151,8 @@ setup(
         ],
         # Parquet files as sources of gshard-prepare.
         "parquet": PARQUET,
+        # Data sets of Hugging Face that training streams.
+        "datasets": DATASETS,
         # gshard-prepare on several machines. Beam needs older versions of pillow, protobuf and
         # pyarrow than those in constraints.txt.
         "beam": ["apache-beam>=2.77"],
@@ -151,6 +172,7 @@ setup(
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
+            *DATASETS,
             *GCS,
             *LANGUAGE_ID,
             *PARQUET,
@@ -164,7 +186,10 @@ setup(
             "gcp-storage-emulator>=2024.8",
             "httpx>=0.27",
             "hypothesis>=6.100",
+            # Tutorials are notebooks, which tests execute.
+            "ipykernel>=6.29",
             "moto[s3]>=5.1",
+            "nbclient>=0.10",
             "pytest>=8.1,<9.2",
             "pytest-xdist>=3.6",
             "ruff>=0.9",

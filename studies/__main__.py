@@ -1,13 +1,14 @@
 """Studies what experts and recipes are worth, and compares plans with the GShard paper's figures.
 
     python -m studies experts --folder=runs/study --seeds=1,2
+    python -m studies texts --folder=runs/texts --more_seeds=2
     python -m studies recipes --folder=runs/recipes --compare=precisions
     python -m studies paper
 
-experts trains models with more and more experts and compares them. recipes trains one model in
-several ways, such as precisions or optimizers. paper plans the paper's experiments on its machines.
-These programs belong to the source tree and run in its top folder. Each has its own help:
-python -m studies paper --help.
+experts compares translation models with more and more experts, texts language models. recipes
+trains one model in several ways, such as precisions or optimizers. paper plans the paper's
+experiments on its machines. These programs belong to the source tree and run in its top folder.
+Each has its own help: python -m studies paper --help.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from lingvo_gshard.tools.console import launcher
 NAME = "studies"
 SUBCOMMANDS = {
     "experts": "studies.experts.command",
-    "recipes": "studies.recipes.command",
     "paper": "studies.paper.command",
+    "recipes": "studies.recipes.command",
+    "texts": "studies.texts.command",
 }
 
 

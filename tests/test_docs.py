@@ -111,6 +111,7 @@ ELSEWHERE = {
     r"([\w./-]+/)?pip install .*": ".ci/run",
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"make pictures": "tests/test_pictures.py",
+    r"python hosts\.py .*": "tests/keras/test_hosts.py",
     r"python -m docs\.pictures .*": "tests/test_pictures.py",
     r"python -m docs\.planned\.published .*": "tests/test_published.py",
     r"python -m tests\.runtime\.sharded\.least_bytes": "tests/runtime/sharded/test_least_bytes.py",
@@ -134,6 +135,7 @@ ELSEWHERE = {
     r"python -m benchmarks (parity|decode) .*": "tests/benchmarks/test_command.py",
     r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
     r"python -m studies experts .*": "tests/studies/test_experts.py",
+    r"python -m studies recipes .*": "tests/studies/test_recipes.py",
     # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from docs.pictures import __main__ as pictures
-from docs.pictures import all_to_all, curve, families, routing, study, weight_cut
+from docs.pictures import all_to_all, curve, families, routing, study, texts, weight_cut
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.routers.router_records import RouterRecord
@@ -179,6 +179,24 @@ def test_ticks_are_round_and_enclose_the_range(low, high, expected):
     if high > low:
         assert found == pytest.approx(expected)
     assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 7
+
+
+def test_kinds_of_text_have_a_bar_for_each_model():
+    def run(model, books, news):
+        perplexity = {"books": books, "news": news, "all": (books + news) / 2}
+        tokens = {"books": 10, "news": 30, "all": 40}
+        return {"model": model, "step": 9, "parameters": 10**6} | {
+            "perplexity": perplexity,
+            "tokens": tokens,
+        }
+
+    runs = [run("dense", 20.0, 60.0), run("dense", 20.0, 40.0), run("experts_8", 15.0, 55.0)]
+    assert texts.change(runs, "experts_8", "books") == pytest.approx(-0.25)
+    assert texts.change(runs, "experts_8", "news") == pytest.approx(0.1)
+    root = xml.etree.ElementTree.fromstring(texts.draw(runs))
+    drawn = [element.text for element in root.iter() if element.text]
+    assert "experts_8, 1.0M" in drawn and "-25.0%" in drawn
+    assert drawn.index("all") < drawn.index("news") < drawn.index("books")
 
 
 def test_gains_compare_each_bilingual_model_with_the_mean_of_the_largest():

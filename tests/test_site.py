@@ -1,5 +1,6 @@
 """Tests the sources of the site: every page is in its navigation, and every link has a target."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 from docs.site import __main__ as site
 from docs.site import reference
+from tests.pages import audit, browser
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -66,11 +68,35 @@ def test_signatures_have_no_addresses_and_no_quotes():
     assert reference._signature(function) == "(one: str | None = None, two: object = ...)"
 
 
+def test_links_of_the_package_s_description_are_absolute():
+    environment = {**os.environ, "PROJECT_URL": "https://example.org/us/gshard"}
+    command = [sys.executable, "setup.py", "--quiet", "--long-description"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    links = re.findall(r"\]\(([^)]+)\)|\bsrc(?:set)?=\"([^\"]+)\"", ran.stdout)
+    found = {page or picture for page, picture in links}
+    assert all(link.startswith("https://") for link in found)
+    own = {link for link in found if link.startswith("https://example.org/us/gshard/")}
+    assert len(own) > 20
+    for link in own:
+        kind, _, path = re.sub(r"^https://example.org/us/gshard/", "", link).split("/", 2)
+        assert kind == ("raw" if path.endswith((".png", ".svg")) else "blob")
+        assert (ROOT / path.partition("#")[0]).exists()
+    assert "git clone https://example.org/us/gshard lingvo_gshard" in ran.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mkdocs") is None, reason="mkdocs is not installed: make docs")
 def test_the_site_is_built_without_a_network(tmp_path):
     subprocess.run([sys.executable, "-m", "docs.site", "build/site_source"], cwd=ROOT, check=True)
     build = ["mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True)
+    if not browser.missing():
+        pages = ("index", "first_eight_devices", "strategies", "errors_memory", "reference/python")
+
+        for name in pages:
+            address = (tmp_path / f"{name}.html").as_uri()
+            found = audit.problems_on_screens(lambda opened, page=address: opened.open(page))
+            assert found == [], name
     loads = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
     assert not any(loads.search(page.read_text("utf-8")) for page in tmp_path.rglob("*.html"))

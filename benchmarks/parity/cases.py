@@ -400,6 +400,51 @@ COMPOSED_CASES = (
         },
     ),
     Case(
+        "chunks and warmer queries, shorter than the texts",
+        "llama4_text",
+        {
+            "head_dim": 16,
+            "intermediate_size_mlp": 40,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "no_rope_layers": [1, 1, 1, 0],
+            "attention_chunk_size": 10,
+            "floor_scale": 4,
+            "attn_scale": 0.3,
+        },
+    ),
+    Case(
+        "sinks and more key heads in windows, values of another size",
+        "mimo_v2_flash",
+        {
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 1,
+            "sliding_window": 6,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.5,
+            "layer_types": ["full_attention", *["sliding_attention", "full_attention"] * 2],
+        },
+    ),
+    Case(
+        "fewer tokens than a text has, chosen by the indexer",
+        "deepseek_v32",
+        {
+            **_LATENT,
+            **_INDEXED,
+            "index_n_heads": 16,
+            "index_topk": 9,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    Case(
         "as many tokens as the indexer chooses",
         "deepseek_v32",
         {
@@ -418,9 +463,55 @@ COMPOSED_CASES = (
         {"logit_scale": 0.3, "tie_word_embeddings": True},
     ),
     Case(
+        "sublayers side by side, a norm for each head",
+        "cohere",
+        {"logit_scale": 0.3, "tie_word_embeddings": True, "use_qk_norm": True},
+    ),
+    Case(
         "sublayers side by side, rotations in windows only",
         "cohere2",
         {**_WINDOWS, "logit_scale": 0.3, "attention_bias": True},
     ),
 )
-CASES = (*LANGUAGE_MODEL_CASES, *COMPOSED_CASES, *TRANSLATION_CASES)
+_NET = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "num_hidden_layers": 4,
+}
+_NET_EXPERTS = {
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "shared_expert_intermediate_size": 40,
+}
+RECURRENT_CASES = (
+    Case("gated delta nets, gated attention", "qwen3_next", {**_NET, **_NET_EXPERTS}),
+    Case(
+        "biases, every layer a gated delta net but the last",
+        "qwen3_next",
+        {
+            **_NET,
+            **_NET_EXPERTS,
+            "attention_bias": True,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "linear_conv_kernel_dim": 3,
+            "linear_num_value_heads": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    Case(
+        "gated delta nets, values of another size",
+        "qwen3_5_text",
+        {**_NET, "linear_value_head_dim": 12, "tie_word_embeddings": True},
+    ),
+    Case(
+        "gated delta nets, experts",
+        "qwen3_5_moe_text",
+        {**_NET, **_NET_EXPERTS},
+    ),
+)
+CASES = (*LANGUAGE_MODEL_CASES, *COMPOSED_CASES, *RECURRENT_CASES, *TRANSLATION_CASES)

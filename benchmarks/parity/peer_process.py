@@ -90,8 +90,13 @@ def _untie(model):
 
 
 def is_zero_centered(name, case):
-    """Returns whether a vector is a bias, or a norm's scale minus 1."""
-    return "bias" in name or "sinks" in name or case["model_type"].startswith("gemma")
+    """Returns whether a vector is a bias, a norm's scale minus 1, or the logarithm of a rate."""
+    if any(part in name for part in ("bias", "sinks", "A_log")):
+        return True
+    kind = case["model_type"]
+    if kind.startswith(("qwen3_next", "qwen3_5")):
+        return "linear_attn" not in name
+    return kind.startswith("gemma")
 
 
 def _auto(case):

@@ -23,6 +23,10 @@ the others, if it has bilingual ones, is drawn from what `python -m studies expe
 
     python -m docs.pictures --study=study.json
 
+and what `python -m studies texts` wrote:
+
+    python -m docs.pictures --texts=texts.json
+
 Pictures of the planner's page are screenshots of a page that `gshard-plan --html` wrote; they need
 Chromium:
 
@@ -57,6 +61,7 @@ from docs.pictures import (
     routing,
     server_page,
     study,
+    texts,
     weight_cut,
 )
 from lingvo_gshard.training.run.routers.router_records import routers_of_run
@@ -79,6 +84,7 @@ def main() -> None:
         "--routers", type=pathlib.Path, nargs="+", help="runs; the first is what others change"
     )
     parser.add_argument("--study", type=pathlib.Path, help="JSON of python -m studies experts")
+    parser.add_argument("--texts", type=pathlib.Path, help="JSON of python -m studies texts")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
     parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")
@@ -107,6 +113,9 @@ def main() -> None:
             (FOLDER / "study.svg").write_text(study.draw(runs), encoding="utf-8")
         if any(run["language"] for run in runs):
             (FOLDER / "gains.svg").write_text(study.draw_gains(runs), encoding="utf-8")
+    if given.texts:
+        runs = json.loads(given.texts.read_text(encoding="utf-8"))
+        (FOLDER / "texts.svg").write_text(texts.draw(runs), encoding="utf-8")
     if given.plan:
         page_shots.take(given.plan, FOLDER, "planner", 1176, 1.5)
     if given.report:

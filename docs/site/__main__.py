@@ -2,7 +2,8 @@
 
     python -m docs.site build/site_source
 
-The pages of docs/ are copied. The reference is made of docstrings, flags and Params.
+The pages of docs/ are copied. Tutorials are notebooks, too. The reference is made of docstrings,
+flags and Params.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import sys
 
-from docs.site import reference
+from docs.site import notebooks, reference
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -28,6 +29,7 @@ _LINK = re.compile(r"(\]\(|(?:src|srcset)=\")([^)\"#\s]+)(#[^)\"]*)?([)\"])")
 # Folders of docs/ whose files pages show or link to.
 _FOLDERS = ("pictures", "workflows")
 _SUFFIXES = (".svg", ".png", ".yml")
+_NOTEBOOKS = "notebooks"
 
 
 def write(target: pathlib.Path) -> None:
@@ -45,6 +47,8 @@ def write(target: pathlib.Path) -> None:
                 shutil.copy(file, target / folder / file.name)
     for example in sorted((ROOT / "examples").glob("*/README.md")):
         write_page(target, example, f"examples/{example.parent.name}.md")
+    shutil.copy(DOCS / "site" / "extra.css", target)
+    notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
         file.parent.mkdir(exist_ok=True)
@@ -73,9 +77,18 @@ def write_page(target: pathlib.Path, page: pathlib.Path, name: str) -> None:
         return f"{before}{'../' * depth}{own}{anchor or ''}{end}"
 
     text = _LINK.sub(place, page.read_text(encoding="utf-8"))
+    if page.parent == DOCS and page.name in notebooks.PAGES:
+        text = _with_notebook(text, page.stem)
     file = target / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+
+
+def _with_notebook(text: str, stem: str) -> str:
+    """Returns a tutorial with a link to its notebook, after the paragraph that opens it."""
+    title, opening, rest = text.split("\n\n", 2)
+    link = f"[Download this page as a notebook]({_NOTEBOOKS}/{stem}.ipynb)"
+    return "\n\n".join([title, opening, f"{link}{{ .md-button download }}", rest])
 
 
 def _on_site(file: pathlib.Path) -> str | None:

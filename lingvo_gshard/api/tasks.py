@@ -100,9 +100,7 @@ def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
       UserError: the harness is not installed, a task is unknown, or the model cannot answer it.
     """
     if not importlib.util.find_spec("lm_eval"):
-        raise UserError(
-            "tasks need lm-evaluation-harness: pip install 'lingvo_gshard[tasks]' installs it"
-        )
+        raise UserError("tasks need lm-evaluation-harness: pip install lm-eval installs it")
     if options.folder and not pathlib.Path(options.folder).is_dir():
         raise UserError(f"`tasks_folder={options.folder}`: there is no such directory")
     import lm_eval

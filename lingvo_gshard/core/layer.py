@@ -201,6 +201,7 @@ class Layer(Configurable):
         update_rule: UpdateRule | None = None,
         inputs: str = "",
         role: str = "",
+        is_frozen: bool = False,
     ) -> None:
         """Declares a weight `theta.<name>`.
 
@@ -212,13 +213,12 @@ class Layer(Configurable):
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.
-          inputs: Letters that products of activations with the weight sum over, in the layout's
-            order. `layers.lora.product` computes such products.
+          inputs: Letters that `layers.lora.product` sums over, in the layout's order.
           role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
+          is_frozen: Whether the weight has no gradient, so that the optimizer leaves it as it is.
 
         Raises:
-          ValueError: A letter is unknown or repeated, a size is missing or not positive, a letter
-            of `unsplit` or `inputs` is not in the layout, or the role is unknown.
+          ValueError: A letter, a size or the role is not as described.
         """
         self._check_new(name)
         path = self._join(name)
@@ -249,6 +249,7 @@ class Layer(Configurable):
             update_rule=update_rule,
             inputs=inputs,
             role=role,
+            is_frozen=is_frozen,
         )
 
     @property

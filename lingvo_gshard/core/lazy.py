@@ -92,13 +92,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         """Returns how to import a package that has a context; None for all others."""
         if name not in _contexts or name in _used:
             return None
-        # Also lets the call below find the package by the other finders.
+        # Lets the call below find the package by the other finders. Who asks may not import it.
         _used.add(name)
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            _used.discard(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_inside(module: types.ModuleType) -> None:
+                _used.add(name)
                 with _contexts[name]():
                     execute(module)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -51,13 +52,7 @@ class LanguageModelInput(TextInput, CorpusInput):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vocabulary, trained on the lines of the training documents."""
-        lines = {line for row in self.rows("train") for line in row.target.split("\n")}
-        parts = {
-            line[begin : begin + _LONGEST_LINE]
-            for line in lines
-            for begin in range(0, len(line), _LONGEST_LINE)
-        }
-        return self._trainer.train_on({"": sorted(parts)}, self.temperature)
+        return self._trainer.train_on({"": lines_of(self.rows("train"))}, self.temperature)
 
     @property
     def text_ids(self) -> TextIds:
@@ -81,3 +76,14 @@ class LanguageModelInput(TextInput, CorpusInput):
         no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
         table = MemoryTable(no_sources, documents, [row.language for row in rows])
         return TokenizedRows(table, report)
+
+
+def lines_of(rows: Sequence[Row]) -> list[str]:
+    """Returns the different lines of documents, the long ones cut, to train a vocabulary on."""
+    lines = {line for row in rows for line in row.target.split("\n")}
+    parts = {
+        line[begin : begin + _LONGEST_LINE]
+        for line in lines
+        for begin in range(0, len(line), _LONGEST_LINE)
+    }
+    return sorted(parts)

@@ -149,15 +149,20 @@ class PackedInput(Input):
         """Yields each row of a split once, in rows of the longest bucket."""
         return self.pack_table(self.table(split))
 
-    def pack_table(self, table: Table) -> Iterator[Batch]:
-        """Yields each row of a table once, in rows of the longest bucket.
+    def pack_table(self, table: Table, numbers: range | None = None) -> Iterator[Batch]:
+        """Yields rows of a table once, in rows of the longest bucket.
 
         Rows that are too long are left out; the last batch may have empty rows.
+
+        Args:
+          table: the table.
+          numbers: numbers of the rows; None for all.
         """
         assembly = self._assembly(table)
+        numbers = range(len(table)) if numbers is None else numbers
         parts = (
-            np.arange(begin, min(begin + _ROWS_AT_A_TIME, len(table)))
-            for begin in range(0, len(table), _ROWS_AT_A_TIME)
+            np.arange(begin, min(begin + _ROWS_AT_A_TIME, numbers.stop))
+            for begin in range(numbers.start, numbers.stop, _ROWS_AT_A_TIME)
         )
         pieces = (self.cut(rows, table.lengths_of(rows)) for rows in parts)
         last = len(self.buckets) - 1

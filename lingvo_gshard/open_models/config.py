@@ -28,6 +28,8 @@ _HARMLESS = frozenset(
         "_name_or_path",
         "architectures",
         "attn_implementation",
+        # Names code that the model was published with. It is never run.
+        "auto_map",
         "bos_token_id",
         "chunk_size_feed_forward",
         "dtype",

@@ -30,6 +30,7 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import (
 from lingvo_gshard.layers.lora import is_factor, without_factors
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
+from lingvo_gshard.open_models.fused import split_experts
 from lingvo_gshard.open_models.packed import SCALE_SUFFIX, BlockScaled, unpack
 from lingvo_gshard.open_models.shards import (
     Published,
@@ -120,8 +121,9 @@ class PublishedModel:
         tensors = unpack(raw, config.packing(), config.where)
         specs = without_reference(without_factors(weight_specs(params)))
         mapping = WeightMapping.of(family.table, specs)
-        model = cls(source, config, family, params, tensors, mapping)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}
+        tensors = split_experts(tensors, shapes, os.fspath(source))
+        model = cls(source, config, family, params, tensors, mapping)
         model._accept_copies(shapes)
         check_tensors(tensors, shapes, left_out, source)
         return model

@@ -27,8 +27,9 @@ class Rearrangement:
     Attributes:
       text: both sides, with an arrow between them.
       choose: (letter, index, number of parts) for the letters that stand only before the arrow.
-      joined: (letter, start, size), if the weight is only a part of the tensor. The tensor has
-        `size` indices along this letter; the weight begins at `start`.
+      joined: (letter, start, size), if the weight is only a part of the tensor. If the letter is
+        the first of a published dimension, this dimension has `size` elements, and the weight
+        begins at the element `start`. Otherwise the letter has `size` indices.
     """
 
     text: str
@@ -52,7 +53,27 @@ class Rearrangement:
           sizes: size of each letter of the weight.
         """
         sizes = self._published_sizes(sizes)
-        return tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
+        shape = [math.prod(sizes[letter] for letter in group) for group in self._groups]
+        if self.joined and self._axis is not None:
+            shape[self._axis] = self.joined[2]
+        return tuple(shape)
+
+    def extent(self, letter: str, sizes: Mapping[str, int]) -> int:
+        """Returns what the weight takes of a tensor that is `joined` along a letter.
+
+        Args:
+          letter: the letter.
+          sizes: size of each letter of the weight.
+        """
+        group = next((group for group in self._groups if group[0] == letter), letter)
+        return math.prod(sizes.get(each, 1) for each in group)
+
+    def joined_at(self, letter: str, start: int, size: int) -> Rearrangement:
+        """Returns the rearrangement of a weight at its place in a tensor; see `joined`."""
+        place = (letter, start, size)
+        if letter in self.layout:
+            return dataclasses.replace(self, joined=place)
+        return dataclasses.replace(self, choose=(*self.choose, place))
 
     def apply(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """Returns the weight that a published tensor holds; a view where possible.
@@ -61,7 +82,7 @@ class Rearrangement:
           published: the tensor.
           sizes: size of each letter of the weight.
         """
-        part = self._split(published, sizes)[self._index(sizes)]
+        part = self._split(self._own(published, sizes), sizes)[self._index(sizes)]
         letters = self._left()
         return part.transpose([letters.index(letter) for letter in self.layout])
 
@@ -77,7 +98,7 @@ class Rearrangement:
         """
         full, ranges = self._published_sizes(sizes), dict(wanted)
         ranges |= {letter: (index, index + 1) for letter, index, _ in self.choose}
-        if self.joined:
+        if self.joined and self._axis is None:
             letter, first, _ = self.joined
             start, stop = ranges[letter]
             ranges[letter] = (first + start, first + stop)
@@ -88,6 +109,9 @@ class Rearrangement:
             box.append((start * inner, stop * inner))
             shape += [stop - start, *(full[letter] for letter in rest)]
             index += [slice(None), *(slice(*ranges[letter]) for letter in rest)]
+        if self.joined and self._axis is not None:
+            start, stop = box[self._axis]
+            box[self._axis] = (self.joined[1] + start, self.joined[1] + stop)
         part = read(box).reshape(shape)[tuple(index)]
         letters, kept = "".join(self._groups), self._left()
         part = part[tuple(slice(None) if letter in kept else 0 for letter in letters)]
@@ -102,7 +126,8 @@ class Rearrangement:
           sizes: size of each letter of the weight.
         """
         order = [self.layout.index(letter) for letter in self._left()]
-        copy(weight.transpose(order), self._split(published, sizes)[self._index(sizes)])
+        own = self._own(published, sizes)
+        copy(weight.transpose(order), self._split(own, sizes)[self._index(sizes)])
 
     def of_factors(self, inputs: str, rank: str) -> tuple[Rearrangement, Rearrangement] | None:
         """Returns how the factors A and B of an adapter of this tensor are published.
@@ -128,6 +153,20 @@ class Rearrangement:
             Rearrangement(f"({output}){rank}->{rank}{rest}"),
         )
 
+    @functools.cached_property
+    def _axis(self) -> int | None:
+        """The published dimension that begins with the joined letter; None if there is none."""
+        firsts = [group[0] for group in self._groups]
+        return firsts.index(self.joined[0]) if self.joined and self.joined[0] in firsts else None
+
+    def _own(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the elements of the published dimension that are the weight's, as a view."""
+        if not self.joined or self._axis is None:
+            return published
+        letter, start, _ = self.joined
+        own = slice(start, start + self.extent(letter, sizes))
+        return published[(*(slice(None),) * self._axis, own)]
+
     def _split(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """Returns the tensor with a dimension for each letter."""
         sizes = self._published_sizes(sizes)
@@ -136,7 +175,7 @@ class Rearrangement:
     def _index(self, sizes: Mapping[str, int]) -> tuple[int | slice, ...]:
         """Returns where the weight is in the tensor with a dimension for each letter."""
         chosen: dict[str, int | slice] = {letter: index for letter, index, _ in self.choose}
-        if self.joined:
+        if self.joined and self._axis is None:
             letter, start, _ = self.joined
             chosen[letter] = slice(start, start + sizes[letter])
         return tuple(chosen.get(letter, slice(None)) for letter in "".join(self._groups))
@@ -147,7 +186,8 @@ class Rearrangement:
         return "".join(letter for letter in "".join(self._groups) if letter not in chosen)
 
     def _published_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        joined = {self.joined[0]: self.joined[2]} if self.joined else {}
+        is_inner = self._axis is None
+        joined = {self.joined[0]: self.joined[2]} if self.joined and is_inner else {}
         return {**sizes, **{letter: parts for letter, _, parts in self.choose}, **joined}
 
 
@@ -168,7 +208,9 @@ class TensorPattern:
         describe the weight of one expert.
       choose: for a tensor that holds several weights: see `Rearrangement.choose`.
       joined: if several rows name the same tensor: the letter of the dimension that concatenates
-        the rows' weights, in the order of the rows. Empty if the tensor holds one weight.
+        the rows' weights, in the order of the rows. Empty if the tensor holds one weight. The first
+        letter of a published dimension stands for all of this dimension. A weight without the
+        letter has one index of it.
       beside: path of a weight that the model must have for the row to apply; empty for none.
       not_beside: path of a weight that the model must not have for the row to apply.
     """

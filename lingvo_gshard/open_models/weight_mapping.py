@@ -155,13 +155,15 @@ def _piece(row: TensorPattern, path: str, spec: VariableSpec, index: tuple[int, 
 
 def _joined(parts: list[tuple[TensorPattern, Piece]]) -> tuple[Piece, ...]:
     """Returns the pieces of a tensor, those that are joined with their places in it."""
-    total = sum(piece.sizes[row.joined] for row, piece in parts if row.joined)
+    extents = [
+        piece.rearrangement.extent(row.joined, piece.sizes) if row.joined else 0
+        for row, piece in parts
+    ]
     pieces, start = [], 0
-    for row, piece in parts:
+    for (row, piece), extent in zip(parts, extents, strict=True):
         if row.joined:
-            place = (row.joined, start, total)
-            arrangement = dataclasses.replace(piece.rearrangement, joined=place)
-            piece = dataclasses.replace(piece, rearrangement=arrangement)
-            start += piece.sizes[row.joined]
+            placed = piece.rearrangement.joined_at(row.joined, start, sum(extents))
+            piece = dataclasses.replace(piece, rearrangement=placed)
+            start += extent
         pieces.append(piece)
     return tuple(pieces)

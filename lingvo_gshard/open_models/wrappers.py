@@ -18,17 +18,28 @@ WRAPPERS = {
     "kimi_k25": False,
     "llama4": False,
     "mistral3": False,
+    "qwen3_5": False,
+    "qwen3_5_moe": False,
     "qwen3_vl": False,
+    "qwen3_vl_moe": False,
 }
 # `model_type` of a text_config -> the language model that computes the same for texts.
-_SAME = {"qwen3_vl_text": "qwen3"}
+_SAME = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
 # Defaults of a text_config that differ from the language model's.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+    "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0},
+    "qwen3_vl_moe_text": {
+        "intermediate_size": 5632,
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1408,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 16,
+        "rope_theta": 500000.0,
+    },
 }
-_ROPE = ("rope_parameters", "rope_scaling")
-# Positions of a text are the same in all sections.
-_SECTIONS = ("mrope_interleaved", "mrope_section")
+# Keys of a text_config whose values its class does not read.
+_FIXED: dict[str, dict[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _TIED = "tie_word_embeddings"
 # Keys of the whole config that a language model has, too.
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
@@ -56,14 +67,22 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where} lacks text_config, in which a {wrapper} has its language model")
     found = {name: values[name] for name in _KEPT if name in values} | text
     kind = text.get("model_type")
-    found = _DEFAULTS.get(str(kind), {}) | found
+    found = _DEFAULTS.get(str(kind), {}) | found | _FIXED.get(str(kind), {})
+    if str(kind) == "qwen3_vl_moe_text":
+        _set_experts(found)
     tied = values.get(_TIED)
     found[_TIED] = text.get(_TIED, WRAPPERS[str(wrapper)]) if tied is None else tied
-    for name in _ROPE:
-        if isinstance(found.get(name), dict):
-            found[name] = {k: v for k, v in found[name].items() if k not in _SECTIONS}
     found["model_type"] = _SAME.get(str(kind), kind)
     return found
+
+
+def _set_experts(values: dict[str, Any]) -> None:
+    """Gives the experts of Qwen3-VL-MoE the defaults that depend on other keys."""
+    if not {"num_experts", "num_local_experts"} & values.keys():
+        values["num_experts"] = 60
+    heads = values["num_attention_heads"]
+    if values.get("head_dim") is None and "hidden_size" in values:
+        values["head_dim"] = values["hidden_size"] // heads
 
 
 def text_name(name: str) -> str | None:

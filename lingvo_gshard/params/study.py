@@ -1,13 +1,21 @@
-"""Experiments of `python -m studies experts`, which shows what experts are worth."""
+"""Experiments of `python -m studies`, which shows what experts are worth."""
 
 from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.params import translation
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.training.run.options import RunOptions
+from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
+from lingvo_gshard.training.step.trainer import Trainer
 
 _EXPERTS_PER_TOKEN = 2
 _HIDDEN_DIM = 256
@@ -76,13 +84,63 @@ def bilingual() -> Params:
     return params
 
 
+@registry.register("study.text_dense")
+def text_dense() -> Params:
+    """A dense language model, the baseline for those with experts.
+
+    Purpose: to see what the same FLOPs per token reach with few weights on text whose sentences are
+    not repeated. study.text_experts_8 sends each token to two experts; this model has one
+    feed-forward layer of twice the hidden size instead. Data: documentation in English, which
+    studies/texts/fetch_documentation.sh fetches and docs/experts.md prepares.
+
+        python -m studies texts --folder=runs/texts --models=study.text_dense
+    """
+    return _text_experiment(_dense_layer())
+
+
+@registry.register("study.text_experts_8")
+def text_experts_8() -> Params:
+    """Eight experts in each layer of a language model, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token. A hash of a token gives its experts,
+    and no token is dropped.
+
+        python -m studies texts --folder=runs/texts --models=study.text_experts_8
+    """
+    return _text_experiment(_experts(8))
+
+
+@registry.register("study.text_experts_32")
+def text_experts_32() -> Params:
+    """32 experts in each layer of a language model, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
+
+        python -m studies texts --folder=runs/texts --models=study.text_experts_32
+    """
+    return _text_experiment(_experts(32))
+
+
+@registry.register("study.text_experts_128")
+def text_experts_128() -> Params:
+    """128 experts in each layer of a language model, two for each token.
+
+    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
+
+        python -m studies texts --folder=runs/texts --models=study.text_experts_128
+    """
+    return _text_experiment(_experts(128))
+
+
 def _with_experts(num_experts: int) -> Params:
-    return _experiment(
-        MixtureOfExperts.params().set(
-            num_experts=num_experts,
-            router=HashRouter.params().set(k=_EXPERTS_PER_TOKEN),
-            dispatch=DroplessDispatch.params(),
-        )
+    return _experiment(_experts(num_experts))
+
+
+def _experts(num_experts: int) -> Params:
+    return MixtureOfExperts.params().set(
+        num_experts=num_experts,
+        router=HashRouter.params().set(k=_EXPERTS_PER_TOKEN),
+        dispatch=DroplessDispatch.params(),
     )
 
 
@@ -106,6 +164,38 @@ def _experiment(layer: Params) -> Params:
     params.step.set(schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200))
     params.run.set(steps=4000, checkpoint_every_steps=500, evaluate_every_steps=0, keep_best="")
     return params
+
+
+def _text_experiment(layer: Params) -> Params:
+    """Returns the experiment of a model of English text.
+
+    Args:
+      layer: takes the place of the feed-forward layers.
+    """
+    decoder = TransformerStack.params().set(
+        is_causal=True,
+        num_layers=4,
+        num_heads=2,
+        hidden_dim=_HIDDEN_DIM,
+        moe_every=1,
+        moe=layer,
+    )
+    decoder.layer.norm = RMSNorm.params()
+    decoder.layer.self_attention.rotary_fraction = 1.0
+    return Experiment.params().set(
+        input=PreparedLanguageModelInput.params().set(
+            directory="prepared/documentation", batch_rows=32, length=128, vocabulary_size=8000
+        ),
+        task=LanguageModelTask.params().set(model_dim=64, decoder=decoder, add_positions=False),
+        step=Trainer.params().set(
+            optimizer=Adam.params().set(beta1=0.9, beta2=0.98, weight_decay=0.0),
+            schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),
+            clip_norm=1.0,
+        ),
+        run=RunOptions.params().set(
+            steps=4000, log_every_steps=50, checkpoint_every_steps=500, evaluate_every_steps=0
+        ),
+    )
 
 
 def _dense_layer() -> Params:

@@ -57,6 +57,7 @@ class LanguageModelTask(TokenTask):
 
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
     DECODING = Decoding(has_source=False)
+    EVALUATION_OPTIONS = ("by_source",)
 
     @classmethod
     def params(cls) -> Params:
@@ -281,6 +282,7 @@ class LanguageModelTask(TokenTask):
             has_source=False,
             most_source=0,
             most_positions=min(length, self.most_positions or length),
+            has_states=any(self.state_shapes(1)),
         )
 
     def evaluate(
@@ -289,14 +291,22 @@ class LanguageModelTask(TokenTask):
         input_: LanguageModelInput,
         split: str,
         progress: Progress = SILENT,
+        by_source: bool = False,
     ) -> Evaluation:
         """Scores how well the model predicts the text of a split; see the base class.
 
         With preferences, the result has the means of the metrics of `loss`.
+
+        Args:
+          runtime: holds the weights.
+          input_: has the split.
+          split: what to score.
+          progress: is told how far scoring is.
+          by_source: whether to score the texts of each source, too.
         """
         if self.p.preferences.beta:
             return super().evaluate(runtime, input_, split, progress)
-        return text_scores.measure(runtime, input_, split, progress)
+        return text_scores.measure(runtime, input_, split, progress, by_source)
 
 
 # Name of the child that holds the reference of preferences.

@@ -19,6 +19,7 @@ class ModelFacts:
       most_steps: the largest number of tokens that one call of a program generates.
       pad_id: id that stands after the end of a text in programs that callers give padded batches.
       forced_ids: ids that follow `bos_id` in every text, such as the id of the target language.
+      has_states: whether layers keep a state of each text, so that no beam is possible.
     """
 
     vocabulary_size: int
@@ -30,6 +31,7 @@ class ModelFacts:
     most_steps: int = 16
     pad_id: int = 0
     forced_ids: tuple[int, ...] = ()
+    has_states: bool = False
 
 
 def usual_tokens(source):

@@ -296,6 +296,10 @@ class TokenTask(Task):
         """Returns the shapes of each layer's cache by name."""
         return self.decoder.cache_shapes(rows, slots)
 
+    def state_shapes(self, rows: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the arrays in each layer's cache that have no slots, by name."""
+        return self.decoder.state_shapes(rows)
+
     def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of each layer's encoded memory by name; empty without a memory."""
         return self.decoder.memory_shapes(rows, positions)

@@ -20,7 +20,7 @@ Language model: bits per byte of the text (in UTF-8), perplexity per word and pe
 predicting the ends of documents counts, but an end is no byte and no word.
 
 With --tasks, a language model answers tasks of EleutherAI's lm-evaluation-harness instead, such as
---tasks=arc_easy,hellaswag. `pip install 'lingvo_gshard[tasks]'` installs it.
+--tasks=arc_easy,hellaswag. `pip install lm-eval` installs it.
 
 Any other task: the mean of each metric of its loss, weighted as in training.
 
@@ -59,7 +59,7 @@ from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
-_TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
+_TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "by_source")
 # Flags of an evaluation on tasks of lm-evaluation-harness.
 _HARNESS_FLAGS = ("tasks_folder", "few_shot", "limit", "chat_template")
 # `best` is no flag here, since one text of each row is scored.
@@ -89,6 +89,12 @@ def define_flags() -> flags.FlagValues:
         "shuffled",
         True,
         "Also scores shuffled sources; --noshuffled does not. For translation.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "by_source",
+        False,
+        "Also scores the texts of each source of the prepared data. For language models.",
         flag_values=values,
     )
     _define_task_flags(values)

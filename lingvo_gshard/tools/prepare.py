@@ -11,12 +11,13 @@
 
 A --source is a path, then field=value for what differs from the defaults:
 
-    format           tsv, moses, gettext, jsonl, parquet or text; by default, from the path's end
+    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties, sgm, jsonl, parquet,
+                     arrow or text; by default, from the path's end
     name             what the source is called in shards and weights; by default, from the path
     content          pairs, or text, which has no sources
     split            train, dev or test; by default, each row is divided by a hash of its target
     language         language of rows that name none
-    target_language  for Moses pairs and gettext catalogs, by default en
+    target_language  for Moses pairs, catalogs, translation memories and messages, by default en
     document         of text: paragraph, line or file
     language_field, source_field, target_field, text_field
                      fields of JSON lines and columns of Parquet
@@ -69,6 +70,12 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_string(
+        "on_copies",
+        "count",
+        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
         "work",
         None,
         "Local directory of unfinished work; by default, .work in the output.",
@@ -108,6 +115,7 @@ def main(argv: list[str]) -> int:
         params=params,
         workers=values.workers,
         on_bad_row=values.on_bad_row,
+        on_copies=values.on_copies,
         work=values.work or "",
         beam=None if values.beam is None else tuple(values.beam),
     )

@@ -37,7 +37,7 @@ from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_settings_flags
 from studies.experts import results
-from studies.member import Member
+from studies.member import Member, seed_of
 
 MODELS = ("study.dense", "study.experts_8", "study.experts_32", "study.experts_128")
 BILINGUAL = "study.bilingual"
@@ -96,7 +96,7 @@ def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
     if not values.folder:
         raise UserError("--folder is missing: the directory of the study's runs")
-    seeds = [_seed(text) for text in values.seeds]
+    seeds = [seed_of("seeds", text) for text in values.seeds]
     if not seeds or not values.models:
         raise UserError("--models and --seeds must each name one or more")
     most = values.max_rows_per_language
@@ -114,9 +114,3 @@ def _members(values: flags.FlagValues) -> list[Member]:
         # A wrong name or setting is told before the first model is trained.
         member.params()
     return members
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
-    return int(text)

@@ -148,12 +148,12 @@ def _thirds_table(by_model: dict[str, list[RunResult]]) -> Table:
     rows = []
     for name, runs in by_model.items():
         first = runs[0]
-        cells = [name, _millions(first.parameters), _millions(first.active_parameters)]
+        cells = [name, in_millions(first.parameters), in_millions(first.active_parameters)]
         cells.append(f"{len(runs)}")
         for field in ("perplexity", "chrf"):
             for group in groups:
                 there = [run.thirds[group] for run in runs if group in run.thirds]
-                cells.append(_spread([getattr(scores, field) for scores in there]))
+                cells.append(spread([getattr(scores, field) for scores in there]))
         rows.append(cells)
     return Table(columns, rows)
 
@@ -165,7 +165,7 @@ def _families_table(by_model: dict[str, list[RunResult]]) -> Table:
     for name in names:
         cells = [name, f"{first.families[name].rows:,}"]
         for runs in by_model.values():
-            cells.append(_spread([run.families[name].perplexity for run in runs]))
+            cells.append(spread([run.families[name].perplexity for run in runs]))
         rows.append(cells)
     return Table(["family", "rows", *by_model], rows)
 
@@ -178,18 +178,20 @@ def _gain_table(by_model: dict[str, list[RunResult]], found: Sequence[RunResult]
             cells = [run.language, f"{own.rows:,}", f"{run.step:,}", f"{own.chrf:.1f}"]
             for runs in by_model.values():
                 there = [other.languages[run.language].chrf for other in runs]
-                cells.append(_spread(there))
+                cells.append(spread(there))
             rows.append(cells)
     return Table(["language", "rows", "best step", "bilingual", *by_model], rows)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """Returns the mean of a model's seeds and half of their range, in words."""
     if not values:
         return "-"
-    mean = f"{sum(values) / len(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {(max(values) - min(values)) / 2:.1f}"
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    half = (max(values) - min(values)) / 2
+    return mean if len(values) == 1 else f"{mean} ± {half:.{digits}f}"
 
 
-def _millions(count: int) -> str:
+def in_millions(count: int) -> str:
+    """Returns a number of weights in words."""
     return f"{count / 1e6:.1f}M"

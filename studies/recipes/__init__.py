@@ -1,1 +1,1 @@
-"""What precisions and optimizers do to quality."""
+"""The effects of precisions and optimizers on quality."""

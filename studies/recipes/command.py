@@ -19,7 +19,6 @@ that differences are taken seed by seed.
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 
 import rich.console
@@ -29,7 +28,7 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.run import define_settings_flags
-from studies.member import Member
+from studies.member import Member, seed_of
 from studies.recipes import results
 
 EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
@@ -91,14 +90,13 @@ def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, seed by seed. Raises UserError for a wrong flag."""
     if not values.folder:
         raise UserError("--folder is missing: the directory of the study's runs")
-    ways, seeds = _ways(values), [_seed(text) for text in values.seeds]
+    ways, seeds = _ways(values), [seed_of("seeds", text) for text in values.seeds]
     if not seeds or not values.experiments:
         raise UserError("--experiments and --seeds must each name one or more")
     members = []
-    for seed, model, (way, statements) in itertools.product(
-        seeds, values.experiments, ways.items()
-    ):
-        settings = (*values.gin_param, *statements)
+    runs = [(seed, model, way) for seed in seeds for model in values.experiments for way in ways]
+    for seed, model, way in runs:
+        settings = (*values.gin_param, *ways[way])
         member = Member(
             pathlib.Path(values.folder),
             model,
@@ -143,9 +141,3 @@ def _ways(values: flags.FlagValues) -> dict[str, tuple[str, ...]]:
         parts = (part.strip() for part in statements.split(";"))
         found[name] = tuple(filter(None, parts)) if has_statements else known[name]
     return found
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"--seeds: {text!r} is no seed; numbers such as 1,2 were expected")
-    return int(text)

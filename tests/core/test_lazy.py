@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import pathlib
 import pkgutil
 import subprocess
@@ -91,6 +92,13 @@ class SurroundImportTest(testing.TestCase):
         self.assertEqual(part.value, 1)
         self.assertEqual(self.events, ["begin", 1])
         self.assertEqual(lazy.LazyModule("slow_package").value, 1)
+        self.assertEqual(self.events, ["begin", 1])
+
+    def test_a_package_that_others_only_look_for_is_imported_inside_its_context(self):
+        # As etils does with TensorFlow.
+        self.assertIsNotNone(importlib.util.find_spec("slow_package"))
+        self.assertFalse(self.events)
+        self.assertEqual(lazy.LazyModule("slow_package.part").value, 1)
         self.assertEqual(self.events, ["begin", 1])
 
     def test_a_package_that_is_missing_stays_missing(self):

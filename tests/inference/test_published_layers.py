@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.layers.attention.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -18,8 +20,12 @@ LATENT = LatentAttention.params().set(
     query_rank=6, key_value_rank=5, plain_dim=4, rotary_dim=2, value_dim=3
 )
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
+NET = GatedDeltaNet.params().set(num_heads=2, values_per_head=2, head_dim=3, chunk_size=4)
+GATED = SelfAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
 MODELS = {
     "latent": {"decoder__layer__self_attention": LATENT},
+    "recurrent": {"decoder__layer__self_attention": NET},
+    "gated": {"decoder__attention_pattern": (NET, GATED)},
     "alternating": {"decoder__attention_pattern": (NEAR, NEAR.copy().set(window=0))},
 }
 
@@ -35,11 +41,17 @@ def test_decoding_equals_a_plain_search(name):
     with model.engine(workers=1) as engine:
         answers = engine.submit_all([Request([], prompt, greedy) for prompt in prompts])
         found = [answer.result()[0] for answer in answers]
-        best = engine.submit(Request([], prompts[0], beam)).result()[0]
+        if engine.facts.has_states:
+            with pytest.raises(UserError, match="one state for each text"):
+                engine.submit(Request([], prompts[0], beam))
+        else:
+            best = engine.submit(Request([], prompts[0], beam)).result()[0]
     for prompt, one in zip(prompts, found, strict=True):
         tokens, gains = tiny_engine.plain_greedy(model, [], prompt, 8)
         assert one.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)
         assert list(one.tokens) == [token for token in tokens if token != EOS]
+    if name in ("recurrent", "gated"):
+        return
     ended = tiny_engine.plain_beam(model, [], prompts[0], 4, 2)
     _, _, gains = tiny_engine.ranked(ended, 0.6)[0]
     assert best.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)

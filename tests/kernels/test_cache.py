@@ -13,6 +13,7 @@ from lingvo_gshard.kernels.cache_attention import FORWARD
 from lingvo_gshard.kernels.cache_call import CacheCall
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.mask import Reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -141,7 +142,7 @@ def extended(mesh, platform):
         theta = layer.decoding_weights(specs.pack(weights))
         cache = NestedMap(key=[annotate(keys_BNKD, "BNKD")], value=[annotate(values_BNKD, "BNKD")])
         y_BLM, cache = layer.extend(
-            theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, 40), cache
+            theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, Reach(40)), cache
         )
         # What a row without a new token gets is not defined.
         y_BLM *= tf.cast(mask_BL, tf.float32)[..., None]

@@ -220,18 +220,6 @@ def test_kimi_k2_is_a_deepseek_v3():
     assert experiment_of(kimi).task == experiment_of(deepseek).task
 
 
-def test_deepseek_v32_is_exported_as_the_v3_that_it_is_without_indexers(tmp_path):
-    case = next(case for case in CASES if case.model_type == "deepseek_v32")
-    read = PublishedConfig({"model_type": "deepseek_v32", **case.values}, "config.json")
-    family = FAMILIES["deepseek_v32"]
-    other = PublishedConfig(family.exported(read.values), "config.json")
-    assert experiment_of(read).task == experiment_of(other).task
-    assert other.values["model_type"] == "deepseek_v3"
-    assert "model.layers.2.self_attn.indexer." in family.left_out(read)
-    with pytest.raises(ValueError, match="length=49.* 48 positions .*: see index_topk in config"):
-        experiment_of(read, length=49)
-
-
 def test_mimo_is_a_qwen2():
     values = {"attention_bias": True, "num_nextn_predict_layers": 1}
     mimo, qwen2 = config(model_type="mimo", **values), config(model_type="qwen2")
@@ -239,12 +227,12 @@ def test_mimo_is_a_qwen2():
     assert FAMILIES["mimo"].left_out(mimo) == ("model.mtp_layers.",)
 
 
-def test_llama_4_reads_texts_of_one_chunk():
+def test_llama_4_has_chunks_where_it_rotates():
     values = {"model_type": "llama4_text", "intermediate_size_mlp": 12, "num_local_experts": 2}
     values |= {"max_position_embeddings": 512, "attention_chunk_size": 64}
-    assert experiment_of(config(**values)).input.length == 64
-    with pytest.raises(ValueError, match="`length=65` is more than the 64 positions"):
-        experiment_of(config(**values), length=65)
+    found = experiment_of(config(num_hidden_layers=4, **values), length=512).task.decoder
+    assert [each.chunk for each in found.attention_pattern] == [64, 64, 64, 0]
+    assert [each.temperature_floor for each in found.attention_pattern] == [0, 0, 0, 8192]
     with pytest.raises(ValueError, match=r"moe_layers is \[1\], which is not supported; \[0, 1\]"):
         experiment_of(config(moe_layers=[1], **values))
 

@@ -31,6 +31,9 @@ OLD_KEYS = {
     "mixtral": {"rope_theta": 1e6},
     "olmo3": {"rope_theta": 5e5},
     "phimoe": {"rope_theta": 1e6},
+    "qwen3_5_moe_text": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "qwen3_5_text": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "qwen3_next": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     "smollm3": {"rope_theta": 2e6},
 }
 # `attribute_map` of these classes has another name for the key.

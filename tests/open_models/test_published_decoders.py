@@ -72,6 +72,21 @@ PUBLISHED = {
         | {"use_sliding_window": False, "vocab_size": 128256},
         3_075_098_624,
     ),
+    "Qwen3-Next-80B-A3B": (
+        {"model_type": "qwen3_next", "attention_bias": False, "attention_dropout": 0.0}
+        | {"decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256}
+        | {"hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120}
+        | {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16}
+        | {"linear_num_value_heads": 32, "linear_value_head_dim": 128, "mlp_only_layers": []}
+        | {"max_position_embeddings": 262144, "moe_intermediate_size": 512}
+        | {"norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512}
+        | {"num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2}
+        | {"output_router_logits": False, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06}
+        | {"rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001}
+        | {"shared_expert_intermediate_size": 512, "tie_word_embeddings": False}
+        | {"use_sliding_window": False, "vocab_size": 151936},
+        79_674_391_296,
+    ),
     "c4ai-command-r7b": (
         {"model_type": "cohere2", "attention_bias": False, "attention_dropout": 0.0}
         | {"cache_implementation": "hybrid", "head_dim": 128, "hidden_act": "silu"}

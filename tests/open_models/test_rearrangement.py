@@ -47,3 +47,31 @@ def test_a_tensor_can_be_a_concatenation_of_weights():
         for d in range(7):
             part, at = (parts[0], d) if d < 4 else (parts[1], d - 4)
             assert np.array_equal(part[:, n, at], published[n * 7 + d])
+
+
+def test_weights_of_other_layouts_can_be_one_tensor():
+    """Whole dimensions one after the other: two times N x D, then N x r x d."""
+    published = np.arange(2 * 3 + 2 * 4 * 5.0).reshape(-1, 1)
+    back = np.zeros_like(published)
+    first = Rearrangement("(ND)o->ND", (("o", 0, 1),)).joined_at("N", 0, 46)
+    then = Rearrangement("(Nrd)o->Nrd", (("o", 0, 1),)).joined_at("N", 6, 46)
+    sizes = {"N": 2, "D": 3}, {"N": 2, "r": 4, "d": 5}
+    assert first.extent("N", sizes[0]) == 6 and then.extent("N", sizes[1]) == 40
+    parts = [each.apply(published, of) for each, of in zip((first, then), sizes, strict=True)]
+    np.testing.assert_array_equal(parts[0].ravel(), np.arange(6))
+    np.testing.assert_array_equal(parts[1].ravel(), np.arange(6, 46))
+    for each, part, of in zip((first, then), parts, sizes, strict=True):
+        assert each.published_shape(of) == published.shape
+        each.invert(part, back, of)
+    np.testing.assert_array_equal(back, published)
+
+
+def test_a_weight_without_the_joined_letter_has_one_index_of_it():
+    published = np.arange(2 * 4 * 3.0).reshape(24, 1)
+    key = Rearrangement("(NrD)M->MND").joined_at("r", 1, 4)
+    value = Rearrangement("(NrD)M->MNrD").joined_at("r", 2, 4)
+    sizes = {"N": 2, "D": 3, "M": 1}
+    assert key.extent("r", sizes) == 1
+    by_letter = published.reshape(2, 4, 3)
+    np.testing.assert_array_equal(key.apply(published, sizes)[0], by_letter[:, 1])
+    np.testing.assert_array_equal(value.apply(published, sizes | {"r": 2})[0], by_letter[:, 2:])

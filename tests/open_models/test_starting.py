@@ -54,6 +54,7 @@ def test_a_part_of_a_tensor_is_read(least, tmp_path, monkeypatch):
         Rearrangement("(gH)M->MH", (("g", 1, 2),)),
         Rearrangement("(ND)M->MND", (), ("D", 3, 7)),
         Rearrangement("HM->MH", (), ("H", 2, 9)),
+        Rearrangement("(ND)gM->MND", (("g", 0, 1),), ("N", 3, 99)),
     ],
     ids=lambda each: f"{each.text} {each.choose}{each.joined}",
 )

@@ -27,11 +27,36 @@ WHOLE = {
     "gemma3": (GEMMA3, "language_model.model."),
     "qwen3_vl": (QWEN3, "model.language_model."),
     "mistral3": ("mistral, sliding window", "language_model.model."),
+    "llama4": (
+        "llama4_text, chunks and warmer queries, shorter than the texts",
+        "language_model.model.",
+    ),
+    "kimi_k25": (
+        "deepseek_v3, latent attention, groups, selection bias, YaRN",
+        "language_model.model.",
+    ),
+    "qwen3_5": (
+        "qwen3_5_text, gated delta nets, values of another size",
+        "model.language_model.",
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text, gated delta nets, experts", "model.language_model."),
+    "qwen3_vl_moe": ("qwen3_moe, normalized gates", "model.language_model."),
 }
+# Wrappers whose files have one tensor for the experts of a layer -> whether each is transposed.
+FUSED = {"qwen3_5_moe": False, "qwen3_vl_moe": True}
+# Rows and columns of fused experts can only be told apart if their numbers differ.
+SIZES = dict.fromkeys(FUSED, {"moe_intermediate_size": 20})
+# Wrappers that the slow test does not make: their vision models cannot be small.
+NOT_MADE = ("kimi_k25", "qwen3_5_moe")
 VISION = {
     "gemma3": "vision_tower.x",
     "qwen3_vl": "model.visual.x",
     "mistral3": "multi_modal_projector.x",
+    "llama4": "vision_model.x",
+    "kimi_k25": "vision_tower.x",
+    "qwen3_5": "model.visual.x",
+    "qwen3_5_moe": "model.visual.x",
+    "qwen3_vl_moe": "model.visual.x",
 }
 PEER = """
 import json, sys, numpy, torch, transformers
@@ -50,15 +75,35 @@ numpy.save(setup["logits"], logits.numpy())
 """
 
 
+def fused(tensors, is_transposed):
+    """Returns the tensors with one for the experts of a layer, as published."""
+    found, matrices = {}, {}
+    for name, tensor in tensors.items():
+        layer, experts, rest = name.partition(".experts.")
+        if not experts or not rest[0].isdigit():
+            found[name] = tensor
+            continue
+        number, part, _ = rest.split(".")
+        matrices.setdefault(f"{layer}.experts", {}).setdefault(part, {})[int(number)] = tensor
+    for layer, parts in matrices.items():
+        stacked = {part: np.stack([by[i] for i in sorted(by)]) for part, by in parts.items()}
+        both = np.concatenate([stacked["gate_proj"], stacked["up_proj"]], 1)
+        for name, tensor in (("gate_up_proj", both), ("down_proj", stacked["down_proj"])):
+            turned = tensor.swapaxes(1, 2) if is_transposed else tensor
+            found[f"{layer}.{name}"] = np.ascontiguousarray(turned)
+    return found
+
+
 def write_whole(directory, wrapper, **config):
     """Writes a whole model; returns the language model's directory and tensors."""
     case, beginning = WHOLE[wrapper]
+    config = SIZES.get(wrapper, {}) | config
     alone = directory.parent / "alone"
     tensors = models.write(alone, case, **config)
     directory.mkdir()
     text = json.loads((alone / "config.json").read_text())
-    if wrapper == "qwen3_vl":
-        text["model_type"] = "qwen3_vl_text"
+    if wrapper.startswith("qwen3_vl"):
+        text["model_type"] = f"{wrapper}_text"
         text["rope_scaling"] = {"rope_type": "default", "mrope_section": [2, 1, 1]}
         text["rope_theta"] = 10000.0
     values = {
@@ -76,6 +121,8 @@ def write_whole(directory, wrapper, **config):
         )
         named[head] = tensors["lm_head.weight"]
     named[VISION[wrapper]] = np.zeros(3, np.float32)
+    if wrapper in FUSED:
+        named = fused(named, FUSED[wrapper])
     safetensors.numpy.save_file(named, directory / "model.safetensors")
     for folder in (directory, alone):
         published.write_tokenizer(folder)
@@ -115,16 +162,26 @@ def test_a_config_without_its_language_model_is_refused(tmp_path):
         gshard.open_model(tmp_path)
 
 
+def test_fused_experts_of_another_shape_are_refused(tmp_path):
+    write_whole(tmp_path / "whole", "qwen3_vl_moe")
+    file = tmp_path / "whole" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    safetensors.numpy.save_file(tensors | {name: tensors[name][:, :-1]}, file)
+    with pytest.raises(ValueError, match="matrices of 40 x 48 were expected for each expert"):
+        gshard.import_model(tmp_path / "whole", tmp_path / "run", length=16)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", WHOLE)
+@pytest.mark.parametrize("wrapper", [each for each in WHOLE if each not in NOT_MADE])
 def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):
     python = find_python(os.environ.get("PEERS_PYTHON"), ("torch", "transformers"))
     if not python:
         pytest.skip("transformers is not installed, and PEERS_PYTHON names no Python with it")
-    text = dict(models.case_of(WHOLE[wrapper][0]).values)
+    text = models.case_of(WHOLE[wrapper][0]).values | SIZES.get(wrapper, {})
     if wrapper == "mistral3":
         text["model_type"] = "mistral"
-    if wrapper == "qwen3_vl":
+    if wrapper.startswith("qwen3_vl"):
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
         text["rope_parameters"] = rope
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -134,11 +191,17 @@ def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):
         "mistral3": small | {"model_type": "pixtral", "head_dim": 8},
         "qwen3_vl": {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16}
         | {"out_hidden_size": 48, "deepstack_visual_indexes": [0], "patch_size": 14},
-    }[wrapper]
+        "llama4": small
+        | {"intermediate_size": 64, "projector_input_dim": 16, "projector_output_dim": 16}
+        | {"vision_output_dim": 16},
+    }
+    vision["qwen3_vl_moe"] = vision["qwen3_vl"]
+    vision["qwen3_5"] = {k: v for k, v in vision["qwen3_vl"].items() if "deepstack" not in k}
     rng = np.random.default_rng(0)
     setup = {
         "model_type": wrapper,
-        "config": {"text_config": text, "vision_config": vision, "tie_word_embeddings": True},
+        "config": {"text_config": text, "vision_config": vision[wrapper]}
+        | {"tie_word_embeddings": wrapper != "llama4"},
         "directory": str(tmp_path / "whole"),
         "logits": str(tmp_path / "logits.npy"),
         "ids": rng.integers(10, 300, (2, 12)).tolist(),

@@ -6,7 +6,7 @@ import pytest
 
 from lingvo_gshard.reporting import page as report_page
 from lingvo_gshard.reporting.runs_report import read_report
-from tests.pages import browser
+from tests.pages import audit, browser
 from tests.reporting import example_runs
 
 pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -265,3 +265,16 @@ def test_phone(tmp_path, runs, dark):
         )
         assert opened.run(narrow)
         assert opened.console() == []
+
+
+@slow
+def test_reports_are_readable_on_phones_and_desks_in_light_and_dark(runs, tmp_path):
+    for count in (1, 2):
+        address = write(tmp_path / f"{count}.html", runs[:count])
+        with browser.Browser(1280) as opened:
+            opened.open(address)
+            # The options of scores are in the last column.
+            beyond = "return [...document.querySelectorAll('#scores .scroll')]"
+            beyond += ".filter((e) => e.scrollWidth > e.clientWidth).length"
+            assert opened.run(beyond) == 0
+        assert audit.problems_on_screens(lambda opened, page=address: opened.open(page)) == []

@@ -11,7 +11,7 @@ from lingvo_gshard.serving import page
 from lingvo_gshard.serving.server import Server, ServerOptions, bind
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
-from tests.pages import browser
+from tests.pages import audit, browser
 from tests.serving.conftest import PATIENT
 
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -150,3 +150,19 @@ def test_the_page_loads_nothing_and_never_reads_text_as_markup():
     assert policy.startswith("default-src 'none'; connect-src 'self'; ")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|src=|@import|url\(", text)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_is_readable_on_phones_and_desks_in_light_and_dark(serve, translating):
+    address = serve(Service(translating, PATIENT))
+    shown = []
+
+    def translate(opened):
+        opened.open(address)
+        until(opened, "return document.querySelectorAll('.example').length > 0")
+        shown.extend(audit.problems(opened, opened.run("return innerWidth")))
+        answer(opened, SENTENCE)
+
+    assert audit.problems_on_screens(translate) == []
+    assert shown == []

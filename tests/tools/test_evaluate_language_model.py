@@ -89,7 +89,7 @@ def test_translating_with_a_language_model_is_an_error(logdir, capsys):
         (["--tasks=arc_easy", "--split=dev"], "--split has no effect on --tasks"),
         (["--tasks=arc_easy", "--beam_size=2"], "--beam_size has no effect on --tasks"),
         (["--limit=5"], "--limit needs --tasks"),
-        (["--tasks=arc_easy"], "pip install 'lingvo_gshard[tasks]'"),
+        (["--tasks=arc_easy"], "pip install lm-eval"),
     ],
 )
 def test_flags_of_tasks_are_checked(logdir, capsys, monkeypatch, flags, words):

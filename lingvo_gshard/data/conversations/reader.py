@@ -63,9 +63,7 @@ class ExampleReader(readers.FileReader):
     def _columns(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yields number and fields of each row of a Parquet file."""
         if importlib.util.find_spec("pyarrow") is None:
-            raise UserError(
-                f"{path}: Parquet files need pyarrow: pip install 'lingvo_gshard[parquet]'"
-            )
+            raise UserError(f"{path}: Parquet files need pyarrow: pip install pyarrow")
         import pyarrow
         import pyarrow.parquet
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.preparation import parts
+from lingvo_gshard.data.preparation import parts, split_copies
 from lingvo_gshard.data.preparation.duplicates import BucketRecord
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part
 from lingvo_gshard.data.preparation.read_rows import STAGE, PartRecord
 from lingvo_gshard.data.preparation.row_files import Example, Tally
-from lingvo_gshard.data.preparation.sources import Survey
+from lingvo_gshard.data.preparation.sources import MOSES, Survey
+from lingvo_gshard.data.prepared.manifest import SplitCopies
 from lingvo_gshard.data.sources.moses import UNEQUAL
 
 CHANGED = "a file changed while it was read"
@@ -49,7 +50,8 @@ class Inspector:
         """Returns the files without Moses pairs whose sides differ in length."""
         equal = []
         for number, entry in enumerate(files):
-            problem = parts.unequal(entry, surveys)
+            is_moses = self._job.sources[entry.source].format == MOSES
+            problem = parts.unequal(entry, surveys) if is_moses else ""
             if not problem:
                 equal.append(entry)
                 continue
@@ -59,6 +61,15 @@ class Inspector:
             self._tally.count_read(entry.language, count)
             self._tally.leave_out(UNEQUAL, entry.language, Example(number, 0, problem), count)
         return equal
+
+    def refuse_copies(self, found: Sequence[SplitCopies]) -> None:
+        """Raises UserError if splits that are given share rows."""
+        shared = [one for one in found if one.folded]
+        if shared:
+            raise UserError(
+                f"{'. '.join(split_copies.problems(shared))}. `on_copies=count` prepares them all "
+                "the same"
+            )
 
     def check_before_reading(self, surveys: dict[str, Survey]) -> None:
         """Raises ValueError if a file has changed since an earlier run, which read a part of it."""

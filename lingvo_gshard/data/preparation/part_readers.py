@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,8 +15,11 @@ from lingvo_gshard.data.preparation import sources as source
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import (
     archives,
+    fields,
     gettext,
+    keyed,
     moses,
+    qt,
     quoted,
     readers,
     text,
@@ -50,9 +54,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       number: number of the part, from 0.
       source: number of the source.
-      spans: what is read: of one file, or of the source and the target file of Moses pairs.
+      spans: what is read: of one file, or of the source and the target file of a pair.
       first_line: number of the first line.
-      language: language of Moses pairs.
+      language: language of a pair.
       bytes: number of stored bytes.
     """
 
@@ -65,10 +69,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BLOCK = 1 << 16
-_NULS = "it has NUL bytes; no text has any"
 NO_OBJECT = "no JSON object"
 NO_LANGUAGE = "no language code that can be part of a file's name"
-NO_FIELD = "a field is missing or no text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +156,29 @@ class _UnitPart(PartReader, units.UnitReader):
     """Reads the units of TMX or XLIFF."""
 
 
+class _QtPart(PartReader, qt.QtReader):
+    """Reads translations of a Qt program."""
+
+
+class _KeyedPart(PartReader, keyed.KeyedReader):
+    """Base of readers of the messages of two files, one for each language."""
+
+    def _units(self, path: str) -> Iterator[units.Unit]:
+        yield from self.pair_units(path, self._piece.language, self._piece.spans[1].path)
+
+
+class _ArbPart(_KeyedPart, keyed.ArbReader):
+    """Reads messages of Flutter."""
+
+
+class _PropertiesPart(_KeyedPart, keyed.PropertiesReader):
+    """Reads messages of Java."""
+
+
+class _SgmPart(_KeyedPart, keyed.SgmReader):
+    """Reads the segments of WMT."""
+
+
 class _GettextPart(PartReader, gettext.GettextReader):
     """Reads a catalog."""
 
@@ -184,83 +209,28 @@ class _JsonLinesPart(PartReader):
 
     def _read_file(self, path: str) -> Iterator[Row]:
         decode = msgspec.json.Decoder(dict).decode
-        make = fields_to_rows(self._of)
+        make = fields_of(self._of).rows
         for number, line in enumerate(self._lines(path), self.first_line):
             if not line:
                 continue
             place = f"{path}:{number}"
             try:
-                fields = decode(line)
+                found = decode(line)
             except (msgspec.MsgspecError, RecursionError) as error:
                 self._bad(place, NO_OBJECT, str(error))
                 continue
-            rows = make(fields, path, number)
+            rows = make(found, path, number)
             if isinstance(rows, str):
-                self._bad(place, NO_FIELD, rows)
+                self._bad(place, fields.NO_FIELD, rows)
             else:
                 yield from rows
 
 
-# Field with a text in each of several languages, as Hugging Face's data sets have it.
-_TRANSLATION = "translation"
-
-
-def fields_to_rows(of: source.Source) -> Callable[[Mapping, str, int], list[Row] | str]:
-    """Returns a function that makes rows of the fields of an object, its path and its line.
-
-    The function returns a sentence with what is wrong if a field is missing or no text.
-    """
-    is_text, names = of.content == manifest.TEXT, _text_fields(of)
-
-    def make(fields: Mapping, path: str, number: int) -> list[Row] | str:
-        language = _field(fields, of.language_field)
-        language = of.language if language is None else language
-        texts = [_field(fields, name) for name in names]
-        if texts == [None, None] and isinstance(fields.get(_TRANSLATION), Mapping):
-            return _translations(fields[_TRANSLATION], of, path, number)
-        found = [text for text in texts if isinstance(text, str)]
-        if not isinstance(language, str) or len(found) < len(texts):
-            return _missing(fields, names)
-        if any("\0" in text for text in found):
-            return _NULS
-        return [Row(language, "" if is_text else found[0], found[-1], path, number)]
-
-    return make
-
-
-def _field(fields: Mapping, name: str) -> object:
-    """Returns a field; dots in its name reach into objects."""
-    if name in fields:
-        return fields[name]
-    first, dot, rest = name.partition(".")
-    inner = fields.get(first)
-    return _field(inner, rest) if dot and isinstance(inner, Mapping) else None
-
-
-def _translations(texts: Mapping, of: source.Source, path: str, number: int) -> list[Row] | str:
-    """Returns a row for each language but the target's, or what is wrong."""
-    target, wanted = texts.get(of.target_language), languages_of(of)["language"]
-    others = {code: text for code, text in texts.items() if code != of.target_language}
-    if wanted:
-        others = {code: text for code, text in others.items() if code == wanted}
-    if not isinstance(target, str) or not any(isinstance(t, str) for t in others.values()):
-        return _missing(texts, [wanted or "another language", of.target_language])
-    found = {code: text for code, text in others.items() if isinstance(text, str)}
-    if any("\0" in text for text in (target, *found.values())):
-        return _NULS
-    return [Row(code, text, target, path, number) for code, text in found.items()]
-
-
-def _text_fields(of: source.Source) -> tuple[str, ...]:
-    """Returns the names of the fields that have the texts of a row."""
-    return (of.text_field,) if of.content == manifest.TEXT else (of.source_field, of.target_field)
-
-
-def _missing(fields: Mapping, names: Sequence[str]) -> str:
-    """Returns which fields are there in place of those expected."""
-    found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
-    expected = " and ".join(map(repr, names))
-    return f"expected text in {expected}; found {found[:200] or 'none'}"
+def fields_of(of: source.Source) -> fields.Fields:
+    """Returns the fields that a source's objects have."""
+    names = [each.name for each in dataclasses.fields(fields.Fields) if each.name != "is_text"]
+    values = {name: getattr(of, name) for name in names}
+    return fields.Fields(is_text=of.content == manifest.TEXT, **values)
 
 
 def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartReader:
@@ -275,9 +245,9 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
         params = _TextPart.params().set(document=of.document)
         return _TextPart(params, part, of, options)
     if of.format == source.PARQUET:
-        # It derives from this file's class.
-
         return ParquetPart(ParquetPart.params(), part, of, options)
+    if of.format == source.ARROW:
+        return ArrowPart(ArrowPart.params(), part, of, options)
     cls = _PARTS.get(of.format, _JsonLinesPart)
     settings = {} if cls is _JsonLinesPart else languages_of(of)
     if of.format == source.CSV:
@@ -296,6 +266,10 @@ _PARTS: dict[str, type[PartReader]] = {
     source.GETTEXT: _GettextPart,
     source.TMX: _UnitPart,
     source.XLIFF: _UnitPart,
+    source.QT: _QtPart,
+    source.ARB: _ArbPart,
+    source.PROPERTIES: _PropertiesPart,
+    source.SGM: _SgmPart,
 }
 
 
@@ -311,66 +285,96 @@ def languages_of(of: source.Source) -> dict[str, str]:
 _ROWS_AT_A_TIME = 4096
 
 
-class ParquetPart(PartReader):
-    """Reads rows of a Parquet file; a row's line is its number in the file.
-
-    The part's span counts row groups instead of bytes.
-    """
+class _ColumnsPart(PartReader):
+    """Base of readers of tables by columns; a row's line is its number in the file."""
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        make = fields_to_rows(self._of)
-        number = self.first_line
-        for fields in self._fields(path):
-            rows = make(fields, path, number)
+        make = fields_of(self._of).rows
+        for number, found in enumerate(self._objects(path), self.first_line):
+            rows = make(found, path, number)
             if isinstance(rows, str):
-                self._bad(f"{path}:{number}", NO_FIELD, rows)
+                self._bad(f"{path}:{number}", fields.NO_FIELD, rows)
             elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
                 self._bad(f"{path}:{number}", LONG_LINE, f"more than {self._longest_in_words()}")
             else:
                 yield from rows
-            number += 1
 
-    def _fields(self, path: str) -> Iterator[dict[str, object]]:
+    @abc.abstractmethod
+    def _batches(self, path: str) -> Iterator[pyarrow.RecordBatch]:
+        """Yields the columns of the rows in batches; OSError or ArrowException for a bad file."""
+
+    def _objects(self, path: str) -> Iterator[dict[str, object]]:
         # pyarrow starts threads, which processes that are forked would lack.
         import pyarrow
-        import pyarrow.parquet
 
-        of, span = self._of, self._piece.spans[0]
         try:
-            with archives.opened(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
-                names = (of.language_field, of.source_field, of.target_field, of.text_field)
-                # Of a field within another, the whole column is read.
-                wanted = {*names, *(name.partition(".")[0] for name in names), _TRANSLATION}
-                schema = file.schema_arrow
-                columns = [name for name in schema.names if name in wanted]
-                texts = [
-                    name for name in columns if pyarrow.types.is_string(schema.field(name).type)
-                ]
-                groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
-            inside = {name.partition(".")[0] for name in _text_fields(of)}
-            if not inside.union((*_text_fields(of), _TRANSLATION)).intersection(columns):
-                found = ", ".join(f"{field.name} ({field.type})" for field in schema)
-                names = " and ".join(map(repr, _text_fields(of)))
-                self._bad(
-                    f"{path}:{self.first_line}",
-                    NO_FIELD,
-                    f"expected columns of text {names}; found {found[:200] or 'none'}",
-                    count=sum(file.metadata.row_group(group).num_rows for group in groups),
-                )
-                return
-            # A text that a page states once stays one text, however many rows have it.
-            with (
-                archives.opened(path) as stored,
-                pyarrow.parquet.ParquetFile(stored, read_dictionary=texts) as file,
-            ):
-                for batch in file.iter_batches(_ROWS_AT_A_TIME, groups, columns):
-                    values = (_values(column) for column in batch.columns)
-                    for row in zip(*values, strict=True):
-                        yield dict(zip(columns, row, strict=True))
+            for batch in self._batches(path):
+                values = (_values(column) for column in batch.columns)
+                for row in zip(*values, strict=True):
+                    yield dict(zip(batch.schema.names, row, strict=True))
         except BucketError:
             raise
         except (pyarrow.ArrowException, OSError) as error:
             self._bad(f"{path}:{self.first_line}", "the file cannot be read", str(error))
+
+    def _columns(self, path: str, schema: pyarrow.Schema, rows: int) -> list[str]:
+        """Returns the columns to read; none for a file without texts, which is bad.
+
+        Args:
+          path: the file.
+          schema: its columns.
+          rows: number of its rows.
+        """
+        names = fields_of(self._of)
+        if names.needed_columns.intersection(schema.names):
+            return [name for name in schema.names if name in names.columns]
+        found = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        self._bad(
+            f"{path}:{self.first_line}",
+            fields.NO_FIELD,
+            f"expected columns of text {' and '.join(map(repr, names.texts))}; found "
+            f"{found[:200] or 'none'}",
+            count=rows,
+        )
+        return []
+
+
+class ParquetPart(_ColumnsPart):
+    """Reads rows of a Parquet file. The part's span counts row groups instead of bytes."""
+
+    def _batches(self, path: str) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+        import pyarrow.parquet
+
+        span = self._piece.spans[0]
+        with archives.opened(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
+            rows = sum(metadata.row_group(group).num_rows for group in groups)
+        columns = self._columns(path, schema, rows)
+        if not columns:
+            return
+        texts = [name for name in columns if pyarrow.types.is_string(schema.field(name).type)]
+        # A text that a page states once stays one text, however many rows have it.
+        with (
+            archives.opened(path) as stored,
+            pyarrow.parquet.ParquetFile(stored, read_dictionary=texts) as file,
+        ):
+            yield from file.iter_batches(_ROWS_AT_A_TIME, groups, columns)
+
+
+class ArrowPart(_ColumnsPart):
+    """Reads rows of a file of a data set that Hugging Face's `save_to_disk` wrote."""
+
+    def _batches(self, path: str) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow.ipc
+
+        with archives.opened(path) as stored, pyarrow.ipc.open_stream(stored) as stream:
+            # A stream does not say how many rows it has: only that there are some.
+            columns = self._columns(path, stream.schema, 1)
+            for batch in stream if columns else ():
+                yield batch.select(columns)
+                self.position = stored.tell()
 
 
 def _values(column: pyarrow.Array) -> list[object]:

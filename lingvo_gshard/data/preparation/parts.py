@@ -19,11 +19,38 @@ from lingvo_gshard.data.preparation import sources as survey
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.part_readers import Part, Span, languages_of, row_groups
 from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
-from lingvo_gshard.data.sources import archives, gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources import (
+    archives,
+    datasets,
+    gettext,
+    keyed,
+    moses,
+    qt,
+    readers,
+    text,
+    tsv,
+)
 
 STAGE = "0-files"
 # Formats whose files are not cut at ends of lines.
-_WHOLE = (formats.CSV, formats.GETTEXT, formats.PARQUET, formats.TMX, formats.XLIFF)
+_WHOLE = (
+    formats.CSV,
+    formats.GETTEXT,
+    formats.PARQUET,
+    formats.ARROW,
+    formats.TMX,
+    formats.XLIFF,
+    formats.QT,
+    *formats.KEYED,
+)
+_FINDERS: dict[str, type[readers.FileReader]] = {
+    formats.MOSES: moses.MosesReader,
+    formats.GETTEXT: gettext.GettextReader,
+    formats.QT: qt.QtReader,
+    formats.ARB: keyed.ArbReader,
+    formats.PROPERTIES: keyed.PropertiesReader,
+    formats.SGM: keyed.SgmReader,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +59,8 @@ class Files:
 
     Attributes:
       source: number of the source.
-      paths: one file, or the source and the target file of Moses pairs.
-      language: language of Moses pairs.
+      paths: one file, or the source and the target file of a pair.
+      language: language of a pair.
     """
 
     source: int
@@ -140,8 +167,11 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files]:
     """Yields the files of a source, and adds lines about files that are not read to the notes."""
     setting = f"`source={source.path}`"
-    if source.format == formats.PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"{setting}: Parquet files need pyarrow: pip install pyarrow")
+    tables = (formats.PARQUET, formats.ARROW)
+    if source.format in tables and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(
+            f"{setting}: files of format={source.format} need pyarrow: pip install pyarrow"
+        )
     if is_bucket(source.path):
         yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
         return
@@ -149,14 +179,28 @@ def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files
     if inside:
         yield from _find_in_archive(number, source, setting, *inside)
         return
+    if source.format == formats.ARROW and datasets.is_saved(source.path):
+        yield from (Files(number, (path,)) for path in datasets.saved_files(source.path, setting))
+        return
     reader = _reader(source)
     for path in reader.files("train", setting):
         if isinstance(reader, moses.MosesReader):
             for language, other in reader.sources_of(path):
                 yield Files(number, (other, path), language)
+        elif isinstance(reader, keyed.KeyedReader):
+            yield from _keyed(number, reader, path)
         else:
             yield Files(number, (path,))
     notes |= dict.fromkeys(reader.file_notes)
+
+
+def _keyed(
+    number: int, reader: keyed.KeyedReader, path: str, siblings: Sequence[str] | None = None
+) -> Iterator[Files]:
+    """Yields a file of messages and the file of its targets, unless it has targets itself."""
+    pair = reader.pair(path, siblings)
+    if pair is not None:
+        yield Files(number, (path, pair[1]), pair[0])
 
 
 def _find_in_archive(
@@ -169,7 +213,14 @@ def _find_in_archive(
     """
     if source.format == formats.GETTEXT:
         raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
-    if source.format != formats.MOSES:
+    if source.format in formats.KEYED:
+        members = [f"{archive}/{name}" for name in sorted(archives.members(archive))]
+        found = [
+            files
+            for path in archives.glob(archive, pattern)
+            for files in _keyed(number, _reader(source), path, members)
+        ]
+    elif source.format != formats.MOSES:
         found = [Files(number, (path,)) for path in archives.glob(archive, pattern)]
     else:
         names = sorted(archives.members(archive))
@@ -188,7 +239,7 @@ def _find_in_archive(
 
 def _find_in_bucket(source: Source, setting: str) -> list[str]:
     """Returns the files of a source in a bucket; ValueError if there is none."""
-    if source.format in (formats.MOSES, formats.GETTEXT):
+    if source.format in (formats.MOSES, formats.GETTEXT, *formats.KEYED):
         raise UserError(
             f"{setting}: files of format={source.format} are read from local disks only; copy them "
             "to one first"
@@ -201,11 +252,9 @@ def _find_in_bucket(source: Source, setting: str) -> list[str]:
 
 def _reader(source: Source) -> Any:
     """Returns the reader that finds the whole files of a source."""
-    kinds = {formats.MOSES: moses.MosesReader, formats.GETTEXT: gettext.GettextReader}
-    cls = kinds.get(source.format)
+    cls = _FINDERS.get(source.format)
     if cls is None:
         return tsv.TsvReader(tsv.TsvReader.params().set(train=(source.path,)))
-    assert issubclass(cls, readers.FileReader)
     return cls(cls.params().set(train=(source.path,), **languages_of(source)))
 
 

@@ -24,6 +24,7 @@ from lingvo_gshard.data.preparation import (
     preparation,
     read_rows,
     row_files,
+    split_copies,
     train_vocabulary,
 )
 from lingvo_gshard.data.preparation.beam import BeamPool
@@ -40,6 +41,7 @@ from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 
 WORK = ".work"
+ON_COPIES = ("count", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class PrepareOptions:
       workers: number of processes; 0: one for each core.
       on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
         line, "skip" leaves them out and counts them.
+      on_copies: what to do if rows of dev or test that are given stand in another split: "count"
+        tells how many do, "refuse" raises an error.
       work: local directory of unfinished work; "": `.work` in the output.
       beam: options of Apache Beam's pipelines, such as "--runner=FlinkRunner", which then do the
         work; None: processes of this machine do it.
@@ -59,6 +63,7 @@ class PrepareOptions:
     params: Params | None = None
     workers: int = 0
     on_bad_row: str = "refuse"
+    on_copies: str = "count"
     work: str = ""
     beam: tuple[str, ...] | None = None
 
@@ -100,6 +105,9 @@ def prepare(
     if options.on_bad_row not in ON_BAD_ROW:
         hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
         raise UserError(f"`on_bad_row={options.on_bad_row}` is unknown. {hint}")
+    if options.on_copies not in ON_COPIES:
+        hint = names.nearest(options.on_copies, ON_COPIES)
+        raise UserError(f"`on_copies={options.on_copies}` is unknown. {hint}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(
@@ -116,7 +124,7 @@ def prepare(
     # A missing file leaves no trace of the attempt.
     files, notes = parts.find_files(parsed)
     with job.work.claimed(), _pool(job, options) as pool:
-        return _Run(job, pool, progress).run(files, notes)
+        return _Run(job, pool, progress, options.on_copies == "refuse").run(files, notes)
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
@@ -129,8 +137,9 @@ def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
 class _Run:
     """One run of a preparation."""
 
-    def __init__(self, job: Job, pool: Pool | BeamPool, progress: Progress):
+    def __init__(self, job: Job, pool: Pool | BeamPool, progress: Progress, refuses_copies: bool):
         self._job, self._pool, self._progress = job, pool, progress
+        self._refuses_copies = refuses_copies
         self._tally = Tally()
         self._inspector = Inspector(job, self._tally)
 
@@ -152,12 +161,13 @@ class _Run:
         self._inspector.check_languages(buckets)
         self._find_near_copies(buckets)
         self._find_leaks(buckets)
-        vocabulary = self._vocabulary(buckets)
         paths = tuple(part.spans[0].path for part in part_list)
+        copies = self._count_copies(buckets, paths)
+        vocabulary = self._vocabulary(buckets)
         tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
         shards = self._shards(tokens, vocabulary.id_bytes)
         manifest = describe(self._job, self._tally, settings, files, surveys, shards, vocabulary)
-        manifest = msgspec.structs.replace(manifest, file_notes=file_notes)
+        manifest = msgspec.structs.replace(manifest, file_notes=file_notes, copies=copies)
         manifests.write(manifest, self._job.local_output)
         self._job.deliver(manifests.FILE)
         self._job.work.remove()
@@ -175,6 +185,8 @@ class _Run:
         }
         self._job.work.remove()
         check_same(settings | _digests(surveys), found.settings | digests, self._job.output)
+        if self._refuses_copies:
+            self._inspector.refuse_copies(found.copies)
         return found
 
     def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type) -> list[Any]:
@@ -279,6 +291,24 @@ class _Run:
         self._do(stage, "rows", tasks, kind)
         self._do(stage, "", [duplicates.MergeSeen(len(buckets))], kind)
 
+    def _count_copies(
+        self, buckets: Sequence[duplicates.BucketRecord], paths: tuple[str, ...]
+    ) -> list[manifests.SplitCopies]:
+        """Counts rows of given splits that another split has; UserError if they are refused."""
+        given = tuple(tuple(filter(split_copies.is_given, bucket.groups)) for bucket in buckets)
+        if not any(given):
+            return []
+        stage, kind = "Comparing the splits", Done
+        self._do(stage, "rows", [split_copies.CollectGiven(given)], kind)
+        train = _groups_of_train(buckets)
+        tasks = [split_copies.LookForCopies(*numbered) for numbered in enumerate(train)]
+        self._do(stage, "rows", tasks, kind)
+        task = split_copies.CountCopies(given, paths)
+        (record,) = self._do(stage, "", [task], split_copies.CopiesRecord)
+        if self._refuses_copies:
+            self._inspector.refuse_copies(record.copies)
+        return record.copies
+
     def _vocabulary(
         self, buckets: Sequence[duplicates.BucketRecord]
     ) -> train_vocabulary.VocabularyRecord:
@@ -299,7 +329,8 @@ class _Run:
             for number, bucket in enumerate(buckets)
         ]
         found = self._do("Tokenizing", "rows", tasks, TokensRecord)
-        for stage in (row_files.UNIQUE_STAGE, duplicates.NEAR_STAGE, duplicates.LEAK_STAGE):
+        stages = duplicates.NEAR_STAGE, duplicates.LEAK_STAGE, split_copies.STAGE
+        for stage in (row_files.UNIQUE_STAGE, *stages):
             self._job.work.remove_files(stage)
         for record in found:
             self._tally.add(record.tally)

@@ -11,7 +11,7 @@ import msgspec
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
-from lingvo_gshard.data.preparation import parts
+from lingvo_gshard.data.preparation import parts, split_copies
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import Tally
 from lingvo_gshard.data.preparation.sources import Source, Survey
@@ -41,6 +41,7 @@ def notes(manifest: Manifest) -> list[str]:
             for one in manifest.rejections
             for example in one.examples[:1]
         ),
+        *split_copies.problems(manifest.copies),
     ]
     # Languages without any row left are not listed.
     kept = +collections.Counter(

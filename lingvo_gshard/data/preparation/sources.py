@@ -16,23 +16,24 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources import archives, compression
+from lingvo_gshard.data.sources import archives, compression, datasets
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.data.sources.quoted import DELIMITERS
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 
-TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET, TEXT = FORMATS = (
-    "tsv",
-    "csv",
-    "moses",
-    "gettext",
-    "tmx",
-    "xliff",
-    "jsonl",
-    "parquet",
-    "text",
+TSV, CSV, TEXT, JSON_LINES = "tsv", "csv", "text", "jsonl"
+MOSES, GETTEXT, TMX, XLIFF, QT = "moses", "gettext", "tmx", "xliff", "qt"
+ARB, PROPERTIES, SGM = "arb", "properties", "sgm"
+PARQUET, ARROW = "parquet", "arrow"
+FORMATS = (
+    *(TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, QT, ARB, PROPERTIES, SGM),
+    *(JSON_LINES, PARQUET, ARROW, TEXT),
 )
+# Formats with a file for each language, whose targets are in another file of the same name.
+KEYED = (ARB, PROPERTIES, SGM)
+# Formats whose rows are objects with fields.
+OBJECTS = (JSON_LINES, PARQUET, ARROW)
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
 _FORMAT_OF_ENDING = {
     ".tsv": TSV,
@@ -40,22 +41,29 @@ _FORMAT_OF_ENDING = {
     ".tmx": TMX,
     ".xlf": XLIFF,
     ".xliff": XLIFF,
+    ".ts": QT,
+    ".qm": QT,
+    ".arb": ARB,
+    ".properties": PROPERTIES,
+    ".sgm": SGM,
+    ".sgml": SGM,
     ".po": GETTEXT,
     ".mo": GETTEXT,
     ".jsonl": JSON_LINES,
     ".ndjson": JSON_LINES,
     ".parquet": PARQUET,
+    ".arrow": ARROW,
     ".txt": TEXT,
 }
 # Fields that only some formats have.
 _FORMATS_WITH = {
-    "target_language": (MOSES, GETTEXT, TMX, XLIFF, JSON_LINES, PARQUET),
+    "target_language": (MOSES, GETTEXT, TMX, XLIFF, QT, *KEYED, *OBJECTS),
     "document": (TEXT,),
     "delimiter": (CSV,),
-    "language_field": (CSV, JSON_LINES, PARQUET),
-    "source_field": (CSV, JSON_LINES, PARQUET),
-    "target_field": (CSV, JSON_LINES, PARQUET),
-    "text_field": (CSV, JSON_LINES, PARQUET),
+    "language_field": (CSV, *OBJECTS),
+    "source_field": (CSV, *OBJECTS),
+    "target_field": (CSV, *OBJECTS),
+    "text_field": (CSV, *OBJECTS),
 }
 # Names of sources and languages become parts of file names.
 NAME = re.compile(r"[\w@+-][\w.@+-]*", re.ASCII)
@@ -67,21 +75,21 @@ class Source:
     """Raw files of one format.
 
     Attributes:
-      path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs. Files and
-        prefixes may be within an archive, as in "corpus.zip/*.tsv".
-      format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "jsonl", "parquet" or "text"; "":
-        by the path's end.
+      path: a file or a glob; a directory of gettext catalogs, or of "qt", "arb" or "properties"; a
+        directory that `save_to_disk` of Hugging Face's datasets wrote; the prefix of Moses pairs.
+        Files and prefixes may be within an archive, as in "corpus.zip/*.tsv".
+      format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "qt", "arb", "properties", "sgm",
+        "jsonl", "parquet", "arrow" or "text"; "": by the path's end.
       name: what shards and weights call the source; "": from the path.
       content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
-      language: language of rows and catalogs that name none; of Moses pairs, TMX, XLIFF and objects
-        `translation`, the only one to read.
-      target_language: language of the targets, for Moses pairs, catalogs, TMX, XLIFF and objects
-        `translation`.
+      language: language of rows and catalogs that name none; of formats that name both languages,
+        such as Moses pairs, TMX and objects `translation`, the only one to read.
+      target_language: language of the targets, for formats that name it.
       delimiter: what is between the fields of CSV: "comma", "tab" or "semicolon".
       document: unit of a document of text: "file", "line" or "paragraph".
-      language_field: field or column of the language, for CSV, JSON lines and Parquet. Dots reach
-        into objects, as in "meta.lang".
+      language_field: field or column of the language, for CSV, JSON lines, Parquet and Arrow. Dots
+        reach into objects, as in "meta.lang".
       source_field: field or column of the source.
       target_field: field or column of the target.
       text_field: field or column of a text without a source.
@@ -172,7 +180,7 @@ class Source:
         if ending in _FORMAT_OF_ENDING:
             return _FORMAT_OF_ENDING[ending]
         if os.path.isdir(self.path):
-            return GETTEXT
+            return ARROW if datasets.is_saved(self.path) else GETTEXT
         if archives.is_archive(self.path):
             raise UserError(
                 f"{self._flag()}: name the files in the archive, as in {self.path}/*.tsv, or "

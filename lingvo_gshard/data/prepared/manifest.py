@@ -183,6 +183,30 @@ class Rejection(msgspec.Struct, kw_only=True):
     examples: list[str] = []
 
 
+class SplitCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of dev or test that a user gave and that also stand in another split. They are kept.
+
+    Attributes:
+      split: the split of the rows.
+      other: the split that they also stand in.
+      rows: number of rows of the split.
+      exact: rows with the same language, source and target there.
+      folded: such rows, but for case, digits and punctuation.
+      source: rows whose source, but for these, is there in the same language.
+      target: rows whose target, but for these, is there in any language.
+      examples: some of the folded rows, as "file:line: text".
+    """
+
+    split: str
+    other: str
+    rows: int
+    exact: int
+    folded: int
+    source: int
+    target: int
+    examples: list[str] = []
+
+
 class LanguageCounts(msgspec.Struct, kw_only=True):
     """Counts of the rows of a language, by their fate.
 
@@ -231,6 +255,7 @@ class Manifest(msgspec.Struct, kw_only=True):
       languages: language -> what became of its rows.
       rejections: why rows were left out, the most frequent reason first.
       rewritten: kind of change -> number of texts changed.
+      copies: rows of dev and test that were given and stand in another split.
       vocabularies: the vocabularies.
     """
 
@@ -244,6 +269,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     languages: dict[str, LanguageCounts] = {}
     rejections: list[Rejection] = []
     rewritten: dict[str, int] = {}
+    copies: list[SplitCopies] = []
     vocabularies: list[VocabularyFile] = []
 
     def rows(self, split: str) -> int:

@@ -205,6 +205,7 @@ class GettextReader(readers.FileReader):
     """
 
     files_help = "a catalog or a directory of catalogs, a glob, or a list of them."
+    endings = (".po", ".mo")
 
     @classmethod
     def params(cls) -> Params:
@@ -217,20 +218,6 @@ class GettextReader(readers.FileReader):
         )
         p.define("language", "", "Language of catalogs that name none; '': they are bad rows.")
         return p
-
-    def _expand(self, pattern: str) -> list[str]:
-        paths = []
-        for path in super()._expand(pattern):
-            if os.path.isdir(path):
-                paths += _catalogs_below(path)
-            else:
-                paths.append(path)
-        return paths
-
-    def _none_found(self, pattern: str) -> str:
-        is_directory = os.path.isdir(os.path.expanduser(pattern))
-        no_catalog = "there is no .po or .mo file in this directory"
-        return no_catalog if is_directory else super()._none_found(pattern)
 
     def _read_file(self, path: str) -> Iterator[Row]:
         catalog = self._parse(path)
@@ -312,15 +299,6 @@ def _check_strings(text: str) -> None:
             keyword = found[1]
     if keyword not in ("", "msgstr"):
         raise DamagedCatalogError(f"it ends after a {keyword} without msgstr (line {number})")
-
-
-def _catalogs_below(directory: str) -> list[str]:
-    return sorted(
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(directory)
-        for name in names
-        if name.endswith((".po", ".mo"))
-    )
 
 
 def _language(path: str, headers: dict[str, str]) -> str:

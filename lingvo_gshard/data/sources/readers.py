@@ -25,7 +25,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 # A small compressed file may be one line of many gigabytes.
 _LONGEST_LINE = 1 << 24
 _BLOCK = 1 << 16
-# A catalog of gettext is read whole.
+# Catalogs of messages are read whole.
 _LARGEST_CATALOG = 1 << 28
 # First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
 _FORMATS = {
@@ -145,19 +145,27 @@ class Reader(Configurable, abc.ABC):
         """Yields the rows of one file that exists."""
 
     def _content(self, path: str) -> bytes | None:
-        """Returns the bytes of a file; None if it cannot be read and is left out."""
+        """Returns the bytes of a file, decompressed; None if it cannot be read and is left out."""
+        found, size = [], 0
         try:
-            with open(path, "rb") as file:
-                content = file.read(_LARGEST_CATALOG + 1)
+            for block in self._raw_blocks(path):
+                found.append(block)
+                size += len(block)
+                if size > _LARGEST_CATALOG:
+                    self._bad(
+                        f"{path}:0",
+                        "the file is too large",
+                        f"more than {_LARGEST_CATALOG:,} bytes",
+                    )
+                    return None
         except PermissionError:
             _refuse_unreadable(path)
-        except OSError as error:
+        except BucketError:
+            raise
+        except READ_ERRORS as error:
             self._bad(f"{path}:0", "the file cannot be read", str(error))
             return None
-        if len(content) > _LARGEST_CATALOG:
-            self._bad(f"{path}:0", "the file is too large", f"more than {_LARGEST_CATALOG:,} bytes")
-            return None
-        return content
+        return b"".join(found)
 
     def _lines(self, path: str) -> Iterator[str | None]:
         """Yields the lines of a text file, plain or compressed, without line ends.
@@ -250,6 +258,8 @@ class FileReader(Reader):
         return p
 
     files_help = "a path or glob, or a list of them."
+    # Ends of the names of the files that are read of a directory; none: directories are refused.
+    endings: tuple[str, ...] = ()
 
     def __init__(self, params: Params):
         super().__init__(params)
@@ -345,11 +355,30 @@ class FileReader(Reader):
 
     def _expand(self, pattern: str) -> list[str]:
         """Returns the files that one of the user's paths or globs stands for."""
-        return sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]
+        is_glob = glob.has_magic(pattern)
+        found = sorted(glob.glob(pattern, recursive=True)) if is_glob else [pattern]
+        if not self.endings:
+            return found
+        whole = [
+            _files_below(path, self.endings) if os.path.isdir(path) else [path] for path in found
+        ]
+        return [path for paths in whole for path in paths]
 
     def _none_found(self, pattern: str) -> str:
         """Returns what is wrong with a pattern that stands for no file."""
+        if self.endings and os.path.isdir(os.path.expanduser(pattern)):
+            return f"there is no {' or '.join(self.endings)} file in this directory"
         return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+
+
+def _files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
+    """Returns the files in a directory and those below it whose names have one of some endings."""
+    return sorted(
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(directory)
+        for name in names
+        if name.endswith(endings)
+    )
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ TMX: https://www.gala-global.org/tmx-14b. XLIFF: https://docs.oasis-open.org/xli
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Mapping
 from xml.parsers import expat
@@ -33,16 +34,16 @@ class Unit:
     Attributes:
       line: the line that it begins at.
       texts: language -> text.
-      is_unfinished: whether the file says that the translation is not finished.
+      unusable: why the file says not to use the translation; "": it may be used.
     """
 
     line: int
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
-    is_unfinished: bool = False
+    unusable: str = ""
 
 
-class UnitParser:
-    """Parses a file that is fed in blocks. Only one unit is in memory.
+class XmlParser(abc.ABC):
+    """Parses XML that is fed in blocks, and collects units. Only one unit is in memory.
 
     Entities that a file defines itself are refused: they may stand for more text than there is
     memory.
@@ -56,13 +57,6 @@ class UnitParser:
         parser.CharacterDataHandler = self._add
         parser.EntityDeclHandler = self._refuse_entity
         self._parser = parser
-        # Local names of the elements that are open.
-        self._open: list[str] = []
-        self._languages = {"source": "", "target": "", "seg": ""}
-        self._unit: Unit | None = None
-        # The pieces of the text that is read; None between texts.
-        self._pieces: list[str] | None = None
-        self._depth = self._codes = 0
         self._found: list[Unit] = []
 
     def feed(self, block: bytes, is_last: bool = False) -> list[Unit]:
@@ -78,6 +72,37 @@ class UnitParser:
         self._parser.Parse(block, is_last)
         found, self._found = self._found, []
         return found
+
+    @abc.abstractmethod
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Takes the start of an element, whose name follows its namespace and a space."""
+
+    @abc.abstractmethod
+    def _end(self, name: str) -> None:
+        """Takes the end of an element."""
+
+    @abc.abstractmethod
+    def _add(self, text: str) -> None:
+        """Takes text."""
+
+    def _refuse_entity(self, name: str, *_: object) -> None:
+        error = expat.ExpatError(f"it defines the entity {name}, which is not supported")
+        error.lineno = self._parser.CurrentLineNumber
+        raise error
+
+
+class UnitParser(XmlParser):
+    """Parses TMX, and XLIFF 1.2 and 2."""
+
+    def __init__(self):
+        super().__init__()
+        # Local names of the elements that are open.
+        self._open: list[str] = []
+        self._languages = {"source": "", "target": "", "seg": ""}
+        self._unit: Unit | None = None
+        # The pieces of the text that is read; None between texts.
+        self._pieces: list[str] | None = None
+        self._depth = self._codes = 0
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         local = name.rpartition(" ")[2]
@@ -109,7 +134,7 @@ class UnitParser:
 
     def _note_state(self, attributes: Mapping[str, str]) -> None:
         if self._unit is not None and attributes.get("state", "").startswith(_UNFINISHED):
-            self._unit.is_unfinished = True
+            self._unit.unusable = UNFINISHED
 
     def _end(self, name: str) -> None:
         local = self._open.pop()
@@ -127,18 +152,12 @@ class UnitParser:
         if self._pieces is not None and not self._codes:
             self._pieces.append(text)
 
-    def _refuse_entity(self, name: str, *_: object) -> None:
-        error = expat.ExpatError(f"it defines the entity {name}, which is not supported")
-        error.lineno = self._parser.CurrentLineNumber
-        raise error
 
+class BaseUnitReader(readers.FileReader):
+    """Base of readers of units, which give one row for each language but the target's.
 
-class UnitReader(readers.FileReader):
-    """Reads TMX, and XLIFF 1.2 and 2, plain or .bz2, .gz, .xz or .zst.
-
-    A unit gives one row for each language but the target's. Codes within a text, such as tags of a
-    document, are left out. Translations that a file marks as unfinished are left out and counted.
-    Codes of languages match by their first part, too: `de` finds `de-DE`.
+    Units that a file marks as unusable are left out and counted. Codes of languages match by their
+    first part, too: `de` finds `de-DE`.
     """
 
     @classmethod
@@ -148,36 +167,59 @@ class UnitReader(readers.FileReader):
         p.define("language", "", "The only source language to read; '': all that are found.")
         return p
 
+    @abc.abstractmethod
+    def _units(self, path: str) -> Iterator[Unit]:
+        """Yields the units of a file."""
+
     def _read_file(self, path: str) -> Iterator[Row]:
-        parser = UnitParser()
+        for unit in self._units(path):
+            yield from self._rows(unit, path)
+
+    def _xml_units(self, path: str, parser: XmlParser, damaged: str) -> Iterator[Unit]:
+        """Yields the units of a file of XML.
+
+        Args:
+          path: the file.
+          parser: its parser.
+          damaged: what is wrong with a file that is no such XML.
+        """
         try:
             for block in self._blocks(path):
-                for unit in parser.feed(block):
-                    yield from self._rows(unit, path)
-            parser.feed(b"", is_last=True)
+                yield from parser.feed(block)
+            yield from parser.feed(b"", is_last=True)
         except expat.ExpatError as error:
-            self._bad(f"{path}:{error.lineno}", _DAMAGED, str(error))
+            self._bad(f"{path}:{error.lineno}", damaged, str(error))
 
     def _rows(self, unit: Unit, path: str) -> Iterator[Row]:
         wanted, texts = self.p.target_language, unit.texts
         place = f"{path}:{unit.line}"
-        target = next((text for code, text in texts.items() if _matches(code, wanted)), None)
-        if unit.is_unfinished:
-            self._leave_out(UNFINISHED, place)
+        target = next((text for code, text in texts.items() if matches(code, wanted)), None)
+        if unit.unusable:
+            self._leave_out(unit.unusable, place)
             return
         if target is None:
             self._leave_out(NO_TARGET, f"{place}: it has {', '.join(texts) or 'no text'}")
             return
-        others = {code: text for code, text in texts.items() if not _matches(code, wanted)}
+        others = {code: text for code, text in texts.items() if not matches(code, wanted)}
         if self.p.language:
-            others = {c: text for c, text in others.items() if _matches(c, self.p.language)}
+            others = {c: text for c, text in others.items() if matches(c, self.p.language)}
         if not others:
             self._leave_out(NO_SOURCE, f"{place}: it has {', '.join(texts)}")
         for code, text in others.items():
             yield Row(code, text, target, path, unit.line)
 
 
-def _matches(code: str, wanted: str) -> bool:
+class UnitReader(BaseUnitReader):
+    """Reads TMX, and XLIFF 1.2 and 2, plain or .bz2, .gz, .xz or .zst.
+
+    Codes within a text, such as tags of a document, are left out.
+    """
+
+    def _units(self, path: str) -> Iterator[Unit]:
+        yield from self._xml_units(path, UnitParser(), _DAMAGED)
+
+
+def matches(code: str, wanted: str) -> bool:
     """Returns whether a language's code is the wanted one, or one of its regions."""
     code, wanted = (each.casefold().replace("_", "-") for each in (code, wanted))
     return code == wanted or code.startswith(f"{wanted}-")

@@ -32,6 +32,13 @@ class DecodableModel(Protocol):
         """Returns the shapes [B,N,K,D] of each layer's cache by name: `key`, and maybe `value`."""
         ...
 
+    def state_shapes(self, rows: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes [B,N,...] of the arrays in each layer's cache without slots, by name.
+
+        They have the type float32, and what all tokens of a text so far have left.
+        """
+        ...
+
     def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes [B,N,K,D] that each layer has in `encode_memory`; empty without."""
         ...
@@ -52,8 +59,8 @@ class DecodableModel(Protocol):
           ids_BL: int32 ids of the new tokens.
           mask_BL: int32, 0 for tokens that are padding; these use no expert.
           view: positions of the new tokens, and the slots that they write to and see.
-          caches: the arrays of `cache_shapes`, each a list of blocks; None if the slots are the new
-            tokens themselves.
+          caches: the arrays of `cache_shapes`, each a list of blocks, and the arrays of
+            `state_shapes`; None if the slots are the new tokens themselves.
           memory: what `encode_memory` returned; None for a model without one.
 
         Returns:

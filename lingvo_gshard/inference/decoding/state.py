@@ -6,6 +6,9 @@ positions: a step writes position `time` modulo T, for all rows. A row's own pos
 place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which slot belongs to
 a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row are in blocks; a
 step reads only the blocks that it needs (layers/attention/cached.py).
+
+Lists of blocks are slots. Layers such as GatedDeltaNet keep single arrays, with what all tokens of
+a row's text so far have left. Such layers need a beam of 1.
 """
 
 from __future__ import annotations
@@ -114,7 +117,7 @@ def state_specs(
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=slots(model.cache_shapes, shape.length, beam),
+        caches=_with_states(slots(model.cache_shapes, shape.length, beam), model, rows),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -138,6 +141,15 @@ def state_specs(
         state.coverage_weight_B = spec(of=tf.float32)
     state.update(_choice_specs(kind, spec, vocabulary_size))
     return state
+
+
+def _with_states(slots: list[NestedMap], model: DecodableModel, rows: int) -> list[NestedMap]:
+    """Returns the slots of each layer with its arrays that have no slots."""
+    states = [
+        {name: tf.TensorSpec(shape, tf.float32) for name, shape in layer.items()}
+        for layer in model.state_shapes(rows)
+    ]
+    return [NestedMap({**one, **other}) for one, other in zip(slots, states, strict=True)]
 
 
 def _choice_specs(
@@ -164,8 +176,14 @@ def _choice_specs(
 
 
 def slot_count(state: NestedMap) -> int:
-    """Returns the number of slots of each row: W for each position of the ring."""
-    return sum(block.shape[-2] for block in state.caches[0].key)
+    """Returns the number of slots of each row: W for each position of the ring.
+
+    It is W if no layer has slots: then no layer looks at positions of the ring either.
+    """
+    for cache in state.caches:
+        if "key" in cache:
+            return sum(block.shape[-2] for block in cache.key)
+    return state.ids_BW.shape[1]
 
 
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from lingvo_gshard.core import context, shapes
 from lingvo_gshard.core.lazy import tf
@@ -324,15 +324,21 @@ def _blocks_of(
 ) -> list[NestedMap]:
     """Returns the arrays of each layer, changed and in as many blocks as `targets` have.
 
+    Arrays without slots stay as they are.
+
     Args:
       layers: lists of one block for each layer.
       targets: lists of blocks for each layer.
       change: what is done with a block first.
     """
+
+    def fitted(array: Any, target: Any) -> Any:
+        if not isinstance(target, list):
+            return array
+        return cached.in_blocks(change(*array), len(target))
+
     return [
-        NestedMap(
-            {name: cached.in_blocks(change(*layer[name]), len(target[name])) for name in target}
-        )
+        NestedMap({name: fitted(layer[name], target[name]) for name in target})
         for layer, target in zip(layers, targets, strict=True)
     ]
 

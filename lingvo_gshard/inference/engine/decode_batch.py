@@ -26,8 +26,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 _TIME, _BIAS, _ANCESTOR = "state.time", "state.memory.bias_BK", "state.ancestor_BWT"
-_RINGS = "state.caches"
-_RING = f"{_RINGS}[0].key"
+_RINGS, _SLOTTED = "state.caches", (".key", ".value", ".index")
 # Keys and values [B,N,K,D] have their cache slots in this dimension.
 _SLOTS = 2
 
@@ -50,8 +49,11 @@ def moved(
     for array in targets:
         blocks.setdefault(_whole(array.path), []).append(array)
     whole = _joined(state)
-    old, new = whole[_RING].shape[_SLOTS], sum(a.shape[_SLOTS] for a in blocks[_RING])
-    old, kept = old // beam, min(old, new) // beam
+    ring = next((path for path in blocks if _is_ring(path)), "")
+    # Without slots any position of the ring stands for all.
+    old = whole[ring].shape[_SLOTS] // beam if ring else 1
+    new = sum(a.shape[_SLOTS] for a in blocks[ring]) // beam if ring else 1
+    kept = min(old, new)
     # Position i of the new ring is the old one of the age kept - i.
     positions = (int(state[_TIME]) - kept + np.arange(kept)) % old
     taken: dict[str, np.ndarray] = {}
@@ -61,7 +63,7 @@ def moved(
             shape[_SLOTS] *= count
         if path == _TIME:
             moved_values = np.full((), kept, values.dtype)
-        elif path.startswith(_RINGS):
+        elif _is_ring(path):
             moved_values = _ring(values[rows], shape, positions, beam)
         elif path == _ANCESTOR:
             moved_values = _placed(values[rows][:, :, positions], shape)
@@ -75,7 +77,12 @@ def moved(
 def _whole(path: str) -> str:
     """Returns the path of keys or values without the number of the block."""
     head, bracket, _ = path.rpartition("[")
-    return head if bracket and head.endswith((".key", ".value")) else path
+    return head if bracket and head.endswith(_SLOTTED) else path
+
+
+def _is_ring(path: str) -> bool:
+    """Returns whether an array of the state has slots for the positions of texts."""
+    return path.startswith(_RINGS) and path.endswith(_SLOTTED)
 
 
 def _joined(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

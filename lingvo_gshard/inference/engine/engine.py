@@ -392,6 +392,11 @@ class Engine:
                 f"beam_size is {beam_size}; 1 to {most_beam:,} was expected, no more than the "
                 "vocabulary has tokens besides the end"
             )
+        if facts.has_states and beam_size > 1:
+            raise UserError(
+                f"beam_size is {beam_size}; 1 was expected, because layers of the model keep one "
+                "state for each text"
+            )
         self._check_ids(request.options)
         if facts.has_source != bool(source):
             wanted = "a source" if facts.has_source else "no source"

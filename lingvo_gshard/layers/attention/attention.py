@@ -14,7 +14,7 @@ from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.cached_fused import attend_slots
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
-from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.dropout import Dropout, DropoutMask
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.sharding import annotate
@@ -71,6 +71,11 @@ class Attention(Layer):
             self.create_variable("sinks", "N", {"N": p.num_heads}, zeros)
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
+    @property
+    def reach(self) -> Reach:
+        """The part of a text that a position attends to."""
+        return Reach(self.p.window)
+
     def _mask_of_rows(self, segments_BL: tf.Tensor | None) -> AttentionMask:
         """Returns the mask of packed rows for a self-attention."""
         mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
@@ -86,6 +91,7 @@ class Attention(Layer):
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
         relative_bias_NLK: tf.Tensor | None = None,
+        gate_BLND: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for projected queries, keys and values."""
         query_BNLD = heads_first(query_BLND, "BNLD")
@@ -98,13 +104,27 @@ class Attention(Layer):
             self._softmax(theta, relative_bias_NLK, self.dropout.mask()),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
-        return self.observe(self._output(theta, mixed_BLND))
+        return self.observe(self._output(theta, mixed_BLND, gate_BLND))
 
     @layer_method
-    def _output(self, theta: NestedMap, mixed_BLND: tf.Tensor) -> tf.Tensor:
-        """Returns the layer's output [B,L,M] for the weighted values of all heads."""
+    def _output(
+        self, theta: NestedMap, mixed_BLND: tf.Tensor, gate_BLND: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the layer's output [B,L,M] for the weighted values of all heads.
+
+        Args:
+          theta: weights of this layer.
+          mixed_BLND: the weighted values.
+          gate_BLND: logits of what the values are multiplied with; None for all of each value.
+        """
+        if gate_BLND is not None:
+            mixed_BLND = annotate(mixed_BLND * tf.nn.sigmoid(gate_BLND), "BLND")
         y_BLM = product(self, theta, "w_out", "BLND,NDM->BLM", mixed_BLND)
         return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
+
+    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the arrays of the cache without slots: none."""
+        return {}
 
     @layer_method
     def _mix_slots(

@@ -23,13 +23,16 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
-from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
+from lingvo_gshard.layers.attention.rotary import chunks_of
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
 _MOST_BLOCKS = 4
 # Rows are divided into fewer blocks rather than into blocks of fewer positions than this.
 _LEAST_BLOCK = 32
+# The reach of an attention without limits.
+EVERYTHING = Reach()
 # To read fewer slots than these in all rows takes less time than a branch.
 _LEAST_SLOTS = 1024
 
@@ -93,31 +96,46 @@ class CacheView:
     mask: AttentionMask | None = None
 
     def visible(
-        self, mask_BL: tf.Tensor, window: int = 0, learned_bias_NLK: tf.Tensor | None = None
+        self,
+        mask_BL: tf.Tensor,
+        reach: Reach = EVERYTHING,
+        learned_bias_NLK: tf.Tensor | None = None,
     ) -> Visible:
-        """Returns the slots that attentions with one window see.
+        """Returns the slots that attentions with one reach see.
 
         Args:
           mask_BL: int32, 0 for new tokens that are padding, whatever they see.
-          window: largest distance between a query and a key; 0 for no limit.
+          reach: the part of a text that a token sees.
           learned_bias_NLK: a learned bias that the layers share; None for none.
         """
         is_visible_BLK = self.is_visible_BLK
-        if window:
-            is_visible_BLK &= tf.abs(self.distances_LK) <= window
+        if reach.window:
+            is_visible_BLK &= tf.abs(self.distances_LK) <= reach.window
+        if reach.chunk:
+            in_chunk_BL = tf.math.floormod(self.positions_BL, reach.chunk)
+            is_visible_BLK &= -self.distances_LK <= in_chunk_BL[..., None]
         bias_BLK = tf.where(is_visible_BLK, 0.0, MASKED)
         # Slots that are the new tokens themselves are not in blocks: all of them are read.
         used = None if self.first_slot is None else used_slots(bias_BLK, mask_BL)
-        mask = self.mask and dataclasses.replace(self.mask, window=window)
-        return Visible(bias_BLK, used, learned_bias_NLK, self._ring(mask_BL, window), mask)
+        mask = self.mask and dataclasses.replace(self.mask, window=reach.window)
+        if mask is not None and reach.chunk:
+            assert mask.segments_BL is not None
+            chunks_BL = chunks_of(mask.segments_BL, reach.chunk)
+            mask = dataclasses.replace(mask, segments_BL=chunks_BL, chunk=reach.chunk)
+        return Visible(bias_BLK, used, learned_bias_NLK, self._ring(mask_BL, reach), mask)
 
-    def _ring(self, mask_BL: tf.Tensor, window: int) -> Ring | None:
+    def _ring(self, mask_BL: tf.Tensor, reach: Reach) -> Ring | None:
         """Returns the slots that `visible` describes, for a kernel."""
         if self.first_slot is None or self.past_B is None:
             return None
-        reach_B = tf.minimum(self.past_B, window) if window else self.past_B
+        reach_B = self.past_B
+        if reach.window:
+            reach_B = tf.minimum(reach_B, reach.window)
+        if reach.chunk:
+            in_chunk_B = tf.math.floormod(self.positions_BL[:, 0], reach.chunk)
+            reach_B = tf.minimum(reach_B, in_chunk_B)
         reach_B = tf.where(tf.equal(mask_BL[:, 0], 0), -1, reach_B)
-        return Ring(self.first_slot, reach_B, window)
+        return Ring(self.first_slot, reach_B, reach.window)
 
 
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:

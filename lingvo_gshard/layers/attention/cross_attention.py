@@ -73,8 +73,8 @@ class CrossAttention(MultiHeadAttention):
 
     def memory_shapes(self, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
-        shape = (rows, self.key_value_heads, positions, self.head_dim)
-        return {"key": shape, "value": shape}
+        shape = (rows, self.key_value_heads, positions)
+        return {"key": (*shape, self.head_dim), "value": (*shape, self.value_dim)}
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -13,7 +15,7 @@ from lingvo_gshard.layers.attention import cached, rotary
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.attention.kernel import heads_first
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 from lingvo_gshard.layers.lora import add_adapter, product
@@ -122,10 +124,11 @@ class LatentAttention(Attention):
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self._scaling)
-        query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)
+        query_BLND, latent_BLr, rotated_BLD, low_BLq = self._project(theta, x_BLM, positions)
+        kernel, mask = self._restrict(theta, x_BLM, low_BLq, positions, mask)
         expanded = self._expand(theta, latent_BLr, rotated_BLD)
-        keys_BNKD, values_BNKD = (heads_first(x, self.kernel.keys_layout) for x in expanded)
-        return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask)
+        keys_BNKD, values_BNKD = (heads_first(x, kernel.keys_layout) for x in expanded)
+        return self._attend(theta, kernel, query_BLND, keys_BNKD, values_BNKD, mask)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
@@ -158,23 +161,28 @@ class LatentAttention(Attention):
             None if the slots are the new tokens themselves.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)
-        query_BLND, latent_BLr, rotated_BLD = self._project(theta, x_BLM, positions)
+        query_BLND, latent_BLr, rotated_BLD, low_BLq = self._project(theta, x_BLM, positions)
         new = NestedMap(key=tf.concat([latent_BLr, rotated_BLD], -1)[:, None])
-        if cache is None:
+        new.update(self._index_keys(theta, x_BLM, positions))
+        written = None if cache is None else cached.write(cache, new, view)
+        filled = NestedMap({n: [x] for n, x in new.items()}) if written is None else written
+        visible = self._restrict_slots(
+            theta, x_BLM, low_BLq, positions, visible, filled.get("index", [])
+        )
+        if written is None:
             keys_BNKD, values_BNKD = map(heads_first, self._expand(theta, latent_BLr, rotated_BLD))
             slots = NestedMap(key=[keys_BNKD], value=[values_BNKD])
             mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
-            return self._output(theta, mixed_BLND), NestedMap(key=[new.key])
-        cache = cached.write(cache, new, view)
+            return self._output(theta, mixed_BLND), filled
         plain_BLND, rotated_BLND = self._split_query(query_BLND)
         latent_BLNr = einsum("BLND,rND->BLNr", plain_BLND, tf.cast(theta.w_key, x_BLM.dtype))
         query_BLND = annotate(tf.concat([latent_BLNr, rotated_BLND], -1), "BLND")
         # A value is the first part of a key. A copy of it would take longer than to mix the rest.
-        slots = NestedMap(key=cache.key, value=cache.key)
+        slots = NestedMap(key=written.key, value=written.key)
         mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
         mixed_BLNr = mixed_BLND[..., : self.p.key_value_rank]
         values_BLND = einsum("BLNr,rND->BLND", mixed_BLNr, tf.cast(theta.w_value, x_BLM.dtype))
-        return self._output(theta, values_BLND), cache
+        return self._output(theta, values_BLND), written
 
     def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
         """Returns the shape of the cache by name: `key`, [B,1,K,D]."""
@@ -191,11 +199,64 @@ class LatentAttention(Attention):
         pairs = shape.tokens * shape.length
         return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
 
+    def _restrict(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        low_BLq: tf.Tensor,
+        positions: TextPositions,
+        mask: AttentionMask,
+    ) -> tuple[AttentionKernel, AttentionMask]:
+        """Returns the kernel, and the mask of what each token attends to.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: input rows.
+          low_BLq: what queries are computed from.
+          positions: positions of the tokens.
+          mask: the mask of the rows.
+        """
+        del theta, x_BLM, low_BLq, positions
+        return self.kernel, mask
+
+    def _restrict_slots(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        low_BLq: tf.Tensor,
+        positions: TextPositions,
+        visible: Visible,
+        slots: Sequence[tf.Tensor],
+    ) -> Visible:
+        """Returns the slots that each new token attends to.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: the new tokens.
+          low_BLq: what their queries are computed from.
+          positions: their positions.
+          visible: the slots that they see.
+          slots: blocks of what `_index_keys` returned for the token of each slot.
+        """
+        del theta, x_BLM, low_BLq, positions, slots
+        return visible
+
+    def _index_keys(
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+    ) -> dict[str, tf.Tensor]:
+        """Returns what else the cache has of new tokens, by name: nothing."""
+        del theta, x_BLM, positions
+        return {}
+
     @layer_method
     def _project(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns queries [B,L,N,D], normalized latent vectors [B,L,r] and rotated keys [B,L,D]."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns queries [B,L,N,D], latent vectors [B,L,r], rotated keys [B,L,D] and a last one.
+
+        The last one is the latent vector [B,L,q] of queries, or the input if they have none. Latent
+        vectors are normalized.
+        """
         p = self.p
         w_Md = theta.get("w_down")
         down_BLd = multiply(
@@ -208,16 +269,18 @@ class LatentAttention(Attention):
             add_adapter(self, theta, f"w_{name}", f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}", x_BLM, y)
             for name, y in zip(self._down, parts, strict=True)
         )
+        low_BLq = x_BLM
         if p.query_rank:
-            normalized_BLq = self.query_norm.fprop(theta.query_norm, query_BLq[0])
-            query_BLND = product(self, theta, "w_query", "BLq,qND->BLND", normalized_BLq)
+            low_BLq = self.query_norm.fprop(theta.query_norm, query_BLq[0])
+            query_BLND = product(self, theta, "w_query", "BLq,qND->BLND", low_BLq)
         else:
             query_BLND = product(self, theta, "w_query", "BLM,MND->BLND", x_BLM)
         plain_BLND, rotated_BLND = self._split_query(query_BLND)
         rotated_BLND = self._rotate(rotated_BLND, positions)
         query_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
         rotated_BLD = annotate(self._rotate(key_BLD[:, :, None], positions)[:, :, 0], "BLD")
-        return query_BLND, self.latent_norm.fprop(theta.latent_norm, latent_BLr), rotated_BLD
+        latent_BLr = self.latent_norm.fprop(theta.latent_norm, latent_BLr)
+        return query_BLND, latent_BLr, rotated_BLD, low_BLq
 
     @layer_method
     def _expand(

@@ -31,6 +31,8 @@ class AttentionMask:
       key_segments_BK: int32 segments of the keys; None if keys have the segments of the queries.
       is_causal: whether a query attends only to keys at its own position and before it.
       window: largest distance between a query and a key; 0 means no limit.
+      chunk: positions of a chunk if the segments are the chunks of texts; 0 if they are texts. The
+        layers of a stack find their mask by it.
       first_query: position of the first query among the keys, an int or an int32 scalar.
       bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
         computes its own.
@@ -42,6 +44,7 @@ class AttentionMask:
     key_segments_BK: tf.Tensor | None = None
     is_causal: bool = False
     window: int = 0
+    chunk: int = 0
     first_query: int | tf.Tensor = 0
     bias_B1LK: tf.Tensor | None = None
     learned_bias_NLK: tf.Tensor | None = None
@@ -141,13 +144,26 @@ class AttentionMask:
         return cls(**static, **dict(zip(names, tensors, strict=True)))
 
 
-def mask_of_window(masks: Sequence[AttentionMask], window: int) -> AttentionMask:
-    """Returns the mask with this window among those that the layers of a stack share.
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """The part of a text that a position attends to; layers with the same reach share masks.
+
+    Attributes:
+      window: largest distance between a query and a key; 0 means no limit.
+      chunk: positions of a chunk. A query attends to keys of its own chunk; 0 for no chunks.
+    """
+
+    window: int = 0
+    chunk: int = 0
+
+
+def mask_of_reach(masks: Sequence[AttentionMask], reach: Reach) -> AttentionMask:
+    """Returns the mask with this reach among those that the layers of a stack share.
 
     Raises:
       ValueError: there is none.
     """
-    for mask in masks:
-        if mask.window == window:
-            return mask
-    raise ValueError(f"masks of windows {[mask.window for mask in masks]}, but none of {window}")
+    found = {Reach(mask.window, mask.chunk): mask for mask in masks}
+    if reach not in found:
+        raise ValueError(f"masks of {list(found)}, but none of {reach}")
+    return found[reach]

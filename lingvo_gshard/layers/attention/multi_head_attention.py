@@ -30,6 +30,7 @@ class MultiHeadAttention(Attention):
     def params(cls) -> Params:
         p = super().params()
         p.define("head_dim", 0, "Size of D; 0 for M / N.", minimum=0)
+        p.define("value_dim", 0, "Size of D of values; 0 for head_dim.", minimum=0)
         p.define(
             "num_key_value_heads",
             0,
@@ -54,6 +55,7 @@ class MultiHeadAttention(Attention):
                 f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
             )
         self.head_dim = p.head_dim or p.model_dim // p.num_heads
+        self.value_dim = p.value_dim or self.head_dim
         self.key_value_heads = p.num_key_value_heads or p.num_heads
         if p.num_heads % self.key_value_heads:
             raise UserError(
@@ -67,17 +69,19 @@ class MultiHeadAttention(Attention):
         p = self.p
         sizes = {"M": p.model_dim, "N": p.num_heads, "D": self.head_dim}
         project = initializers.glorot_uniform(p.model_dim, p.num_heads * self.head_dim)
-        key_value_sizes = {**sizes, "N": self.key_value_heads}
+        key_sizes = {**sizes, "N": self.key_value_heads}
+        value_sizes = {**key_sizes, "D": self.value_dim}
         shared = initializers.glorot_uniform(p.model_dim, self.key_value_heads * self.head_dim)
         self.create_variable("w_query", "MND", sizes, project, inputs="M")
-        self.create_variable("w_key", "MND", key_value_sizes, shared, inputs="M")
-        self.create_variable("w_value", "MND", key_value_sizes, shared, inputs="M")
-        self.create_variable("w_out", "NDM", sizes, project, inputs="ND")
+        self.create_variable("w_key", "MND", key_sizes, shared, inputs="M")
+        self.create_variable("w_value", "MND", value_sizes, shared, inputs="M")
+        out_sizes = {**sizes, "D": self.value_dim}
+        self.create_variable("w_out", "NDM", out_sizes, project, inputs="ND")
         if p.use_bias:
             for name, heads in (
                 ("query", sizes),
-                ("key", key_value_sizes),
-                ("value", key_value_sizes),
+                ("key", key_sizes),
+                ("value", value_sizes),
             ):
                 zeros = initializers.constant(0.0)
                 self.create_variable(f"b_{name}", "ND", heads, zeros, role=BIAS)
@@ -120,7 +124,7 @@ class MultiHeadAttention(Attention):
 
     @layer_method
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
-        """Returns projections [B,L,N,D] of x, one for each weight of the same shape.
+        """Returns projections [B,L,N,D] of x, one for each weight. Their sizes of D may differ.
 
         The projections are computed as one product: several small products leave the cores of a CPU
         idle. `theta` may be the result of `decoding_weights`.
@@ -133,7 +137,8 @@ class MultiHeadAttention(Attention):
             projected_BLND = multiply(equation, x_BLM, w_MND)
         else:
             projected_BLND = multiply("BLM,NDM->BLND", x_BLM, w_NDM)
-        parts = tf.split(projected_BLND, len(weights), axis=-1)
+        sizes = [self._size_of(name) for name in weights]
+        parts = tf.split(projected_BLND, sizes, axis=-1)
         projected = [
             add_adapter(self, theta, name, equation, x_BLM, part)
             for name, part in zip(weights, parts, strict=True)
@@ -142,6 +147,10 @@ class MultiHeadAttention(Attention):
             biases = [theta[f"b_{name.removeprefix('w_')}"] for name in weights]
             projected = [add_bias(x, b_ND) for x, b_ND in zip(projected, biases, strict=True)]
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
+
+    def _size_of(self, weight: str) -> int:
+        """Returns the size of D of a weight of a product with the input."""
+        return self.head_dim if weight in ("w_query", "w_key") else self.value_dim
 
     def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
         """Normalizes queries or keys. Dehghani et al. 2023, arXiv 2302.05442, section 2."""
@@ -157,20 +166,20 @@ class MultiHeadAttention(Attention):
         slots: NestedMap,
         visible: Visible,
         relative_bias_NLK: tf.Tensor | None = None,
+        gate_BLND: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `_mix_slots`."""
         mixed_BLND, weights_BNLK = self._mix_slots(
             theta, query_BLND, slots, visible, relative_bias_NLK
         )
-        return self._output(theta, mixed_BLND), weights_BNLK
+        return self._output(theta, mixed_BLND, gate_BLND), weights_BNLK
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""
         p = self.p
-        inner = p.num_heads * self.head_dim
-        key_value_inner = self.key_value_heads * self.head_dim
-        projections = 2 * 2 * rows * (queries * inner + keys * key_value_inner) * p.model_dim
-        return projections + 2 * 2 * rows * queries * keys * inner
+        both = self.head_dim + self.value_dim
+        weights = (queries * p.num_heads + keys * self.key_value_heads) * both
+        return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
 
 
 def _joined(names: Sequence[str]) -> str:

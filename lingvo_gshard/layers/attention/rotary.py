@@ -18,6 +18,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
 
@@ -402,6 +403,18 @@ def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
         start_BL = _annotate_unsplit(tf.maximum(start_BL, earlier_BL))
         covered *= 2
     return annotate(tf.range(length)[None] - start_BL, "BL", reserved="N")
+
+
+def chunks_of(segments_BL: tf.Tensor, chunk: int) -> tf.Tensor:
+    """Returns int32 segments [B,L] that are the chunks of texts, 0 in padding.
+
+    Args:
+      segments_BL: int32 segments, each a text; the tokens of a segment are contiguous.
+      chunk: positions of a chunk. The last one of a text may have fewer.
+    """
+    most = -(-known_sizes(segments_BL.shape)[1] // chunk)
+    chunks_BL = segments_BL * most + positions_in_segments(segments_BL) // chunk
+    return annotate(tf.where(tf.equal(segments_BL, 0), 0, chunks_BL), "BL")
 
 
 def is_first_in_segment(segments_BL: tf.Tensor) -> tf.Tensor:

@@ -5,9 +5,9 @@ these layouts is the all-to-all. A `Codec` defines the format of the rows that a
 
 An element changes by at most half a unit in the last place of bfloat16 (2^-9 of itself). With int8
 it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127. fp8 is
-the recipe of DeepSeek-V3 (arXiv 2412.19437, section 3.3.3): rows to the experts, and gradients to
-them, are e4m3 with a scale for each 128 numbers, and change by at most 1/16 of themselves, or by
-max|x| / 2^17 of the 128 numbers. What comes back from the experts is bfloat16, since it is summed.
+the recipe of DeepSeek-V3 (arXiv 2412.19437, section 3.3.3): rows and gradients on their way to the
+experts are e4m3, with a scale for each 128 numbers. An element changes by at most 1/16 of itself,
+or max|x| / 2^17 of the 128 numbers. Rows that come back are bfloat16, since they are summed.
 
 `single` is one all-to-all among all devices. If several mesh axes split both G and E, as in
 `G,E->host,data`, `hierarchical` uses one for each axis, last axis first. Rows for a host are then
@@ -144,8 +144,8 @@ def _round_to_bfloat16(x: tf.Tensor) -> tf.Tensor:
     return _round_mantissa(x, 7)
 
 
-# e4m3 without the sign: the bits of NaN; those of 2^-6, the smallest number of full precision; and
-# how far the exponent of float32, before 3 bits of mantissa, is above the one of e4m3.
+# e4m3 without the sign: the bits of NaN; the bits of 2^-6, the smallest number of full precision;
+# and the difference to float32, whose exponent is larger by 120.
 _NAN, _NORMAL, _BIAS = 0x7F, 8, (127 - 7) << 3
 
 

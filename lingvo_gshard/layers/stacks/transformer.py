@@ -14,7 +14,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, Visible, used_slots
-from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -252,14 +252,14 @@ class TransformerStack(Layer):
         is_first_BL = is_first_in_segment(segments_BL)
         return self.token_dropout.fprop(theta.token_dropout, x_BLM, is_first_BL[..., None])
 
-    def _by_window(self) -> dict[int, SelfAttention]:
-        """Returns one self-attention for each window among the layers. They share masks."""
+    def _by_reach(self) -> dict[Reach, SelfAttention]:
+        """Returns one self-attention for each reach among the layers. They share masks."""
         attentions = [layer.self_attention for layer in self.layers_in_order()]
-        return {attention.p.window: attention for attention in reversed(attentions)}
+        return {attention.reach: attention for attention in reversed(attentions)}
 
     def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
-        """Returns the masks of all windows."""
-        masks = [attention.mask(segments_BL) for attention in self._by_window().values()]
+        """Returns the masks of all reaches."""
+        masks = [attention.mask(segments_BL) for attention in self._by_reach().values()]
         length = segments_BL.shape[1]
         bias_NLK = self._learned_bias(theta, masks[0].distances(length, length))
         return tuple(dataclasses.replace(mask, learned_bias_NLK=bias_NLK) for mask in masks)
@@ -332,7 +332,7 @@ class TransformerStack(Layer):
         """
         layers = self.layers_in_order()
         learned_NLK = self._learned_bias(theta, view.distances_LK)
-        visible = {w: view.visible(mask_BL, w, learned_NLK) for w in self._by_window()}
+        visible = {r: view.visible(mask_BL, r, learned_NLK) for r in self._by_reach()}
         visible_memory = None
         if memory is not None:
             bias_B1K = memory.bias_BK[:, None]
@@ -372,6 +372,10 @@ class TransformerStack(Layer):
     def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes [B,N,K,D] of each layer's cache by name."""
         return [layer.self_attention.cache_shapes(rows, slots) for layer in self.layers_in_order()]
+
+    def state_shapes(self, rows: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the arrays in each layer's cache that have no slots, by name."""
+        return [layer.self_attention.state_shapes(rows) for layer in self.layers_in_order()]
 
     def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""

@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_window
+from lingvo_gshard.layers.attention.mask import AttentionMask, Reach, mask_of_reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
@@ -52,13 +52,13 @@ class InferenceInputs:
 
     Attributes:
       view: positions of the new tokens, and the slots that they write to and see.
-      visible: the slots that self-attentions see, by window.
+      visible: the slots that self-attentions see, by reach.
       mask_BL: int32, 0 for new tokens that are padding.
       memory: the positions of the memory that the cross-attentions see; None without a memory.
     """
 
     view: CacheView
-    visible: Mapping[int, Visible]
+    visible: Mapping[Reach, Visible]
     mask_BL: tf.Tensor
     memory: Visible | None = None
 
@@ -156,12 +156,12 @@ class TransformerLayer(Layer):
         Args:
           theta: weights of this layer.
           x_BLM: packed rows.
-          masks: `self_attention.mask` of the segments of x, for each window among the layers that
+          masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.
           memory_BKM: the memory of each row, if the layer has cross-attention.
           memory_mask: `cross_attention.mask` of the segments of x and of the memory.
         """
-        mask = mask_of_window(masks, self.self_attention.p.window)
+        mask = mask_of_reach(masks, self.self_attention.reach)
         entered_BLM = self._enter("self_attention", theta, x_BLM)
         h_BLM = self.self_attention.fprop(theta.self_attention, entered_BLM, mask)
         x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
@@ -207,7 +207,7 @@ class TransformerLayer(Layer):
           cross-attention, or None.
         """
         entered_BLM = self._enter("self_attention", theta, x_BLM)
-        visible = shared.visible[self.self_attention.p.window]
+        visible = shared.visible[self.self_attention.reach]
         h_BLM, extended = self.self_attention.extend(
             theta.self_attention, entered_BLM, shared.view, visible, cache
         )

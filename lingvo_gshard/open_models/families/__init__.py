@@ -17,16 +17,17 @@ from lingvo_gshard.open_models.families import (
     hunyuan,
     llama,
     llama4,
+    mimo_v2,
     minimax_m2,
     mistral,
     olmo,
     olmoe,
     phi,
-    qwen3,
     seed_oss,
     smollm3,
 )
 from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.qwen import qwen3, qwen3_next
 from lingvo_gshard.open_models.families.translation import (
     m2m_100,
     marian,
@@ -61,6 +62,7 @@ FAMILIES = {
         hunyuan.EXPERTS,
         llama.FAMILY,
         llama4.FAMILY,
+        mimo_v2.FAMILY,
         minimax_m2.FAMILY,
         mistral.DENSE,
         mistral.EXPERTS,
@@ -73,6 +75,9 @@ FAMILIES = {
         qwen3.DENSE,
         qwen3.EXPERTS,
         qwen3.MIMO,
+        qwen3_next.NEXT,
+        qwen3_next.DENSE,
+        qwen3_next.EXPERTS,
         seed_oss.FAMILY,
         smollm3.FAMILY,
         m2m_100.FAMILY,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
     EMBEDDINGS,
     FEED_FORWARD,
+    HEAD_NORMS,
     NORMS,
     plain_config,
     plain_task,
@@ -32,6 +34,8 @@ from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 
 _EPSILON = "layer_norm_eps"
 _TABLE = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
+# Command R+ has a norm for each head.
+_NORMS_OF_HEADS = tuple(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS)
 _DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -64,8 +68,6 @@ _FIXED = {
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
-    # Command R+ has one norm for each head, which is not supported.
-    config.expect("use_qk_norm", False)
     task = plain_task(config, _EPSILON)
     layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
@@ -75,6 +77,19 @@ def _task(config: PublishedConfig) -> Params:
     )
     set_rope(config, layer.self_attention, config.rope())
     return task.set(logit_scale=config.get("logit_scale", kind=float))
+
+
+def _cohere_task(config: PublishedConfig) -> Params:
+    task = _task(config)
+    if config.get("use_qk_norm", False):
+        attention = task.decoder.layer.self_attention
+        norm = HeadsLayerNorm.params().set(epsilon=task.decoder.layer.norm.epsilon)
+        attention.set(qk_norm=True, query_key_norm=norm)
+    return task
+
+
+def _cohere_config(task: Params) -> dict[str, Any]:
+    return {**_config(task), "use_qk_norm": task.decoder.layer.self_attention.qk_norm}
 
 
 def _config(task: Params) -> dict[str, Any]:
@@ -112,9 +127,9 @@ def _cohere2_config(task: Params) -> dict[str, Any]:
 COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
-    table=_TABLE,
-    read_task=_task,
-    config_of=_config,
+    table=(*_TABLE, *_NORMS_OF_HEADS),
+    read_task=_cohere_task,
+    config_of=_cohere_config,
     defaults=_DEFAULTS,
 )
 COHERE2 = Family(

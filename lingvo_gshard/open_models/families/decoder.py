@@ -10,7 +10,7 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import pattern_of, rotating
+from lingvo_gshard.open_models.families.family import rotating
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
 from lingvo_gshard.tasks.language_model import LanguageModelTask
@@ -155,27 +155,35 @@ DECODER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def decoder_task(config: PublishedConfig) -> Params:
-    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries."""
+def decoder_task(config: PublishedConfig, hidden: str = "intermediate_size") -> Params:
+    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries.
+
+    Args:
+      config: the config.
+      hidden: the key that has the size of H.
+    """
     config.expect("hidden_act", "silu")
-    task = plain_task(config)
+    task = plain_task(config, hidden=hidden)
     set_rope(config, task.decoder.layer.self_attention, config.rope())
     return task
 
 
-def plain_task(config: PublishedConfig, epsilon: str = "rms_norm_eps") -> Params:
+def plain_task(
+    config: PublishedConfig, epsilon: str = "rms_norm_eps", hidden: str = "intermediate_size"
+) -> Params:
     """Returns `decoder_task` without rotations, whatever the activation that the config names.
 
     Args:
       config: the config.
       epsilon: the key that has the epsilon of the norms.
+      hidden: the key that has the size of H.
     """
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
         is_causal=True,
         num_layers=config.get("num_hidden_layers"),
         num_heads=heads,
-        hidden_dim=config.get("intermediate_size"),
+        hidden_dim=config.get(hidden),
         moe_every=0,
         attention_dropout_rate=config.get("attention_dropout", 0.0),
         execution=Repeat.params(),
@@ -210,7 +218,7 @@ def plain_config(task: Params, epsilon: str = "rms_norm_eps") -> dict[str, Any]:
       epsilon: the key that has the epsilon of the norms.
     """
     decoder = task.decoder
-    attention = pattern_of(decoder)[0]
+    attention = rotating(decoder)
     has_heads = "num_key_value_heads" in attention
     key_value_heads = attention.num_key_value_heads if has_heads else 0
     head_dim = attention.head_dim if has_heads else 0

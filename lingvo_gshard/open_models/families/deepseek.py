@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
@@ -27,7 +27,7 @@ from lingvo_gshard.open_models.families.experts import (
     sigmoid_experts,
     top_k_experts,
 )
-from lingvo_gshard.open_models.families.family import Family, extra_layers, rotary_positions
+from lingvo_gshard.open_models.families.family import Family, extra_layers
 from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
 
@@ -56,6 +56,13 @@ _ATTENTION = (
     _row("kv_b_proj.weight", "w_value", "(ND)r->rND", joined="D"),
     _row("o_proj.weight", "w_out", "M(ND)->NDM"),
     _row("o_proj.bias", "b_out", "M->M"),
+)
+_INDEXER = (
+    _row("indexer.wq_b.weight", "w_index_query", "(ND)q->qND"),
+    _row("indexer.wk.weight", "w_index_key", "DM->MD"),
+    _row("indexer.weights_proj.weight", "w_index_head", "NM->MN"),
+    _row("indexer.k_norm.weight", "index_norm.scale", "M->M"),
+    _row("indexer.k_norm.bias", "index_norm.bias", "M->M"),
 )
 _TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
 _DEFAULTS = DECODER_DEFAULTS | {
@@ -109,20 +116,23 @@ _V3_DEFAULTS = DECODER_DEFAULTS | {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
-_INDEXER = ("index_head_dim", "index_n_heads")
-_V32_ONLY = (*_INDEXER, "index_topk", "layer_types", "mlp_layer_types")
 _V32_DEFAULTS = {
     key: value
     for key, value in _V3_DEFAULTS.items()
     if key not in ("num_nextn_predict_layers", "rope_interleave")
-} | {"index_topk": 2048, "max_position_embeddings": 163840}
+} | {
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+    "max_position_embeddings": 163840,
+}
 
 
 def _latent_task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
     task = plain_task(config)
     # The first is derived from other sizes, the second and third are of another library.
-    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads", "auto_map"):
+    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"):
         config.get(name, None)
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     has_bias = config.get("attention_bias", False)
@@ -244,10 +254,16 @@ V3 = Family(
 def _v32_task(config: PublishedConfig) -> Params:
     config.expect("rope_interleave", True)
     config.expect("mlp_bias", False)
-    for name in (*_INDEXER, "index_topk"):
-        config.get(name, None)
     task = _v3_task(config)
-    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    attention = IndexedAttention.params()
+    for name, value in task.decoder.layer.self_attention.items():
+        attention.set(**{name: value})
+    task.decoder.layer.self_attention = attention.set(
+        rotary_pairs=rotary.NEIGHBORS,
+        index_heads=config.get("index_n_heads"),
+        index_dim=config.get("index_head_dim"),
+        index_topk=config.get("index_topk"),
+    )
     dense, layers = task.decoder.dense_first, task.decoder.num_layers
     types = ["dense"] * dense + ["sparse"] * (layers - dense)
     config.expect("mlp_layer_types", types)
@@ -255,38 +271,27 @@ def _v32_task(config: PublishedConfig) -> Params:
     return task
 
 
-def _without_indexer(config: PublishedConfig) -> tuple[str, ...]:
-    """Returns the beginnings of the tensors of indexers, and of further layers."""
-    layers = range(config.get("num_hidden_layers"))
-    indexers = (f"model.layers.{layer}.self_attn.indexer." for layer in layers)
-    return (*indexers, *extra_layers(config))
+def _v32_config(task: Params) -> dict[str, Any]:
+    attention, config = task.decoder.layer.self_attention, _v3_config(task)
+    del config["rope_interleave"]
+    return {
+        **config,
+        "index_head_dim": attention.index_dim,
+        "index_n_heads": attention.index_heads,
+        "index_topk": attention.index_topk,
+    }
 
 
-def _v32_positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the most positions of a text whose tokens the indexer chooses all."""
-    return min(config.get("index_topk"), rotary_positions(config)[0]), False
-
-
-def _exported_v32(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config of the DeepSeek-V3 that a model without its indexers is."""
-    kept = {name: value for name, value in values.items() if name not in _V32_ONLY}
-    return kept | {"model_type": V3.model_type, "architectures": [V3.architecture]}
-
-
-# Sparse attention (arXiv 2512.02556): an indexer chooses the `index_topk` tokens that each token
-# attends to. Texts of up to so many tokens attend to all, as DeepSeek-V3 does.
+# Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
 V32 = Family(
     model_type="deepseek_v32",
     architecture="DeepseekV32ForCausalLM",
-    table=_TABLE,
+    table=(*_TABLE, *_INDEXER),
     read_task=_v32_task,
-    config_of=_v3_config,
+    config_of=_v32_config,
     defaults=_V32_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
-    read_left_out=_without_indexer,
-    read_positions=_v32_positions,
-    limit="index_topk",
-    exported=_exported_v32,
+    read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.
 KIMI_K2 = dataclasses.replace(V3, model_type="kimi_k2")

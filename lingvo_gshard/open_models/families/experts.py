@@ -176,7 +176,7 @@ def sigmoid_experts(config: PublishedConfig) -> Params:
     router = SigmoidRouter.params().set(
         k=config.get("num_experts_per_tok"),
         normalize=config.get("norm_topk_prob", False),
-        scale=config.get("routed_scaling_factor", kind=float),
+        scale=config.get("routed_scaling_factor", 1.0, float),
     )
     if groups > 1:
         router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)

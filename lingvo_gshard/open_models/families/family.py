@@ -179,7 +179,8 @@ def pattern_of(decoder: Params) -> tuple[Params, ...]:
 def rotating(decoder: Params) -> Params:
     """Returns the Params of the first self-attention that rotates, or of the first one."""
     pattern = pattern_of(decoder)
-    return next((each for each in pattern if each.rotary_fraction), pattern[0])
+    turns = (each for each in pattern if "rotary_fraction" in each and each.rotary_fraction)
+    return next(turns, pattern[0])
 
 
 def window_config(attentions: Iterable[Params]) -> int | None:

@@ -27,17 +27,18 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import shared_rows
 from lingvo_gshard.open_models.families.family import (
+    FULL,
     Family,
     pattern_of,
     rotating,
     run_in_periods,
     set_pattern,
+    types_of_layers,
 )
 from lingvo_gshard.open_models.table import TensorPattern
 
 _LAYER, _OURS = "model.layers.{layer}.feed_forward", "decoder.{layer}.feed_forward"
-_ROTATED, _PLAIN = "rotated", "plain"
-_TYPES = {"chunked_attention", "full_attention"}
+_CHUNKED = "chunked_attention"
 _EXPERTS = (
     TensorPattern(f"{_LAYER}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
     *(
@@ -86,11 +87,19 @@ def _task(config: PublishedConfig) -> Params:
     decoder, has_bias = task.decoder, config.get("attention_bias", False)
     attention = decoder.layer.self_attention
     attention.set(use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS)
-    rotated = attention.copy()
+    rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):
         norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)
         rotated.set(qk_norm=True, normalizes_rotated=True, query_key_norm=norm)
-    attentions = {_ROTATED: rotated, _PLAIN: attention.set(rotary_fraction=0.0)}
+    floor, scale = config.get("floor_scale"), config.get("attn_scale", kind=float)
+    if config.get("attn_temperature_tuning", False, object):
+        plain.set(temperature_floor=floor, temperature_scale=float(scale))
+    chunk = config.get("attention_chunk_size", 0)
+    attentions = {
+        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(chunk=size)
+        for each in (rotated, plain)
+        for kind, size in ((_CHUNKED, chunk), (FULL, 0))
+    }
     set_pattern(config, decoder, _kinds(config), attentions)
     _set_experts(config, decoder)
     run_in_periods(decoder)
@@ -98,7 +107,7 @@ def _task(config: PublishedConfig) -> Params:
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
-    """Returns whether each layer rotates.
+    """Returns whether each layer rotates, and the type of its attention.
 
     Raises:
       UserError: a list has the wrong length, or a type of attention is unknown.
@@ -106,14 +115,15 @@ def _kinds(config: PublishedConfig) -> list[str]:
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
     usual = [(index + 1) % interval != 0 for index in range(layers)]
     found = config.get("no_rope_layers", [], list) or usual
-    # Chunks have no effect on texts of the length that `_positions` allows.
-    types = config.get("layer_types", [], list)
-    if len(found) != layers or not _TYPES.issuperset(types):
+    if len(found) != layers:
         raise UserError(
-            f"{config.where}: no_rope_layers has {len(found)} entries for {layers} layers, and "
-            f"layer_types {sorted(set(types))}; chunked_attention and full_attention are supported"
+            f"{config.where}: no_rope_layers has {len(found)} entries for {layers} layers"
         )
-    return [_ROTATED if rotates else _PLAIN for rotates in found]
+    types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
+    return [
+        f"{'rotated' if rotates else 'plain'} {kind}"
+        for rotates, kind in zip(found, types, strict=True)
+    ]
 
 
 def _set_experts(config: PublishedConfig, decoder: Params) -> None:
@@ -143,25 +153,23 @@ def _set_experts(config: PublishedConfig, decoder: Params) -> None:
         )
 
 
-def _positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the most positions of a text that is one chunk and needs no scale of queries."""
-    limits = [config.get("max_position_embeddings"), config.get("attention_chunk_size", 1 << 30)]
-    config.get("attn_scale", kind=float)
-    floor = config.get("floor_scale")
-    if config.get("attn_temperature_tuning", False, object):
-        limits.append(floor - 1)
-    return min(limits), False
-
-
 def _config(task: Params) -> dict[str, Any]:
     decoder, pattern = task.decoder, pattern_of(task.decoder)
     attention, moe = rotating(decoder), decoder.moe
-    rotated = [bool(pattern[i % len(pattern)].rotary_fraction) for i in range(decoder.num_layers)]
+    layers = [pattern[index % len(pattern)] for index in range(decoder.num_layers)]
+    warm = next((each for each in pattern if each.temperature_floor), None)
+    tuned = {}
+    if warm:
+        tuned = {"floor_scale": warm.temperature_floor, "attn_scale": warm.temperature_scale}
     return {
         **decoder_config(task),
         "attention_bias": attention.use_bias,
         "use_qk_norm": attention.qk_norm,
-        "no_rope_layers": [int(rotates) for rotates in rotated],
+        "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
+        "layer_types": [_CHUNKED if each.chunk else FULL for each in layers],
+        "attention_chunk_size": max(each.chunk for each in pattern) or None,
+        "attn_temperature_tuning": warm is not None,
+        **tuned,
         "interleave_moe_layer_step": decoder.moe_every,
         "intermediate_size": moe.hidden_dim,
         "intermediate_size_mlp": decoder.hidden_dim,
@@ -184,6 +192,4 @@ FAMILY = Family(
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
-    read_positions=_positions,
-    limit="attention_chunk_size and floor_scale",
 )

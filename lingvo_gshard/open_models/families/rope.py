@@ -66,7 +66,9 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     """
     left = {key: value for key, value in rope.items() if value is not None}
     kind = left.pop("rope_type", _DEFAULT)
-    left.pop("type", None)
+    # Positions of a text are the same in all sections of models that also see images.
+    for name in ("type", "mrope_interleaved", "mrope_section"):
+        left.pop(name, None)
     if not isinstance(kind, str) or kind not in _SCALINGS:
         hint = names.nearest(str(kind), _SCALINGS)
         raise UserError(f"{config.where}: the rope_type {kind!r} is unknown. {hint}")

@@ -16,7 +16,7 @@ function grid(layer, name, tokens, index) {
   const gate = (token, expert) => (token.experts[index].find(([e]) => e === expert) || [0, 0])[1];
   const head = el("tr", {}, el("th", { scope: "col", class: "corner" }, "Expert"),
     tokens.map((token, column) => el("th", { scope: "col", "data-column": column }, el("span", {}, shown(token.text)))));
-  const body = rows.map((expert) => el("tr", { class: used.includes(expert) ? null : "idle" },
+  const body = rows.map((expert) => el("tr", {},
     el("th", { scope: "row" }, String(expert)),
     tokens.map((token, column) => {
       const share = gate(token, expert);

@@ -20,6 +20,7 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import bleu, chrf
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.packed_input import TextInput, TextSize
 from lingvo_gshard.tasks.evaluation.evaluation import (
@@ -179,6 +180,23 @@ _LARGEST_PERPLEXITY_PER_WORD = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
+class SourceScores:
+    """Scores of the texts of one source.
+
+    Attributes:
+      cross_entropy: nats per token, ends of documents counted as tokens.
+      perplexity: per token.
+      accuracy: share of tokens that the model finds most likely.
+      tokens: number of tokens.
+    """
+
+    cross_entropy: float
+    perplexity: float
+    accuracy: float
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TextScores(Evaluation):
     """Scores of a text.
 
@@ -192,6 +210,7 @@ class TextScores(Evaluation):
       documents: number of documents.
       words: number of words.
       bytes: number of bytes.
+      sources: source -> scores of its texts; empty if they are not scored by source.
     """
 
     cross_entropy: float
@@ -203,6 +222,7 @@ class TextScores(Evaluation):
     documents: int
     words: int
     bytes: int
+    sources: dict[str, SourceScores] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_means(
@@ -233,7 +253,8 @@ class TextScores(Evaluation):
 
     def to_record(self) -> dict[str, Any]:
         """Returns the scores by name."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        return found if self.sources else {k: v for k, v in found.items() if k != "sources"}
 
     def table(self) -> Table:
         """Returns a row for each score, with the amount it is taken over.
@@ -248,6 +269,10 @@ class TextScores(Evaluation):
             ("perplexity per token", f"{self.perplexity:,.2f}", f"{self.tokens:,} tokens"),
             ("cross-entropy", f"{self.cross_entropy:.4f}", "nats per token"),
             ("token accuracy", f"{self.accuracy:.4f}", ""),
+        ]
+        rows += [
+            (f"perplexity of {name}", f"{one.perplexity:,.2f}", f"{one.tokens:,} tokens")
+            for name, one in self.sources.items()
         ]
         return Table(("measure", "", "of"), rows, text_columns=(0, 2))
 
@@ -267,8 +292,16 @@ def measure(
     input_: TextInput,
     split: str,
     progress: Progress = SILENT,
+    by_source: bool = False,
 ) -> TextScores:
     """Returns the scores of a split, packed and cut into windows as in training.
+
+    Args:
+      runtime: holds the weights.
+      input_: packs the texts.
+      split: what to score.
+      progress: is told how far scoring is.
+      by_source: whether to score the texts of each source, too.
 
     Raises:
       UserError: the split has no document.
@@ -276,13 +309,53 @@ def measure(
     size = input_.text_size(split)
     if not size.documents:
         raise UserError(f"`split={split}`: the run's corpus has no documents in it")
-    means, tokens, counted = WeightedMeans(), 0, 0
     progress.begin("Cross-entropy", "tokens", input_.count_tokens(split))
-    for batch in input_.evaluation_batches(split):
-        means.add(runtime.eval_step(batch))
-        tokens += int(np.count_nonzero(batch["target_segments"]))
+    found = WeightedMeans()
+    if not by_source:
+        counted, _ = _add(found, runtime, input_.evaluation_batches(split), progress, 0)
+        means = found.means()
+        return TextScores.from_means(means["cross_entropy"], means["accuracy"], counted, size)
+    table, sources, total, read = input_.table(split), {}, 0, 0
+    parts = collections.defaultdict(list)
+    for group in table.groups:
+        parts[group.source or group.language or "all"].append(group)
+    for name, groups in sorted(parts.items()):
+        own, counted = WeightedMeans(), 0
+        for group in groups:
+            batches = input_.pack_table(table, range(group.begin, group.begin + group.rows))
+            tokens, read = _add(own, runtime, batches, progress, read)
+            counted += tokens
+        means = own.means()
+        found.add({key: (value, counted) for key, value in means.items()})
+        entropy = means["cross_entropy"]
+        sources[name] = SourceScores(entropy, perplexity(entropy), means["accuracy"], counted)
+        total += counted
+    means = found.means()
+    whole = TextScores.from_means(means["cross_entropy"], means["accuracy"], total, size)
+    return dataclasses.replace(whole, sources=sources)
+
+
+def _add(
+    found: WeightedMeans,
+    runtime: EvaluationRuntime,
+    batches: Iterable[Batch],
+    progress: Progress,
+    before: int,
+) -> tuple[int, int]:
+    """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
+
+    Args:
+      found: what to add to.
+      runtime: holds the weights.
+      batches: the batches.
+      progress: is told how many tokens were read.
+      before: tokens read before.
+    """
+    counted, read = 0, before
+    for batch in batches:
+        found.add(runtime.eval_step(batch))
+        read += int(np.count_nonzero(batch["target_segments"]))
         # Of a conversation, only some tokens count in the loss.
         counted += int(np.count_nonzero(batch.get("target_marks", batch["target_segments"])))
-        progress.update(tokens)
-    found = means.means()
-    return TextScores.from_means(found["cross_entropy"], found["accuracy"], counted, size)
+        progress.update(read)
+    return counted, read

@@ -36,6 +36,17 @@ _KINDS = {
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
+def define_common_flags(values: flags.FlagValues) -> None:
+    """Defines the flags that every command has."""
+    flags.DEFINE_list(
+        "import",
+        [],
+        "Modules of your own, such as my_router. A saved run may name classes of these and of "
+        "lingvo_gshard, and of no others, since reading it runs them.",
+        flag_values=values,
+    )
+
+
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> None:
     """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
 
@@ -50,13 +61,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     Raises:
       UserError: a flag is unknown or has a wrong value; the message has the nearest valid name.
     """
-    flags.DEFINE_list(
-        "import",
-        [],
-        "Modules of your own, such as my_router. A saved run may name classes of these and of "
-        "lingvo_gshard, and of no others, since reading it runs them.",
-        flag_values=values,
-    )
+    define_common_flags(values)
     spell_flags_of(values)
     if HELP.intersection(argv[1:]):
         print(_help_text(values, about))

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -75,6 +76,46 @@ def test_translations_by_language(tmp_path, monkeypatch):
     assert raw.texts(tmp_path / "columns") == EXPECTED
 
 
+def save(folder, tables):
+    """Writes tables as save_to_disk of Hugging Face's datasets does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05}-of-{len(tables):05}.arrow" for n in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table, max_chunksize=16)
+    files = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+
+
+def test_data_sets_that_save_to_disk_wrote(tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    parts = (ROWS[:70], ROWS[70:])
+    save(
+        folder / "train",
+        [
+            pyarrow.table(
+                {"id": range(len(p)), "translation": [nested(r)["translation"] for r in p]}
+            )
+            for p in parts
+        ],
+    )
+    found, prepared = _prepared(tmp_path, monkeypatch, folder / "train")
+    assert found == EXPECTED
+    assert len(prepared.sources[0].files) == 2
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    message = f"the data set has the splits train, test; name each .*, as in {folder}/train"
+    with pytest.raises(ValueError, match=message):
+        raw.run(tmp_path, [str(folder)], output="other")
+    save(tmp_path / "texts", [pyarrow.table({"text": ["One text.", "Another text."]})])
+    raw.run(tmp_path, [f"{tmp_path}/texts,content=text,split=train"], output="texts_out")
+    assert [row[3] for row in raw.texts(tmp_path / "texts_out")] == ["Another text.", "One text."]
+    with pytest.raises(ValueError, match="expected columns of text 'source' and 'target'; found t"):
+        raw.run(tmp_path, [f"{tmp_path}/texts"], output="pairs")
+    (tmp_path / "texts" / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(ValueError, match="data-00000-of-00001.arrow is missing"):
+        raw.run(tmp_path, [f"{tmp_path}/texts,content=text"], output="gone")
+
+
 def test_several_languages_of_one_target(tmp_path):
     path = tmp_path / "pairs.jsonl"
     texts = {"en": "a house", "de": "ein Haus", "hau": "gida", "fr": None}
@@ -125,6 +166,41 @@ def test_translation_memories(tmp_path, monkeypatch):
     )
     (tmp_path / "memory.tmx").write_text(f'<tmx version="1.4"><body>{units}</body></tmx>')
     found, _ = _prepared(tmp_path, monkeypatch, tmp_path / "memory.tmx")
+    assert found == EXPECTED
+
+
+def keyed_files():
+    """Returns name -> content of .properties files whose orders differ."""
+    files = {"m.properties": "".join(f"{n}={row[2]}\n" for n, row in enumerate(ROWS)).encode()}
+    for language in ("de", "fr"):
+        rows = [(n, row[1]) for n, row in enumerate(ROWS) if row[0] == language]
+        files[f"m_{language}.properties"] = "".join(f"{n}: {x}\n" for n, x in rows[::-1]).encode()
+    return files
+
+
+def test_messages_with_a_file_for_each_language(tmp_path, monkeypatch):
+    folder = tmp_path / "l10n"
+    folder.mkdir()
+    for name, content in keyed_files().items():
+        (folder / name).write_bytes(content)
+    found, prepared = _prepared(tmp_path, monkeypatch, f"{folder},format=properties")
+    assert found == EXPECTED
+    assert len(prepared.sources[0].files) == 3
+    archive(tmp_path / "l10n.zip", {f"a/{k}": v for k, v in keyed_files().items()})
+    raw.run(tmp_path, [f"{tmp_path}/l10n.zip/a/*.properties,split=train"], output="zipped")
+    assert raw.texts(tmp_path / "zipped") == EXPECTED
+
+
+def test_translations_of_qt_programs(tmp_path, monkeypatch):
+    for language in ("de", "fr"):
+        messages = "".join(
+            f"<message><source>{c}</source><translation>{b}</translation></message>"
+            for a, b, c in ROWS
+            if a == language
+        )
+        text = f'<TS language="{language}"><context>{messages}</context></TS>'
+        (tmp_path / f"app_{language}.ts").write_text(text)
+    found, _ = _prepared(tmp_path, monkeypatch, f"{tmp_path},format=qt,name=app")
     assert found == EXPECTED
 
 

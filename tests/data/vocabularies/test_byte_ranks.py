@@ -16,6 +16,7 @@ import regex
 from benchmarks.peer_python import find_python
 from lingvo_gshard.data.vocabularies import byte_ranks, files
 from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
+from tests.data.vocabularies import tricky_texts
 
 LINES = (
     "the file could not be opened, and the window's title is missing",
@@ -61,6 +62,10 @@ for name in setup["names"]:
     made = getattr(openai_public, name)()
     encoding = tiktoken.Encoding(name, pat_str=made["pat_str"], mergeable_ranks=ranks,
                                  special_tokens={})
+    found[name] = [encoding.encode(text, disallowed_special=()) for text in setup["texts"]]
+for name, pattern in setup["patterns"].items():
+    # mistral-common encodes in this way, too.
+    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     found[name] = [encoding.encode(text, disallowed_special=()) for text in setup["texts"]]
 print(json.dumps(found))
 """
@@ -145,6 +150,20 @@ def test_a_file_of_tiktoken_gives_the_ids_of_merging_by_rank(tmp_path, monkeypat
         assert vocabulary.decode(ids) == text
 
 
+@pytest.mark.parametrize("pattern", [CL100K, TEKKEN], ids=["cl100k", "tekken"])
+def test_drawn_texts_have_the_ids_of_merging_by_rank(tmp_path, pattern):
+    ranks = trained()
+    own = byte_ranks._CL100K if pattern is CL100K else pattern
+    path = tmp_path / "tokenizer.json"
+    path.write_text(byte_ranks.tokenizer_json(ranks, own, {"</s>": len(ranks)}))
+    (vocabulary,) = files.of_others(str(path))
+    for text in tricky_texts.texts(40):
+        # A long part takes loops a long time.
+        if len(text) < 400:
+            assert vocabulary.encode(text) == encode_by_loops(ranks, pattern, text), repr(text)
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
 def test_tekken_numbers_special_tokens_first(tmp_path):
     ranks = trained()
     (tmp_path / "tekken.json").write_text(json.dumps(tekken(ranks)))
@@ -216,19 +235,21 @@ def test_ids_are_those_of_tiktoken(tmp_path):
     python = find_python(os.environ.get("PEERS_PYTHON"), ("tiktoken",))
     if not python:
         pytest.skip("tiktoken is not installed, and PEERS_PYTHON names no Python with it")
-    ranks = trained()
+    ranks, texts = trained(), [*TRICKY, *tricky_texts.texts()]
     setup = {
         "ranks": {base64.b64encode(token).decode(): rank for token, rank in ranks.items()},
         "names": list(byte_ranks.ENCODINGS),
-        "texts": TRICKY,
+        "patterns": {"tekken": TEKKEN, "llama3": byte_ranks._LLAMA3, "kimi": byte_ranks._KIMI},
+        "texts": texts,
     }
     (tmp_path / "setup.json").write_text(json.dumps(setup))
     command = [python, "-c", PEER, str(tmp_path / "setup.json")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     expected = json.loads(done.stdout)
-    for name, (pattern, _) in byte_ranks.ENCODINGS.items():
+    patterns = {name: pattern for name, (pattern, _) in byte_ranks.ENCODINGS.items()}
+    for name, pattern in (patterns | setup["patterns"]).items():
         made = byte_ranks.tokenizer_json(ranks, pattern, {"</s>": len(ranks)})
         (tmp_path / "tokenizer.json").write_text(made)
         (vocabulary,) = files.of_others(str(tmp_path / "tokenizer.json"))
-        for text, ids in zip(TRICKY, expected[name], strict=True):
+        for text, ids in zip(texts, expected[name], strict=True):
             assert vocabulary.encode(text) == ids, (name, text)

@@ -131,9 +131,10 @@ CASES = (
         "cohere2, deepseek_v2, deepseek_v3, deepseek_v32, dots1, ernie4_5, ernie4_5_moe, "
         "exaone4, gemma, gemma2, gemma3_text, glm4_moe, gpt_oss, granite, granitemoe, "
         "granitemoeshared, hunyuan_v1_dense, hunyuan_v1_moe, kimi_k2, llama, llama4_text, "
-        "m2m_100, marian, mbart, mimo, minimax_m2, mistral, mixtral, mt5, nllb-moe, olmo2, "
-        "olmo3, olmoe, phi3, phimoe, qwen2, qwen3, qwen3_moe, seed_oss, smollm3, "
-        "switch_transformers, t5, umt5.",
+        "m2m_100, marian, mbart, mimo, mimo_v2_flash, minimax_m2, mistral, mixtral, mt5, "
+        "nllb-moe, olmo2, olmo3, olmoe, phi3, phimoe, qwen2, qwen3, qwen3_5_moe_text, "
+        "qwen3_5_text, qwen3_moe, qwen3_next, seed_oss, smollm3, switch_transformers, t5, "
+        "umt5.",
     ),
     Case(
         "packed weights",

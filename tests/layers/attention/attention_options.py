@@ -3,6 +3,8 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.rotary import YarnScaling
@@ -24,6 +26,7 @@ EACH: dict[str, dict] = {
         "use_output_bias": True,
         "query_scale": 0.6,
         "use_sinks": True,
+        "has_output_gate": True,
     },
     "published": {
         "num_key_value_heads": 2,
@@ -33,6 +36,12 @@ EACH: dict[str, dict] = {
         "rotary_fraction": 0.75,
         "rotary_pairs": "neighbors",
         "rotary_scaling": YarnScaling.params().set(factor=4.0, original_length=16, beta_fast=2.0),
+    },
+    "warm": {
+        "temperature_floor": 2,
+        "temperature_scale": 0.5,
+        "value_dim": 5,
+        "value_scale": 0.7,
     },
     "together": {
         "num_key_value_heads": 2,
@@ -68,6 +77,20 @@ def latent(**values: object) -> Params:
     p = LatentAttention.params().set(model_dim=8, num_heads=2, is_causal=True, query_rank=6)
     p.set(key_value_rank=5, plain_dim=4, rotary_dim=2, value_dim=3, rotary_pairs="neighbors")
     return p.set(**values)
+
+
+def indexed(**values: object) -> Params:
+    """Returns the Params of `latent` with an indexer that chooses 3 keys."""
+    p = IndexedAttention.params()
+    for name, value in latent().items():
+        p.set(**{name: value})
+    return p.set(index_heads=8, index_dim=4, index_topk=3).set(**values)
+
+
+def delta_net(**values: object) -> Params:
+    """Returns the Params of a gated delta net with 2 heads of keys, 4 values and M = 8."""
+    p = GatedDeltaNet.params().set(model_dim=8, num_heads=2, values_per_head=2, head_dim=3)
+    return p.set(value_dim=5, chunk_size=4, is_causal=True).set(**values)
 
 
 def blocks() -> Params:

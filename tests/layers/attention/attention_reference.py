@@ -37,12 +37,16 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
         if p.qk_norm:
             query = _rms_norm(query, weights["query_norm.scale"], p.query_key_norm)
             key = _rms_norm(key, weights["key_norm.scale"], p.query_key_norm)
+        value *= p.value_scale
         for i in range(len(row)):
             position = sum(segments[b, j] == segments[b, i] for j in range(i))
             for x in (query[i], key[i]):
                 rotate(
                     x, position, p.rotary_fraction, p.rotary_base, p.rotary_pairs, p.rotary_scaling
                 )
+            if p.temperature_floor:
+                grown = math.log(1 + (position + 1) // p.temperature_floor)
+                query[i] *= 1 + p.temperature_scale * grown
         for q in range(len(row)):
             seen = [
                 k
@@ -60,6 +64,10 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                 if p.use_sinks:
                     total += np.exp(weights["sinks"][n] - scores.max())
                 mixed = shares / total @ value[seen, n // group]
+                if p.has_output_gate:
+                    gate = row[q] @ weights["w_gate"][:, n]
+                    gate = gate + weights["b_gate"][n] if p.use_bias else gate
+                    mixed /= 1 + np.exp(-gate)
                 y[b, q] += mixed @ weights["w_out"][n]
     return y + weights["b_out"] if p.use_output_bias else y
 

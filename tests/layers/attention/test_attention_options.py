@@ -66,7 +66,7 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
             without = layer.p.copy().set(**{option: plain.get(option)})
             if option in ("rotary_base", "relative_max_distance"):
                 without.set(**{option: 3 * value})
-            if option == "num_key_value_heads":
+            if option in ("num_key_value_heads", "value_dim"):
                 continue
             other = attention_reference.attention(without, theta, x, SEGMENTS, sees)
             self.assertGreater(np.abs(other[REAL] - actual[REAL]).max(), 1e-3, option)
@@ -81,6 +81,30 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
             sentence = x[b : b + 1, chosen]
             found = run(layer, theta, sentence, np.ones((1, chosen.sum()), np.int32))
             assert_close(found[0], packed[b, chosen], "order")
+
+    def test_chunks_see_themselves_only(self):
+        layer, theta = make("rotary", is_causal=True, chunk=3)
+        x = activations()
+        places = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 0]])
+
+        def sees(b, q, k):
+            is_near = places[b, q] // 3 == places[b, k] // 3
+            return SEGMENTS[b, q] == SEGMENTS[b, k] > 0 and k <= q and is_near
+
+        expected = attention_reference.attention(layer.p, theta, x, SEGMENTS, sees)
+        assert_close(run(layer, theta, x).numpy()[REAL], expected[REAL], "order")
+        with self.assertRaisesRegex(ValueError, "chunk: 3 with .*is_causal=False; 0 and True"):
+            make("rotary", chunk=3)
+
+    def test_decoding_steps_equal_a_decoder_with_chunks(self):
+        """Layers with chunks and layers with full attention have masks of their own."""
+        full = attention_options.attention("rotary")
+        stack, theta = stack_of(
+            "rotary", is_causal=True, attention_pattern=(full.copy().set(chunk=4), full)
+        )
+        x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
+        expected = stack.fprop(theta, x, ones)
+        assert_close(run_stepwise(stack, theta, x, None), expected, "order")
 
     def test_positions_restart_in_every_segment(self):
         segments = tf.constant([[1, 1, 1, 2, 2, 3, 0, 0], [4, 4, 4, 4, 4, 4, 4, 4], [0] * 8])
@@ -122,7 +146,7 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        "grouped", "rotary", "relative", "window", "biases", "published", "together"
+        "grouped", "rotary", "relative", "window", "biases", "published", "warm", "together"
     )
     def test_decoding_steps_equal_the_decoder(self, name):
         stack, theta = stack_of(name, is_decoder=True)
@@ -132,10 +156,10 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         )
         ones = tf.ones([B, L], tf.int32)
         expected = stack.fprop(theta, x, ones, memory)
-        heads = attention_options.EACH[name].get("num_key_value_heads", 4)
-        self.assertEqual(
-            stack.cache_shapes(B, L), 2 * [dict.fromkeys(("key", "value"), (B, heads, L, 8))]
-        )
+        options = attention_options.EACH[name]
+        shape = (B, options.get("num_key_value_heads", 4), L)
+        shapes = {"key": (*shape, 8), "value": (*shape, options.get("value_dim", 8))}
+        self.assertEqual(stack.cache_shapes(B, L), 2 * [shapes])
         assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
     @parameterized.parameters("none", "full")

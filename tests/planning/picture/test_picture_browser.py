@@ -9,7 +9,7 @@ from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.planning.training.job import JobOptions
-from tests.pages import browser
+from tests.pages import audit, browser
 from tests.planning import example_plan
 from tests.planning.loads import example_loads
 from tests.planning.loads.example_loads import choose, layer_of, record_of
@@ -246,3 +246,10 @@ def test_dark_mode_in_a_narrow_window(tmp_path):
         )
         assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
         assert opened.console() == []
+
+
+@pytest.mark.slow
+def test_a_plan_is_readable_on_phones_and_desks_in_light_and_dark(tmp_path):
+    path = tmp_path / "plan.html"
+    picture.write(example_plan.as_plan(example_plan.example_plan()), path)
+    assert audit.problems_on_screens(lambda opened: opened.open(path.as_uri())) == []

@@ -23,7 +23,7 @@ from lingvo_gshard.serving.server import bind
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
 from tests.open_models.published import CONFIG
-from tests.pages import browser
+from tests.pages import audit, browser
 from tests.planning import example_plan
 
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -213,3 +213,16 @@ def test_flags_that_have_no_effect_on_the_page_are_refused(capsys):
     assert "--topology has no effect on --serve" in capsys.readouterr().err
     assert run([plan.NAME, "--serve", "--configs=none"]) != 0
     assert "--configs=none: there is no such directory" in capsys.readouterr().err
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_is_readable_on_phones_and_desks_in_light_and_dark(address):
+    def compare(opened):
+        opened.open(address)
+        until(opened, "document.querySelectorAll('#model option').length > 2")
+        opened.run("document.querySelector('#model').value = 'config:llama'")
+        for topology in ("v5p:4x4x4", "v4:4x4x4", "cpu:2"):
+            ask(opened, topology)
+
+    assert audit.problems_on_screens(compare) == []

@@ -1,5 +1,6 @@
 """Tests bits per byte and perplexities of a language model."""
 
+import itertools
 import math
 import pathlib
 
@@ -9,9 +10,12 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import TextSize
+from lingvo_gshard.data.prepared import manifest
+from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.tasks.evaluation import text_scores
 from tests.data import corpora
+from tests.data.prepared import corpora as prepared
 
 TEXTS = ["the cat sees the dog", "le chien voit\nle chat", "ça", "the dog"]
 # 20 + 21 + 3 + 7 bytes, including newlines; the c with cedilla has two.
@@ -77,6 +81,30 @@ class TextScoresTest(testing.TestCase, parameterized.TestCase):
             found.bits_per_byte, tokens * math.log2(size) / BYTES, rtol=1e-6, atol=0
         )
         self.assertAllClose(found.perplexity_per_word, size ** (tokens / WORDS), rtol=1e-6, atol=0)
+
+    def test_scores_by_source_are_of_the_source_alone_and_add_up(self):
+        folder = pathlib.Path(self.get_temp_dir()) / "prepared"
+        sizes = {("und", "books"): (40, 0, 9), ("und", "news"): (40, 0, 5)}
+        prepared.prepare(folder, sizes, content=manifest.TEXT)
+        params = PreparedLanguageModelInput.params().set(directory=str(folder), length=16)
+        input_ = params.set(batch_rows=2).instantiate()
+        counts = np.random.default_rng(0).integers(1, 9, input_.vocabulary.size)
+        model = Unigrams(counts)
+        found = text_scores.measure(model, input_, "test", by_source=True)
+        table = input_.table("test")
+        for group in table.groups:
+            targets = table.read(np.arange(group.begin, group.begin + group.rows)).targets
+            own = [targets.ids[a:b] for a, b in itertools.pairwise(targets.offsets)]
+            ids = np.concatenate(own[-group.rows :])
+            one = found.sources[group.source]
+            nats = -np.log(model.probabilities[ids]).mean()
+            self.assertEqual(one.tokens, len(ids))
+            self.assertAllClose(one.cross_entropy, nats)
+        whole = text_scores.measure(model, input_, "test")
+        self.assertEqual(whole.sources, {})
+        self.assertEqual(found.tokens, whole.tokens)
+        self.assertAllClose(found.cross_entropy, whole.cross_entropy)
+        self.assertIn("perplexity of news", [row[0] for row in found.table().rows])
 
     def test_bits_per_byte_do_not_depend_on_the_vocabulary(self):
         """Compares models that assign the same probability to the texts.

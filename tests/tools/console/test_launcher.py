@@ -115,7 +115,10 @@ def test_json_of_a_list_is_alone_on_standard_output(tool, answers):
 
 @pytest.mark.parametrize(
     "tool",
-    sorted({*launcher.tool_names()} - {"translate", "checkpoints", "experts", "launch", "serve"}),
+    sorted(
+        {*launcher.tool_names()}
+        - {"translate", "checkpoints", "completion", "experts", "launch", "serve"}
+    ),
 )
 def test_commands_with_results_have_json(tool, answers):
     _, output, _ = answers[f"gshard-{tool} --help"]

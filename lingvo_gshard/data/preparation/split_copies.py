@@ -1,0 +1,162 @@
+"""Counts rows of dev and test that a user gave and that also stand in another split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.cleaning import copies
+from lingvo_gshard.data.preparation.job import Job
+from lingvo_gshard.data.preparation.row_files import BucketTask, Done, Example, Group, read_group
+from lingvo_gshard.data.prepared.manifest import SplitCopies
+
+STAGE = "3-copies"
+_EXAMPLES = 3
+
+
+def is_given(group: Group) -> bool:
+    """Returns whether a group is of dev or test, and its user said so."""
+    return group.split != "train" and not group.is_divided
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectGiven:
+    """Collects the hashes of the rows of dev and test.
+
+    Attributes:
+      buckets: their groups, by bucket.
+    """
+
+    buckets: tuple[tuple[Group, ...], ...]
+    name: str = f"{STAGE}/given"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for groups in self.buckets for group in groups)
+
+    def run(self, job: Job, progress: Progress) -> Done:
+        """Writes the hashes."""
+        found, done = [np.zeros(0, np.uint64)], 0
+        for bucket, groups in enumerate(self.buckets):
+            for group in groups:
+                rows = [group.to_row(row) for row in read_group(job, bucket, group)]
+                found.append(np.unique(copies.hashes_of(rows)))
+                done += len(rows)
+                progress.update(done, done / max(1, self.rows))
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, np.unique(np.concatenate(found)))
+        return Done()
+
+
+def _given(job: Job) -> np.ndarray:
+    # Mapped into memory, so that all workers share it.
+    return np.load(job.work.file(f"{STAGE}/given.npy"), mmap_mode="r")
+
+
+@dataclasses.dataclass(frozen=True)
+class LookForCopies(BucketTask):
+    """Looks for these hashes in the training rows of a bucket."""
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/{self.bucket:06d}"
+
+    def run(self, job: Job, progress: Progress) -> Done:
+        """Writes the hashes that are there."""
+        given, found = _given(job), [np.zeros(0, np.uint64)]
+        for batch in self.batches(job, progress):
+            hashes = np.unique(copies.hashes_of(batch.texts))
+            found.append(hashes[copies.contains(given, hashes)])
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, np.unique(np.concatenate(found)))
+        return Done()
+
+
+class CopiesRecord(msgspec.Struct):
+    """The copies that were counted.
+
+    Attributes:
+      copies: one for each two splits.
+    """
+
+    copies: list[SplitCopies]
+
+
+@dataclasses.dataclass(frozen=True)
+class CountCopies:
+    """Counts the rows of dev and test that stand in train, and rows of test that stand in dev.
+
+    Attributes:
+      buckets: the groups of dev and test, by bucket.
+      paths: the raw file of each part, for examples.
+    """
+
+    buckets: tuple[tuple[Group, ...], ...]
+    paths: tuple[str, ...]
+    rows: int = 1
+    name: str = f"{STAGE}/counted"
+
+    def run(self, job: Job, progress: Progress) -> CopiesRecord:
+        """Returns the counts."""
+        del progress
+        names = [f"{STAGE}/{bucket:06d}.npy" for bucket in range(len(self.buckets))]
+        train = [np.load(job.work.file(name)) for name in names]
+        known = {"train": np.unique(np.concatenate(train))}
+        splits = sorted({group.split for groups in self.buckets for group in groups})
+        if splits == ["dev", "test"]:
+            dev = [hashes for _, hashes in self._hashes(job, "dev")]
+            known["dev"] = np.unique(np.concatenate(dev))
+        pairs = [(split, other) for split in splits for other in known if other != split]
+        return CopiesRecord([self._count(job, *pair, known[pair[1]]) for pair in pairs])
+
+    def _hashes(self, job: Job, split: str) -> Iterator[tuple[list[Example], np.ndarray]]:
+        """Yields the rows of each group of a split, as examples, with their hashes."""
+        for bucket, groups in enumerate(self.buckets):
+            for group in groups:
+                if group.split == split:
+                    rows = read_group(job, bucket, group)
+                    shown = [
+                        Example.of_row(row.part, self.paths[row.part], row.line, row.target)
+                        for row in rows
+                    ]
+                    yield shown, copies.hashes_of(list(map(group.to_row, rows)))
+
+    def _count(self, job: Job, split: str, other: str, known: np.ndarray) -> SplitCopies:
+        rows, counts = 0, np.zeros(len(copies.KINDS), np.int64)
+        examples: list[Example] = []
+        for shown, hashes in self._hashes(job, split):
+            is_there = copies.contains(known, hashes)
+            if job.is_text:
+                is_there[:, copies.SOURCE] = False
+            rows += len(shown)
+            counts += is_there.sum(axis=0)
+            places = np.flatnonzero(is_there[:, copies.FOLDED]).tolist()
+            examples = sorted([*examples, *(shown[place] for place in places)])[:_EXAMPLES]
+        return SplitCopies(
+            split=split,
+            other=other,
+            rows=rows,
+            **dict(zip(copies.KINDS, counts.tolist(), strict=True)),
+            examples=[example.text for example in examples],
+        )
+
+
+def problems(found: Sequence[SplitCopies]) -> list[str]:
+    """Returns a line for each two splits that share rows."""
+    return [_in_words(one) for one in found if one.folded or one.source or one.target]
+
+
+def _in_words(one: SplitCopies) -> str:
+    counts = [f"{one.exact:,} are in {one.other}"]
+    counts.append(f"{one.folded:,} but for case, digits and punctuation")
+    if one.source:
+        counts.append(f"the sources of {one.source:,}")
+    counts.append(f"the targets of {one.target:,}")
+    example = f", for example {one.examples[0]}" if one.examples else ""
+    return f"Of {one.rows:,} rows of {one.split}, {', '.join(counts)}{example}"

@@ -1,0 +1,1 @@
+"""Families of Qwen's language models."""

@@ -1,0 +1,103 @@
+"""Prints a script that completes the commands' flags and their values in a shell.
+
+For bash, now and in every new shell:
+
+    source <(gshard-completion bash)
+    gshard-completion bash > ~/.local/share/bash-completion/completions/gshard
+    echo 'source ~/.local/share/bash-completion/completions/gshard' >> ~/.bashrc
+
+For zsh, where ~/.zfunc is in $fpath before compinit runs, and for fish:
+
+    gshard-completion zsh > ~/.zfunc/_gshard
+    gshard-completion fish > ~/.config/fish/conf.d/gshard.fish
+
+The script has the flags of this version. Write it again after an update.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+
+from absl import flags
+
+from lingvo_gshard.api.experiments import experiments
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Options, declared
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.tools.console import launcher, shells, startup
+from lingvo_gshard.tools.console.shells import Command, Flag
+
+NAME = "gshard-completion"
+SUBCOMMANDS = tuple(shells.SCRIPTS)
+_NUMBERS = ("int", "float")
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    return flags.FlagValues()
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
+    shell = next((word for word in argv[1:] if not word.startswith("-")), "")
+    startup.parse_flags(define_flags(), [word for word in argv if word != shell], __doc__)
+    if shell not in SUBCOMMANDS:
+        given = f"the shell {shell!r} is unknown" if shell else "the shell is missing"
+        raise UserError(f"{given}. {names.nearest(shell, SUBCOMMANDS)}")
+    print(shells.SCRIPTS[shell](commands()), end="")
+    return 0
+
+
+def commands() -> list[Command]:
+    """Returns all commands with their subcommands and flags."""
+    found = []
+    for tool in launcher.tool_names():
+        module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
+        subcommands = getattr(module, "SUBCOMMANDS", ("",))
+        own: dict[str, list[Flag]]
+        if isinstance(subcommands, Mapping):
+            own = {
+                name: _flags(importlib.import_module(path).define_flags())
+                for name, path in subcommands.items()
+            }
+        else:
+            # One set of flags serves all of them.
+            own = dict.fromkeys(subcommands, _flags(module.define_flags()))
+        found.append(Command(f"gshard-{tool}", own))
+    return found
+
+
+def _flags(values: flags.FlagValues) -> list[Flag]:
+    """Returns a command's flags, with those that every command has."""
+    startup.define_common_flags(values)
+    known = _known_values()
+    found = [Flag("help", "Prints the help.", False), Flag("version", "Prints the version.", False)]
+    for name in values:
+        flag = values[name]
+        is_file = flag.flag_type() not in _NUMBERS and name not in known
+        text = " ".join((flag.help or "").split())
+        found.append(Flag(name, text, not flag.boolean, known.get(name, ()), is_file))
+    return found
+
+
+def _known_values() -> dict[str, tuple[str, ...]]:
+    """Returns the values of flags that have few, by the flag's name."""
+    found = {
+        "experiment": tuple(experiments()),
+        "strategy": strategies.base_names(),
+        "topology": topologies.names(),
+    }
+    for options in _subclasses(Options):
+        for name, option in declared(options).items():
+            if option.choices:
+                found[name] = tuple(dict.fromkeys([*found.get(name, ()), *option.choices]))
+    return {name: tuple(filter(None, values)) for name, values in found.items()}
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)

@@ -1,0 +1,225 @@
+"""Scripts that complete commands in bash, zsh and fish."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag of a command.
+
+    Attributes:
+      name: its name without dashes.
+      help: what it means, as sentences.
+      has_value: whether `=VALUE` follows.
+      values: values to offer.
+      is_file: whether the value may be the name of a file.
+    """
+
+    name: str
+    help: str
+    has_value: bool
+    values: tuple[str, ...] = ()
+    is_file: bool = False
+
+    @property
+    def typed(self) -> str:
+        """Returns what a user types."""
+        return f"--{self.name}=" if self.has_value else f"--{self.name}"
+
+    @property
+    def summary(self) -> str:
+        """Returns the first sentence of the help."""
+        return re.split(r"(?<=[.;:])\s", self.help, maxsplit=1)[0].rstrip(".;:")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+      name: such as "gshard-train".
+      flags: the flags of each subcommand. A command without subcommands has one, whose name is "".
+    """
+
+    name: str
+    flags: Mapping[str, list[Flag]]
+
+    @property
+    def subcommands(self) -> str:
+        """Returns the subcommands, separated by spaces."""
+        return " ".join(self.flags)
+
+
+_BASH = """\
+# Completes gshard-* commands in bash. Written by: gshard-completion bash
+_gshard_flags() {
+  case $1 in
+%(flags)s
+  esac
+}
+
+_gshard_words() {
+  case $1 in
+%(words)s
+  esac
+}
+
+_gshard_values() {
+  case $1 in
+%(values)s
+    *) return 1 ;;
+  esac
+}
+
+_gshard() {
+  local command=${COMP_WORDS[0]##*/} word=${COMP_WORDS[COMP_CWORD]}
+  local before=${COMP_WORDS[COMP_CWORD-1]} flag="" prefix="" offered
+  # Where = breaks words, --flag=value is three of them.
+  if [[ $word == "=" ]]; then
+    flag=$before word=""
+  elif [[ $before == "=" ]]; then
+    flag=${COMP_WORDS[COMP_CWORD-2]}
+  elif [[ $word == --*=* ]]; then
+    flag=${word%%%%=*} prefix=$flag= word=${word#*=}
+  fi
+  COMPREPLY=()
+  if [[ -n $flag ]]; then
+    if offered=$(_gshard_values "$flag"); then
+      mapfile -t COMPREPLY < <(compgen -P "$prefix" -W "$offered" -- "$word")
+    else
+      compopt -o filenames
+      mapfile -t COMPREPLY < <(compgen -P "$prefix" -f -- "$word")
+    fi
+  elif [[ $word == -* ]]; then
+    offered=$(_gshard_flags "$command ${COMP_WORDS[1]}")
+    mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$word")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+  else
+    offered=$(_gshard_words "$command")
+    if [[ $COMP_CWORD == 1 && -n $offered ]]; then
+      mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$word")
+    else
+      compopt -o filenames
+      mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    fi
+  fi
+}
+
+complete -F _gshard %(commands)s
+"""
+
+_ZSH = """\
+#compdef %(commands)s
+# Completes gshard-* commands in zsh. Written by: gshard-completion zsh
+_gshard() {
+  local -a specs
+  case "${words[1]:t} ${words[2]}" in
+%(cases)s
+  esac
+  _arguments $specs
+}
+
+if [[ $funcstack[1] == _gshard ]]; then
+  _gshard "$@"
+else
+  compdef _gshard %(commands)s
+fi
+"""
+
+
+def bash(commands: Sequence[Command]) -> str:
+    """Returns the script for bash 4 and later."""
+    flags, words = [], []
+    for command in commands:
+        for subcommand, own in command.flags.items():
+            pattern = f"{command.name}\\ {subcommand or '*'}"
+            flags.append(f"    {pattern}) echo '{' '.join(flag.typed for flag in own)}' ;;")
+        if command.subcommands:
+            words.append(f"    {command.name}) echo '{command.subcommands}' ;;")
+    values = [
+        f"    --{flag.name}) echo {shlex.quote(' '.join(flag.values))} ;;"
+        for flag in _by_name(commands).values()
+        if flag.has_value and not flag.is_file
+    ]
+    return _BASH % {
+        "flags": "\n".join(flags),
+        "words": "\n".join(words),
+        "values": "\n".join(values),
+        "commands": " ".join(command.name for command in commands),
+    }
+
+
+def zsh(commands: Sequence[Command]) -> str:
+    """Returns the script for zsh."""
+    cases = []
+    for command in commands:
+        for subcommand, own in command.flags.items():
+            specs = [_zsh_flag(flag) for flag in own]
+            specs.append(_zsh_words(command))
+            pattern = f"'{command.name} '{subcommand or '*'}"
+            cases.append(f"    {pattern}) specs=({' '.join(specs)}) ;;")
+        if command.subcommands:
+            cases.append(f"    '{command.name} '*) specs=({_zsh_words(command)}) ;;")
+    return _ZSH % {
+        "cases": "\n".join(cases),
+        "commands": " ".join(command.name for command in commands),
+    }
+
+
+def _zsh_words(command: Command) -> str:
+    if command.subcommands:
+        return f"'1:subcommand:({command.subcommands})' '*:file:_files'"
+    return "'*:file:_files'"
+
+
+def _zsh_flag(flag: Flag) -> str:
+    """Returns a flag as _arguments takes it."""
+    text = re.sub(r"([\[\]:\\])", r"\\\1", flag.summary)
+    spec = f"*{flag.typed}[{text}]"
+    if flag.has_value:
+        offered = "_files" if flag.is_file else f"({' '.join(flag.values)})"
+        spec += f":{flag.name}:{offered}"
+    return shlex.quote(spec)
+
+
+def fish(commands: Sequence[Command]) -> str:
+    """Returns the script for fish."""
+    lines = ["# Completes gshard-* commands in fish. Written by: gshard-completion fish"]
+    for command in commands:
+        if command.subcommands:
+            words = f"-a '{command.subcommands}'"
+            lines.append(f"complete -c {command.name} -n __fish_use_subcommand -f {words}")
+        for subcommand, own in command.flags.items():
+            condition = f" -n '__fish_seen_subcommand_from {subcommand}'" if subcommand else ""
+            lines += [f"complete -c {command.name}{condition} {_fish_flag(flag)}" for flag in own]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_flag(flag: Flag) -> str:
+    """Returns a flag as the arguments of fish's `complete`."""
+    text = flag.summary.replace("\\", "\\\\").replace("'", "\\'")
+    parts = [f"-l {flag.name}", f"-d '{text}'"]
+    if flag.has_value:
+        parts.insert(1, "-r" if flag.is_file else "-x")
+    if flag.values:
+        parts.append(f"-a {shlex.quote(' '.join(flag.values))}")
+    return " ".join(parts)
+
+
+def _by_name(commands: Sequence[Command]) -> dict[str, Flag]:
+    """Returns the flags of all commands by name; the values of a name are the same everywhere."""
+    return {
+        flag.name: flag for command in commands for own in command.flags.values() for flag in own
+    }
+
+
+SCRIPTS: Mapping[str, Callable[[Sequence[Command]], str]] = {
+    "bash": bash,
+    "zsh": zsh,
+    "fish": fish,
+}

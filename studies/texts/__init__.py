@@ -1,0 +1,1 @@
+"""The worth of experts in language models at equal FLOPs per token."""

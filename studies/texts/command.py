@@ -1,0 +1,104 @@
+"""Compares language models with more and more experts: trains them, scores them, tabulates.
+
+    python -m studies texts --folder=runs/texts
+
+trains experiments one after the other on prepared text (docs/experts.md says how to fetch and
+prepare it). All have equal active FLOPs per token, and the same data, steps, batches and schedule.
+The command then scores each model on the texts of test, and prints the perplexity of each kind of
+text. A kind is a source of the prepared data. Each run is a directory of --folder. The same command
+continues a study that was interrupted.
+
+    python -m studies texts --folder=runs/texts --more_seeds=2 --json=texts.json
+    python -m studies texts --folder=runs/mine --steps=1000 \\
+        --gin_param='input.directory = "prepared/mine"'
+
+--more_seeds trains the first and the last of --models with further seeds. If a model has several
+seeds, the table has the mean and, after ±, half the distance between the largest and the smallest
+value. --notrain shows the runs that are finished, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import rich.console
+from absl import flags
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.prepared import manifest as manifests
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import define_settings_flags
+from studies.member import Member, seed_of
+from studies.texts import results
+
+MODELS = (
+    "study.text_dense",
+    "study.text_experts_8",
+    "study.text_experts_32",
+    "study.text_experts_128",
+)
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    flags.DEFINE_list(
+        "models", list(MODELS), "Experiments to compare, in this order.", flag_values=values
+    )
+    flags.DEFINE_list("seeds", ["1"], "Seeds to train each model with.", flag_values=values)
+    flags.DEFINE_list(
+        "more_seeds", [], "Further seeds of the first and the last model.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "steps", None, "Steps of each model; default: the experiment's.", 1, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "train", True, "Whether to train and score what is missing.", flag_values=values
+    )
+    define_settings_flags(values)
+    output.define_json_flag(values, "all scores")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
+    members = _members(values)
+    # A missing directory is told before the first model is trained.
+    manifests.read(members[0].params().input.directory)
+    missing = [member for member in members if not member.is_scored]
+    if values.train:
+        for number, member in enumerate(missing, start=1):
+            output.say(console, f"{member.name}: model {number} of {len(missing)}")
+            member.train()
+            member.score()
+    found = results.read([member for member in members if member.is_scored])
+    results.show(console, found)
+    output.write_json(values.json, found)
+    return 0
+
+
+def _members(values: flags.FlagValues) -> list[Member]:
+    """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
+    if not values.folder:
+        raise UserError("--folder is missing: the directory of the study's runs")
+    seeds = [seed_of("seeds", text) for text in values.seeds]
+    more = [seed_of("more_seeds", text) for text in values.more_seeds]
+    if not seeds or not values.models:
+        raise UserError("--models and --seeds must each name one or more")
+    make = functools.partial(
+        Member,
+        pathlib.Path(values.folder),
+        settings=tuple(values.gin_param),
+        gin_files=tuple(values.gin_file),
+        steps=values.steps,
+        score_options={"by_source": True},
+    )
+    ends = dict.fromkeys((values.models[0], values.models[-1]))
+    names = [(model, seed) for model in values.models for seed in seeds]
+    names += [(model, seed) for model in ends for seed in more]
+    members = [make(model, seed) for model, seed in dict.fromkeys(names)]
+    for member in members:
+        member.params()
+    return members

@@ -1,0 +1,109 @@
+"""Runs python -m studies recipes on a tiny model, and compares its table with sums by hand."""
+
+import json
+import math
+
+import pytest
+
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training.run.logdir import Logdir
+from studies import __main__ as studies
+from studies.recipes.results import RunResult, comparison
+
+SMALL = (
+    "input.batch_rows = 4",
+    "input.length = 24",
+    "input.vocabulary.size = 300",
+    "task.model_dim = 16",
+    "task.decoder.hidden_dim = 16",
+    "task.decoder.num_layers = 1",
+    "task.decoder.moe_every = 0",
+    "run.checkpoint_every_steps = 0",
+)
+
+
+def run_here(capsys, *flags):
+    capsys.readouterr()
+    code = startup.guarded("studies", studies.main)(["studies", "recipes", *flags])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def result(way, seed, perplexity, chrf=None):
+    return RunResult("task.tiny", way, seed, 7, perplexity, chrf)
+
+
+def test_differences_are_means_over_the_seeds_of_both_ways():
+    table = comparison(
+        [
+            result("base", 1, 10.0, 40.0),
+            result("base", 2, 20.0, 42.0),
+            result("other", 1, 11.0, 41.0),
+            result("other", 2, 20.0, 44.0),
+            result("other", 3, 90.0, 10.0),
+        ]
+    )
+    # +10% and 0%: 5 with a standard deviation of sqrt(50), of two runs.
+    assert list(table.rows[1]) == [
+        "other",
+        "3",
+        "7",
+        f"{(11 + 20 + 90) / 3:.3f}",
+        f"+5.00% ± {math.sqrt(50) / math.sqrt(2):.2f}",
+        f"{(41 + 44 + 10) / 3:.2f}",
+        "+1.50 ± 0.50",
+    ]
+    assert list(table.rows[0])[4:] == ["+0.00% ± 0.00", "41.00", "+0.00 ± 0.00"]
+
+
+def test_a_language_model_has_no_chrf():
+    table = comparison([result("base", 1, 10.0), result("other", 2, 9.0)])
+    assert list(table.columns) == ["way", "seeds", "steps", "perplexity", "against the first"]
+    assert list(table.rows[1])[3:] == ["9.000", "-"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--folder is missing"),
+        (["--folder=F"], "--compare or --way is missing"),
+        (["--folder=F", "--way=fp8"], "names no way of --compare"),
+        (["--folder=F", "--way=a b: x = 1"], "a name of letters, digits, _ and . was expected"),
+        (["--folder=F", "--compare=precisions", "--seeds=1,b"], "'b' is no seed"),
+        (["--folder=F", "--way=a: step.optimiser = 1"], "step.optimizer"),
+        (["--folder=F", "--compare=optimizers", "--experiments=translation.quik"], "quickstart"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(capsys, tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_here(capsys, *flags)
+    assert code == 1 and words in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_comparison_trains_what_is_missing(capsys, tmp_path):
+    flags = [f"--folder={tmp_path}", "--experiments=language_model.quickstart", "--steps=4"]
+    flags += ["--seeds=1,2", *(f"--gin_param={text}" for text in SMALL)]
+    ways = ["--way=base:", "--way=slow: step.schedule.learning_rate = 1e-5"]
+    code, out, _ = run_here(capsys, *flags, *ways, "--notrain")
+    assert code == 0 and "No run is trained" in out
+    path = tmp_path / "found.json"
+    code, out, err = run_here(capsys, *flags, *ways, f"--json={path}")
+    assert (code, err) == (0, ""), err
+    found = json.loads(path.read_text())
+    assert [(run["way"], run["seed"]) for run in found] == [
+        ("base", 1),
+        ("slow", 1),
+        ("base", 2),
+        ("slow", 2),
+    ]
+    assert found[0]["perplexity"] < found[1]["perplexity"]
+    written = tmp_path / "language_model.quickstart-slow-seed2"
+    before = (Logdir(written).path / "metrics.jsonl").stat().st_mtime_ns
+    code, again, _ = run_here(capsys, *flags, *ways)
+    assert code == 0 and (Logdir(written).path / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (
+        again[again.index("language_model.quickstart, scored") :]
+        == (out[out.index("language_model.quickstart, scored") :])
+    )
