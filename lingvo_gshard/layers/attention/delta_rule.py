@@ -76,7 +76,8 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     # (I + A) x = y solves for the values that a chunk writes, one position after the other.
     products_cBNts = einsum("cBNtD,cBNsD->cBNts", key_cBNtD, key_cBNtD)
     system_cBNrts = products_cBNts[:, :, :, None] * decay_cBNrts * strength_cBNrt[..., None]
-    inverse_cBNrts = _inverse(tf.linalg.set_diag(system_cBNrts, tf.zeros_like(strength_cBNrt)))
+    # XLA has no gradient of tf.linalg.set_diag.
+    inverse_cBNrts = _inverse(system_cBNrts * (1.0 - tf.eye(size, dtype=system_cBNrts.dtype)))
     reads_cBNrt = tf.where(tf.equal(segment_cBNrt, 0), tf.exp(sums_cBNrt), 0.0)
     keys_cBNrtD = key_cBNtD[:, :, :, None]
     written_cBNrtd = einsum(

@@ -48,9 +48,7 @@ def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
     module.operation.walk(visit)
     for each in found:
         each.rewrite(mesh)
-    # Erased at the end: the splits have results as keys, and a product may have several users.
-    for each in found:
-        each.erase()
+    _erase_unused([operation for each in found for operation in (*each.movers, each.product)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +85,6 @@ class _UnevenSum:
             total = sliced(total, [(0, size) for size in shape])
             self.annotation.operands[0] = total
 
-    def erase(self) -> None:
-        """Erases what the rewriting has left without users."""
-        for operation in (*reversed(self.movers), self.product):
-            if operation.results and not any(list(each.uses) for each in operation.results):
-                operation.erase()
-
     def _moved(self, mesh: Mesh) -> ir.Value:
         """Returns the partial sums after the operations between the product and its annotation."""
         value, axes = self.partial.build(), self.partial.axes
@@ -102,6 +94,19 @@ class _UnevenSum:
             else:
                 value = moved(value, [mover], axes, mesh)
         return value
+
+
+def _erase_unused(operations: Sequence[ir.Operation]) -> None:
+    """Erases the operations that nothing uses, and then those that only they used."""
+    waiting = list(dict.fromkeys(operations))
+    while True:
+        used = [each for each in waiting if any(list(result.uses) for result in each.results)]
+        for each in waiting:
+            if each not in used:
+                each.erase()
+        if len(used) == len(waiting):
+            return
+        waiting = used
 
 
 def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _UnevenSum | None:

@@ -24,7 +24,7 @@ def array(*shape: int) -> np.ndarray:
 
 
 def products(x_BLM, d_BLND, d_BLH):
-    """Returns gradients of weights: one whole, one transposed, and two slices of one product."""
+    """Returns gradients: one whole, one transposed, and three slices of one product."""
     x = annotate(x_BLM, "BLM")
     d_BLND, d_BLH = annotate(d_BLND, "BLND"), annotate(d_BLH, "BLH")
     whole = annotate(einsum("BLM,BLND->MND", x, d_BLND), "MND", "weights")
@@ -55,7 +55,7 @@ def test_values_are_those_of_one_device(monkeypatch, mesh, strategy, partitioner
     found = partition(products, mesh, strategy, partitioner=partitioner)(*arguments)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    assert len(padded) == 4
+    assert len(padded) == 5
 
 
 def test_even_sums_stay_as_they_are(monkeypatch):

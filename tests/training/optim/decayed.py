@@ -9,7 +9,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.adam import Adam
 
 # Names of weights that are added to activations, or multiplied with them elementwise.
-_NEVER = re.compile(r"(^|\.)(b_\w+|\w*bias|scale|sinks|shared_relative_bias\.table)$")
+_NEVER = re.compile(
+    r"(^|\.)(b_\w+|\w*bias|scale|sinks|log_rate|w_\w+_taps|shared_relative_bias\.table)$"
+)
 
 
 def check_decay(specs: NestedMap) -> dict[str, bool]:
@@ -31,7 +33,7 @@ def check_decay(specs: NestedMap) -> dict[str, bool]:
     for (path, spec), weight in zip(specs.flatten_items(), theta.flatten(), strict=True):
         if spec.update_rule:
             continue
-        decays[path] = not _NEVER.search(path)
+        decays[path] = not (_NEVER.search(path) or spec.is_frozen)
         expected = np.full(spec.shape, 0.9 if decays[path] else 1.0, np.float32)
         np.testing.assert_allclose(weight, expected, rtol=1e-6, err_msg=path)
     return decays
