@@ -70,6 +70,7 @@ test: lint
 
 # One process per file of slow tests: TensorFlow never frees what it has lowered.
 test-all: test
+	@$(PIP_INSTALL) -e ".[datasets]"
 	@failed=; for file in $$(grep -rl slow tests --include='test_*.py'); do \
 	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "Slow tests failed in:$$failed"; exit 1; }

@@ -41,8 +41,6 @@ SERVE = [
 LANGUAGE_ID = ["py3langid>=0.4"]
 # Extra `parquet`, which the tests need, too.
 PARQUET = ["pyarrow>=17"]
-# Extra `datasets`, which the tests need, too. Older versions do not restore positions in streams.
-DATASETS = ["datasets>=3.6"]
 
 
 def version() -> str:
@@ -151,8 +149,9 @@ setup(
         ],
         # Parquet files as sources of gshard-prepare.
         "parquet": PARQUET,
-        # Data sets of Hugging Face that training streams.
-        "datasets": DATASETS,
+        # Data sets of Hugging Face that training streams. Older versions do not restore positions.
+        # Not among those of the tests: Keras imports its pandas, half a second of each command.
+        "datasets": ["datasets>=3.6"],
         # gshard-prepare on several machines. Beam needs older versions of pillow, protobuf and
         # pyarrow than those in constraints.txt.
         "beam": ["apache-beam>=2.77"],
@@ -172,7 +171,6 @@ setup(
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
-            *DATASETS,
             *GCS,
             *LANGUAGE_ID,
             *PARQUET,

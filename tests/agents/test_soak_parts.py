@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import socket
 import subprocess
@@ -38,20 +39,37 @@ def sent_through_link(count: int, delay: float, loss: float) -> list[tuple[float
     link.start()
     sent, came = {}, []
     other.settimeout(delay + 1.0)
-    for number in range(count):
-        sent[number] = time.monotonic()
-        one.send(b"%d" % number)
+
+    def send() -> None:
+        for number in range(count):
+            sent[number] = time.monotonic()
+            one.send(b"%d" % number)
+
+    # Beside the reading below, since the sockets hold only some hundred frames.
+    sender = threading.Thread(target=send)
+    sender.start()
     while len(came) < count:
         try:
             number = int(other.recv(100))
         except TimeoutError:
             break
         came.append((time.monotonic() - sent[number], number))
+    sender.join()
     one.close()
     link.join()
     for end in (near, other, far):
         end.close()
     return came
+
+
+def test_a_link_carries_frames_of_a_process_with_many_open_files():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(min(limit - 200, 1100))]
+    try:
+        assert len(sent_through_link(5, delay=0.0, loss=0.0)) == 5
+    finally:
+        for file in files:
+            os.close(file)
 
 
 def test_a_link_delays_all_frames_and_keeps_their_order():

@@ -112,7 +112,7 @@ def test_numbers_are_equal_on_a_run_a_server_and_transformers(tmp_path):
 
 def test_a_missing_harness_or_folder_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'lingvo_gshard\[tasks\]'"):
+    with pytest.raises(UserError, match="pip install lm-eval"):
         evaluate_on_tasks(None, TaskOptions(("arc_easy",)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(UserError, match="there is no such directory"):

@@ -116,11 +116,14 @@ def _end(code: int) -> None:
 def _import_everything() -> None:
     """Imports all that commands import, also what they import when they first use it."""
     variables = dict(os.environ)
+    # Keras imports pandas where it is installed, and its pyarrow starts a thread.
+    sys.modules["pandas"] = None  # pyright: ignore[reportArgumentType]
     modules = pkgutil.walk_packages(lingvo_gshard.__path__, f"{lingvo_gshard.__name__}.")
     names = [module.name for module in modules if not module.name.endswith("__main__")]
     used_late = [value for value in vars(lazy).values() if isinstance(value, lazy.LazyModule)]
     for name in (*(module.__name__ for module in used_late), *names, _EXPERIMENTS, "tensorboard"):
         importlib.import_module(name)
+    del sys.modules["pandas"]
     # Each command prepares for its first use of a library, such as by hiding what it says then,
     # and a library that is not imported yet has asked absl for nothing and logs nothing.
     lazy._used.clear()

@@ -95,7 +95,7 @@ class CompilerProcess:
         try:
             requests, answers = self._started()
             _write(requests, key)
-            if not select.select([answers], [], [], self._most_seconds)[0]:
+            if not _has_input(answers, self._most_seconds):
                 _log.warning(
                     f"The compiler was stuck for {self._most_seconds:g} s at "
                     f"{key or 'the model'}, and is started anew"
@@ -135,6 +135,14 @@ class CompilerProcess:
 def _streams(process: subprocess.Popen) -> tuple[IO[bytes], IO[bytes]]:
     assert process.stdin and process.stdout
     return process.stdin, process.stdout
+
+
+def _has_input(stream: IO[bytes], seconds: float) -> bool:
+    """Waits until a stream can be read or has ended. Returns whether that came in time."""
+    # select.select would fail in a server with more than 1,023 open files.
+    ready = select.poll()
+    ready.register(stream, select.POLLIN)
+    return bool(ready.poll(seconds * 1000))
 
 
 def _write(stream: IO[bytes], value: object) -> None:

@@ -140,7 +140,7 @@ class DatasetReader(Configurable):
         return _Streamed(self._stream(split), state)
 
     def _load_from_disk(self, path: str, split: str) -> Any:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
 
         found = datasets.load_from_disk(path)
         if not isinstance(found, datasets.DatasetDict):
@@ -154,7 +154,7 @@ class DatasetReader(Configurable):
         return found[name]
 
     def _stream(self, split: str) -> Any:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
 
         p = self.p
         try:

@@ -43,14 +43,14 @@ class SelfAttention(MultiHeadAttention):
             "log(1 + floor((position + 1) / n)) (arXiv 2501.19399); 0: never.",
             minimum=0,
         )
-        p.define("temperature_scale", 0.1, "See temperature_floor.")
+        p.define("temperature_scale", 0.1, "See temperature_floor.", minimum=0)
         rotary.define(p)
         p.define(
             "normalizes_rotated",
             False,
             "Whether qk_norm comes after the rotation of queries and keys, not before it.",
         )
-        p.define("value_scale", 1.0, "Factor of the values.")
+        p.define("value_scale", 1.0, "Factor of the values.", above=0)
         p.define(
             "has_output_gate",
             False,

@@ -9,6 +9,7 @@ process ends. The devices go with the process. Prints a line when both are there
 import argparse
 import collections
 import fcntl
+import math
 import os
 import random
 import select
@@ -41,9 +42,13 @@ def carry(taps: tuple[int, int], delay: float, loss: float, draw: random.Random)
     other = {taps[0]: taps[1], taps[1]: taps[0]}
     # All frames are equally late, so that the first in is the first out.
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
+    # select.select would fail for descriptors above 1,023.
+    ready = select.poll()
+    for tap in taps:
+        ready.register(tap, select.POLLIN)
     while True:
-        timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        for tap in select.select(taps, [], [], timeout)[0]:
+        seconds = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for tap, _ in ready.poll(None if seconds is None else math.ceil(seconds * 1000)):
             frame = os.read(tap, _LONGEST)
             if not frame:
                 return

@@ -31,11 +31,9 @@ def products(x_BLM, d_BLND, d_BLH):
     transposed = annotate(einsum("BLM,BLH->HM", x, d_BLH), "HM", "weights")
     both = einsum("BLM,BLH->MH", x, d_BLH)
     half = both.shape[1] // 2
-    return (
-        whole,
-        transposed,
-        *(annotate(part, "MH", "weights") for part in (both[:, :half], both[:, half:])),
-    )
+    starts = (0, 1, half)
+    parts = [annotate(both[:, i : i + half], "MH", "weights") for i in starts]
+    return whole, transposed, *parts
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
