@@ -13,7 +13,6 @@ from typing import Any
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.run_records import EvaluationRow, Launch
@@ -145,10 +144,3 @@ def _wait(process: subprocess.Popen) -> int:
                 return process.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def seed_of(flag: str, text: str) -> int:
-    """Returns the seed that a flag gives; UserError if it is none."""
-    if not text.isdecimal():
-        raise UserError(f"--{flag}: {text!r} is no seed; numbers such as 1,2 were expected")
-    return int(text)

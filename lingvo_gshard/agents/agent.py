@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gshard.agents.health import HealthCheck
 from lingvo_gshard.agents.keeper import Keeper, Preparation
 from lingvo_gshard.agents.leader import Leader
-from lingvo_gshard.agents.meeting import Meeting
+from lingvo_gshard.agents.meeting import Meeting, Reach
 from lingvo_gshard.agents.options import AgentOptions
-from lingvo_gshard.agents.reach import Reach
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.stragglers import Stragglers

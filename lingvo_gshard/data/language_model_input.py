@@ -6,16 +6,12 @@ import functools
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.packing import Tokens
-from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.data.packed_input import TextInput, encode
+from lingvo_gshard.data.packed_input import TextInput
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
@@ -72,10 +68,7 @@ class LanguageModelInput(TextInput, CorpusInput):
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
         del split
         self.progress.begin("Tokenizing", "documents")
-        documents = encode([row.target for row in rows], self.vocabulary, self.progress)
-        no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
-        table = MemoryTable(no_sources, documents, [row.language for row in rows])
-        return TokenizedRows(table, report)
+        return TokenizedRows(self.tokenized(rows, self.progress), report)
 
 
 def lines_of(rows: Sequence[Row]) -> list[str]:

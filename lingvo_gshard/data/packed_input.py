@@ -276,16 +276,20 @@ class PairInput(PackedInput):
         """The id before the first token of a translation."""
         return self.target_vocabulary.target_start[0]
 
+    def tokenized(self, rows: Sequence[Row]) -> MemoryTable:
+        """Returns the tokens of rows, which keep their order if they are of one language."""
+        source, target = self._vocabularies
+        sources = encode([row.source for row in rows], source, first=source.source_start)
+        targets = encode([row.target for row in rows], target, first=target.target_start[1:])
+        return MemoryTable(sources, targets, [row.language for row in rows])
+
     def pack_rows(self, rows: Sequence[Row]) -> tuple[Iterator[Batch], int]:
         """Packs given rows into batches of the longest bucket.
 
         Returns:
           The batches, and the number of rows left out because they are longer than a batch's row.
         """
-        source, target = self._vocabularies
-        sources = encode([row.source for row in rows], source, first=source.source_start)
-        targets = encode([row.target for row in rows], target, first=target.target_start[1:])
-        table = MemoryTable(sources, targets, [row.language for row in rows])
+        table = self.tokenized(rows)
         lengths = table.lengths_of(np.arange(len(table)))
         too_long = int(np.count_nonzero(bucket_of(lengths, self.buckets[-1:]) < 0))
         return self.pack_table(table), too_long
@@ -363,6 +367,17 @@ class TextInput(PackedInput):
     def before(self) -> int:
         """The id before the first token of a text."""
         return self.vocabulary.bos_id
+
+    def tokenized(self, rows: Sequence[Row], progress: Progress = SILENT) -> MemoryTable:
+        """Returns the tokens of rows, which keep their order if they are of one language.
+
+        Args:
+          rows: texts without sources.
+          progress: is told how far encoding is.
+        """
+        texts = encode([row.target for row in rows], self.vocabulary, progress)
+        no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
+        return MemoryTable(no_sources, texts, [row.language for row in rows])
 
     def text_size(self, split: str) -> TextSize:
         """Returns the amount of text in a split."""

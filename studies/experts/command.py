@@ -27,7 +27,6 @@ largest and the smallest value. --notrain shows the runs that are finished, and 
 from __future__ import annotations
 
 import functools
-import pathlib
 
 import rich.console
 from absl import flags
@@ -35,9 +34,9 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_settings_flags
+from studies.command import check, completed, define_study_flags, folder_of, seeds_of
 from studies.experts import results
-from studies.member import Member, seed_of
+from studies.member import Member
 
 MODELS = ("study.dense", "study.experts_8", "study.experts_32", "study.experts_128")
 BILINGUAL = "study.bilingual"
@@ -46,22 +45,15 @@ BILINGUAL = "study.bilingual"
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    define_study_flags(values, ["1"])
     flags.DEFINE_list(
         "models", list(MODELS), "Experiments to compare, in this order.", flag_values=values
     )
-    flags.DEFINE_list("seeds", ["1"], "Seeds to train each model with.", flag_values=values)
     flags.DEFINE_list(
         "bilingual",
         [],
         f"Languages to train {BILINGUAL} on, a model for each, with the first seed.",
         flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "steps", None, "Steps of each model; default: the experiment's.", 1, flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "train", True, "Whether to train and score what is missing.", flag_values=values
     )
     flags.DEFINE_integer(
         "max_rows_per_language",
@@ -71,8 +63,6 @@ def define_flags() -> flags.FlagValues:
         1,
         flag_values=values,
     )
-    define_settings_flags(values)
-    output.define_json_flag(values, "all scores")
     return values
 
 
@@ -80,13 +70,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
     members = _members(values)
     manifest = manifests.read(members[0].params().input.directory)
-    missing = [member for member in members if not member.is_scored]
-    if values.train:
-        for number, member in enumerate(missing, start=1):
-            output.say(console, f"{member.name}: model {number} of {len(missing)}")
-            member.train()
-            member.score()
-    found = results.read([member for member in members if member.is_scored], manifest)
+    found = results.read(completed(members, values, console), manifest)
     results.show(console, found)
     output.write_json(values.json, found)
     return 0
@@ -94,15 +78,14 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
-    if not values.folder:
-        raise UserError("--folder is missing: the directory of the study's runs")
-    seeds = [seed_of("seeds", text) for text in values.seeds]
+    folder = folder_of(values)
+    seeds = seeds_of("seeds", values.seeds)
     if not seeds or not values.models:
         raise UserError("--models and --seeds must each name one or more")
     most = values.max_rows_per_language
     make = functools.partial(
         Member,
-        pathlib.Path(values.folder),
+        folder,
         settings=tuple(values.gin_param),
         gin_files=tuple(values.gin_file),
         steps=values.steps,
@@ -110,7 +93,5 @@ def _members(values: flags.FlagValues) -> list[Member]:
     )
     members = [make(model, seed) for model in values.models for seed in seeds]
     members += [make(BILINGUAL, seeds[0], language=language) for language in values.bilingual]
-    for member in members:
-        # A wrong name or setting is told before the first model is trained.
-        member.params()
+    check(members)
     return members

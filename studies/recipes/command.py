@@ -19,16 +19,14 @@ that differences are taken seed by seed.
 
 from __future__ import annotations
 
-import pathlib
-
 import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_settings_flags
-from studies.member import Member, seed_of
+from studies.command import check, completed, define_study_flags, folder_of, seeds_of
+from studies.member import Member
 from studies.recipes import results
 
 EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
@@ -49,7 +47,7 @@ COMPARISONS = {
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    define_study_flags(values, ["1", "2", "3"])
     flags.DEFINE_enum("compare", None, list(COMPARISONS), "What is compared.", flag_values=values)
     flags.DEFINE_multi_string(
         "way",
@@ -59,28 +57,13 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_list("experiments", list(EXPERIMENTS), "Experiments to train.", flag_values=values)
-    flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds of each way.", flag_values=values)
-    flags.DEFINE_integer(
-        "steps", None, "Steps of each run; default: the experiment's.", 1, flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "train", True, "Whether to train and score what is missing.", flag_values=values
-    )
-    define_settings_flags(values)
-    output.define_json_flag(values, "all scores")
     return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
     members = _members(values)
-    missing = [member for member in members if not member.is_scored]
-    if values.train:
-        for number, member in enumerate(missing, start=1):
-            output.say(console, f"{member.name}: run {number} of {len(missing)}")
-            member.train()
-            member.score()
-    found = results.read([member for member in members if member.is_scored])
+    found = results.read(completed(members, values, console))
     results.show(console, found)
     output.write_json(values.json, found)
     return 0
@@ -88,9 +71,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, seed by seed. Raises UserError for a wrong flag."""
-    if not values.folder:
-        raise UserError("--folder is missing: the directory of the study's runs")
-    ways, seeds = _ways(values), [seed_of("seeds", text) for text in values.seeds]
+    folder = folder_of(values)
+    ways, seeds = _ways(values), seeds_of("seeds", values.seeds)
     if not seeds or not values.experiments:
         raise UserError("--experiments and --seeds must each name one or more")
     members = []
@@ -98,7 +80,7 @@ def _members(values: flags.FlagValues) -> list[Member]:
     for seed, model, way in runs:
         settings = (*values.gin_param, *ways[way])
         member = Member(
-            pathlib.Path(values.folder),
+            folder,
             model,
             seed,
             settings=settings,
@@ -108,9 +90,8 @@ def _members(values: flags.FlagValues) -> list[Member]:
             split="dev",
             score_options=_score_options(model),
         )
-        # A wrong name or setting is told before the first model is trained.
-        member.params()
         members.append(member)
+    check(members)
     return members
 
 

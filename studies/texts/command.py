@@ -20,7 +20,6 @@ value. --notrain shows the runs that are finished, and trains nothing.
 from __future__ import annotations
 
 import functools
-import pathlib
 
 import rich.console
 from absl import flags
@@ -28,8 +27,8 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_settings_flags
-from studies.member import Member, seed_of
+from studies.command import check, completed, define_study_flags, folder_of, seeds_of
+from studies.member import Member
 from studies.texts import results
 
 MODELS = (
@@ -43,22 +42,13 @@ MODELS = (
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("folder", None, "Directory of the study's runs.", flag_values=values)
+    define_study_flags(values, ["1"])
     flags.DEFINE_list(
         "models", list(MODELS), "Experiments to compare, in this order.", flag_values=values
     )
-    flags.DEFINE_list("seeds", ["1"], "Seeds to train each model with.", flag_values=values)
     flags.DEFINE_list(
         "more_seeds", [], "Further seeds of the first and the last model.", flag_values=values
     )
-    flags.DEFINE_integer(
-        "steps", None, "Steps of each model; default: the experiment's.", 1, flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "train", True, "Whether to train and score what is missing.", flag_values=values
-    )
-    define_settings_flags(values)
-    output.define_json_flag(values, "all scores")
     return values
 
 
@@ -67,13 +57,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     members = _members(values)
     # A missing directory is told before the first model is trained.
     manifests.read(members[0].params().input.directory)
-    missing = [member for member in members if not member.is_scored]
-    if values.train:
-        for number, member in enumerate(missing, start=1):
-            output.say(console, f"{member.name}: model {number} of {len(missing)}")
-            member.train()
-            member.score()
-    found = results.read([member for member in members if member.is_scored])
+    found = results.read(completed(members, values, console))
     results.show(console, found)
     output.write_json(values.json, found)
     return 0
@@ -81,15 +65,14 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 def _members(values: flags.FlagValues) -> list[Member]:
     """Returns the runs of the study, without training any. Raises ValueError for a wrong flag."""
-    if not values.folder:
-        raise UserError("--folder is missing: the directory of the study's runs")
-    seeds = [seed_of("seeds", text) for text in values.seeds]
-    more = [seed_of("more_seeds", text) for text in values.more_seeds]
+    folder = folder_of(values)
+    seeds = seeds_of("seeds", values.seeds)
+    more = seeds_of("more_seeds", values.more_seeds)
     if not seeds or not values.models:
         raise UserError("--models and --seeds must each name one or more")
     make = functools.partial(
         Member,
-        pathlib.Path(values.folder),
+        folder,
         settings=tuple(values.gin_param),
         gin_files=tuple(values.gin_file),
         steps=values.steps,
@@ -99,6 +82,5 @@ def _members(values: flags.FlagValues) -> list[Member]:
     names = [(model, seed) for model in values.models for seed in seeds]
     names += [(model, seed) for model in ends for seed in more]
     members = [make(model, seed) for model, seed in dict.fromkeys(names)]
-    for member in members:
-        member.params()
+    check(members)
     return members

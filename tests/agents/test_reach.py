@@ -2,14 +2,14 @@
 
 import threading
 
-from lingvo_gshard.agents import reach
-from lingvo_gshard.agents.reach import Reach
+from lingvo_gshard.agents import meeting
+from lingvo_gshard.agents.meeting import Reach
 
 _LONG = 30.0
 
 
 def test_a_loss_is_told_once_and_again_after_the_next_meeting(monkeypatch):
-    monkeypatch.setattr(reach, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(meeting, "_TICK_SECONDS", 0.01)
     found, losses = threading.Semaphore(0), []
 
     def lose() -> None:
@@ -28,7 +28,7 @@ def test_a_loss_is_told_once_and_again_after_the_next_meeting(monkeypatch):
 
 
 def test_an_agent_that_meets_the_others_loses_nothing(monkeypatch):
-    monkeypatch.setattr(reach, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(meeting, "_TICK_SECONDS", 0.01)
     lost = threading.Event()
     watched = Reach(5.0, lost.set)
     watched.start()

@@ -1,4 +1,7 @@
-"""Counts rows of dev and test that a user gave and that also stand in another split."""
+"""Counts rows of dev and test that a user gave and that also stand in another split.
+
+Hashes of the rows of dev and test are collected first. Then training is looked through for them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.cleaning import copies
+from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, fold
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import BucketTask, Done, Example, Group, read_group
 from lingvo_gshard.data.prepared.manifest import SplitCopies
+from lingvo_gshard.data.sources.row import Row
 
 STAGE = "3-copies"
 _EXAMPLES = 3
+# The parts of a row that are compared: all of it, or texts without case, digits, punctuation.
+_KINDS = ("exact", "folded", "source", "target")
+_, _FOLDED, _SOURCE, _ = range(len(_KINDS))
+_ROWS_AT_A_TIME = 4096
 
 
 def is_given(group: Group) -> bool:
@@ -45,7 +53,7 @@ class CollectGiven:
         for bucket, groups in enumerate(self.buckets):
             for group in groups:
                 rows = [group.to_row(row) for row in read_group(job, bucket, group)]
-                found.append(np.unique(copies.hashes_of(rows)))
+                found.append(np.unique(_hashes_of(rows)))
                 done += len(rows)
                 progress.update(done, done / max(1, self.rows))
         with job.work.writing(f"{self.name}.npy") as file:
@@ -71,8 +79,8 @@ class LookForCopies(BucketTask):
         """Writes the hashes that are there."""
         given, found = _given(job), [np.zeros(0, np.uint64)]
         for batch in self.batches(job, progress):
-            hashes = np.unique(copies.hashes_of(batch.texts))
-            found.append(hashes[copies.contains(given, hashes)])
+            hashes = np.unique(_hashes_of(batch.texts))
+            found.append(hashes[_contains(given, hashes)])
         with job.work.writing(f"{self.name}.npy") as file:
             np.save(file, np.unique(np.concatenate(found)))
         return Done()
@@ -125,24 +133,24 @@ class CountCopies:
                         Example.of_row(row.part, self.paths[row.part], row.line, row.target)
                         for row in rows
                     ]
-                    yield shown, copies.hashes_of(list(map(group.to_row, rows)))
+                    yield shown, _hashes_of(list(map(group.to_row, rows)))
 
     def _count(self, job: Job, split: str, other: str, known: np.ndarray) -> SplitCopies:
-        rows, counts = 0, np.zeros(len(copies.KINDS), np.int64)
+        rows, counts = 0, np.zeros(len(_KINDS), np.int64)
         examples: list[Example] = []
         for shown, hashes in self._hashes(job, split):
-            is_there = copies.contains(known, hashes)
+            is_there = _contains(known, hashes)
             if job.is_text:
-                is_there[:, copies.SOURCE] = False
+                is_there[:, _SOURCE] = False
             rows += len(shown)
             counts += is_there.sum(axis=0)
-            places = np.flatnonzero(is_there[:, copies.FOLDED]).tolist()
+            places = np.flatnonzero(is_there[:, _FOLDED]).tolist()
             examples = sorted([*examples, *(shown[place] for place in places)])[:_EXAMPLES]
         return SplitCopies(
             split=split,
             other=other,
             rows=rows,
-            **dict(zip(copies.KINDS, counts.tolist(), strict=True)),
+            **dict(zip(_KINDS, counts.tolist(), strict=True)),
             examples=[example.text for example in examples],
         )
 
@@ -160,3 +168,31 @@ def _in_words(one: SplitCopies) -> str:
     counts.append(f"the targets of {one.target:,}")
     example = f", for example {one.examples[0]}" if one.examples else ""
     return f"Of {one.rows:,} rows of {one.split}, {', '.join(counts)}{example}"
+
+
+def _hashes_of(rows: Sequence[Row]) -> np.ndarray:
+    """Returns the hash of each kind of each row, uint64 [N, len(_KINDS)].
+
+    A row without a source has the same hash as its target, so that texts are counted once.
+    """
+    found = [np.zeros((0, len(_KINDS)), np.uint64)]
+    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+        part = rows[begin : begin + _ROWS_AT_A_TIME]
+        sources, targets = [fold(row.source) for row in part], [fold(row.target) for row in part]
+        # Line ends are in no folded text, so that different kinds are of different texts.
+        kinds = (
+            [f"{row.language}\n\n\n{row.source}\n\n{row.target}" for row in part],
+            [f"{r.language}\n\n{s}\n{t}" for r, s, t in zip(part, sources, targets, strict=True)],
+            [f"{row.language}\n{source}" for row, source in zip(part, sources, strict=True)],
+            [f"\n{target}" for target in targets],
+        )
+        found.append(np.stack([TextHashes(texts).whole() for texts in kinds], axis=1))
+    return np.concatenate(found)
+
+
+def _contains(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Returns whether each hash is among the known ones, which are sorted; bool like `hashes`."""
+    if not len(known):
+        return np.zeros(hashes.shape, bool)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes

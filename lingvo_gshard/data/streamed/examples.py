@@ -103,7 +103,7 @@ class DatasetReader(Configurable):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Those of train, dev and test that have a name."""
+        """The splits among train, dev and test that have a name."""
         return tuple(split for split in SPLITS if self.p.get(split))
 
     def examples(self, split: str, state: Any = None) -> Examples:

@@ -10,19 +10,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch, Planner, in_order
-from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.input import TrainBatches
 from lingvo_gshard.data.language_model_input import lines_of
-from lingvo_gshard.data.packed_input import PackedInput, PairInput, TextInput, encode
+from lingvo_gshard.data.packed_input import PackedInput, PairInput, TextInput
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
@@ -78,7 +76,7 @@ class StreamedInput(PackedInput):
         self._fields = self._reader.fields(self._is_text)
 
     @abc.abstractmethod
-    def _table(self, rows: Sequence[Row]) -> MemoryTable:
+    def tokenized(self, rows: Sequence[Row]) -> MemoryTable:
         """Returns the tokens of rows, which keep their order if they are of one language."""
 
     @property
@@ -102,7 +100,7 @@ class StreamedInput(PackedInput):
     def table(self, split: str) -> MemoryTable:
         """Returns the first rows of a split, `evaluation_rows` at most."""
         if split not in self._tables:
-            self._tables[split] = self._table(self.rows(split))
+            self._tables[split] = self.tokenized(self.rows(split))
         return self._tables[split]
 
     @functools.cached_property
@@ -154,7 +152,7 @@ class StreamedInput(PackedInput):
     def _pack(self, seed: int, rows: list[Row], block: int) -> tuple[list[PlannedBatch], Any]:
         """Returns the planned batches of the rows of a block, and what makes them."""
         order = permutation(len(rows), seed, _ROWS, block)
-        table = self._table([rows[place] for place in order.tolist()])
+        table = self.tokenized([rows[place] for place in order.tolist()])
         # A table is ordered by language.
         numbers = permutation(len(table), seed, _ROWS, block)
         pieces = self.cut(numbers, table.lengths_of(numbers))
@@ -214,12 +212,6 @@ class StreamedTranslationInput(PairInput, StreamedInput):
         super().load_vocabularies(directory)
         self._forget_tokens()
 
-    def _table(self, rows: Sequence[Row]) -> MemoryTable:
-        source, target = self._vocabularies
-        sources = encode([row.source for row in rows], source, first=source.source_start)
-        targets = encode([row.target for row in rows], target, first=target.target_start[1:])
-        return MemoryTable(sources, targets, [row.language for row in rows])
-
 
 class StreamedLanguageModelInput(TextInput, StreamedInput):
     """Streams and packs texts."""
@@ -247,8 +239,3 @@ class StreamedLanguageModelInput(TextInput, StreamedInput):
         """Replaces the vocabulary by a saved one."""
         super().load_vocabularies(directory)
         self._forget_tokens()
-
-    def _table(self, rows: Sequence[Row]) -> MemoryTable:
-        texts = encode([row.target for row in rows], self.vocabulary)
-        no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
-        return MemoryTable(no_sources, texts, [row.language for row in rows])

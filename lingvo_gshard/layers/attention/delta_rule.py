@@ -144,7 +144,7 @@ def flops(tokens: int, heads: int, values: int, key_dim: int, value_dim: int, si
 
 
 def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
-    """Returns [B,L,...] in chunks of t positions: [c,B,N,r,t,D], with the letters that x has.
+    """Returns x, cut into c chunks of t positions: [c,B,N,r,t,D], without r or D if x has none.
 
     The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1.
 

@@ -139,7 +139,7 @@ class IndexedAttention(LatentAttention):
           theta: weights of this layer.
           x_BLM: the tokens that attend.
           low_BLq: latent vectors of their queries.
-          positions: their positions.
+          positions: positions of these tokens.
           index_BKD: keys of the indexer.
           bias_BLK: float32 bias of the logits, as without an indexer.
         """

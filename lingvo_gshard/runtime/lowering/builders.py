@@ -81,15 +81,30 @@ def transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
     return create("stablehlo.transpose", [value], result, attributes)
 
 
-def sliced(value: ir.Value, bounds: Sequence[tuple[int, int]]) -> ir.Value:
-    """Returns the elements from the first to one before the second of each dimension's bounds."""
-    attributes: dict[str, ir.Attribute] = {
-        "start_indices": ir.DenseI64ArrayAttr.get([start for start, _ in bounds]),
-        "limit_indices": ir.DenseI64ArrayAttr.get([limit for _, limit in bounds]),
-        "strides": ir.DenseI64ArrayAttr.get([1] * len(bounds)),
+def sliced(value: ir.Value, slices: Sequence[range]) -> ir.Value:
+    """Returns the elements at these places of each dimension."""
+    parts = {
+        "start_indices": [each.start for each in slices],
+        "limit_indices": [each.stop for each in slices],
+        "strides": [each.step for each in slices],
     }
-    kind = type_like(value, [limit - start for start, limit in bounds])
-    return create("stablehlo.slice", [value], kind, attributes)
+    attributes: dict[str, ir.Attribute] = {
+        name: ir.DenseI64ArrayAttr.get(numbers) for name, numbers in parts.items()
+    }
+    return create("stablehlo.slice", [value], type_like(value, list(map(len, slices))), attributes)
+
+
+def erase_unused(operations: Iterable[ir.Operation]) -> list[ir.Operation]:
+    """Erases the operations that nothing uses, then those that only they used. Returns the rest."""
+    waiting = list(dict.fromkeys(operations))
+    while True:
+        used = [each for each in waiting if any(list(result.uses) for result in each.results)]
+        for each in waiting:
+            if each not in used:
+                each.erase()
+        if len(used) == len(waiting):
+            return used
+        waiting = used
 
 
 def split_over(value: ir.Value, split: Split, mesh: Mesh) -> ir.Value:

@@ -23,19 +23,26 @@ from lingvo_gshard.runtime.lowering.builders import (
     added,
     constant,
     create,
+    erase_unused,
     is_zero,
     split_over,
     summed,
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.partial_operations import Partial, moved, partial_of, passes
+from lingvo_gshard.runtime.lowering.partial_operations import (
+    SLICE,
+    Partial,
+    moved,
+    partial_of,
+    passes,
+)
 from lingvo_gshard.runtime.lowering.shardy import annotation_of
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 _WHILE, _ADD, _UPDATE = "stablehlo.while", "stablehlo.add", "stablehlo.dynamic_update_slice"
-_CONVERT, _SLICE, _BROADCAST = "stablehlo.convert", "stablehlo.slice", "stablehlo.broadcast_in_dim"
+_CONVERT, _BROADCAST = "stablehlo.convert", "stablehlo.broadcast_in_dim"
 _MULTIPLY, _DIVIDE = "stablehlo.multiply", "stablehlo.divide"
 _CALL, _RETURN = "func.call", "stablehlo.return"
 
@@ -224,7 +231,7 @@ def summed_operands(operation: ir.Operation) -> Sequence[ir.Value]:
     operands = list(operation.operands)
     if operation.name == _CONVERT:
         return operands if _is_float(operands[0]) and _is_float(operation.results[0]) else ()
-    if passes(operation) or operation.name in (_SLICE, "stablehlo.negate", _ADD):
+    if passes(operation) or operation.name in (SLICE, "stablehlo.negate", _ADD):
         return operands
     if operation.name == _MULTIPLY and _number(operands[0]) is not None:
         return operands[1:]
@@ -264,14 +271,7 @@ class _Rewriting:
             self._rewrite(loop)
             for one in self._sums:
                 self._reduce(one)
-        waiting = list(dict.fromkeys(self._replaced))
-        while waiting:
-            kept = [each for each in waiting if any(list(x.uses) for x in each.results)]
-            assert len(kept) < len(waiting), "a replaced operation is in use"
-            for each in waiting:
-                if each not in kept:
-                    each.erase()
-            waiting = kept
+        assert not erase_unused(self._replaced), "a replaced operation is in use"
 
     def _plan(self, carried: _Carried) -> None:
         """Notes a carried tensor, the tensors of inner loops, and the operations to replace."""
@@ -376,23 +376,13 @@ class _Rewriting:
         Partial sums are not rounded to a narrower type: the program would round their sum only.
         """
         x, result = max(operands, key=_bits), maker.results[0]
-        if passes(maker):
+        if passes(maker) or maker.name == SLICE:
             axes = self._paths.axes_of(result)
             assert axes is not None
             return moved(x, [maker], axes, self._mesh)
         if maker.name == _CONVERT:
             return x if _bits(result) < _bits(x) else _converted(x, result)
-        count = shape_of(x)[0]
-        kind = type_like(x, [count, *shape_of(result)])
-        if maker.name == _SLICE:
-            extended = {"start_indices": 0, "limit_indices": count, "strides": 1}
-            attributes: dict[str, ir.Attribute] = {
-                name: ir.DenseI64ArrayAttr.get(
-                    [first, *ir.DenseI64ArrayAttr(maker.attributes[name])]
-                )
-                for name, first in extended.items()
-            }
-            return create(_SLICE, [x], kind, attributes)
+        kind = type_like(x, [shape_of(x)[0], *shape_of(result)])
         if maker.name in (_MULTIPLY, _DIVIDE):
             numbers = [_number(operand) for operand in reversed(maker.operands)]
             number = next(each for each in numbers if each is not None)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
@@ -29,8 +30,10 @@ from lingvo_gshard.runtime.lowering.builders import (
     added,
     constant,
     create,
+    erase_unused,
     is_zero,
     reshaped,
+    sliced,
     split_over,
     summed,
     transposed,
@@ -42,6 +45,7 @@ from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, s
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
+SLICE = "stablehlo.slice"
 # Operations that may stand between a partial sum and an addition.
 _MOVES = ("stablehlo.transpose", "stablehlo.reshape")
 
@@ -86,7 +90,7 @@ def passes(operation: ir.Operation) -> bool:
 def moved(
     value: ir.Value, movers: Sequence[ir.Operation], axes: Axes = (), mesh: Mesh | None = None
 ) -> ir.Value:
-    """Returns a value after operations that only move or annotate its elements (see `passes`).
+    """Returns a value after slices, and operations that only move or annotate (see `passes`).
 
     Args:
       value: the value.
@@ -108,7 +112,16 @@ def moved(
         elif mover.name == "stablehlo.transpose":
             order = ir.DenseI64ArrayAttr(mover.attributes["permutation"])
             value = transposed(value, [*range(first), *(first + i for i in order)])
+        elif mover.name == SLICE:
+            value = sliced(value, [*map(range, lead), *_slices(mover)])
     return value
+
+
+def _slices(operation: ir.Operation) -> Iterator[range]:
+    """Yields the places of each dimension that a slice takes."""
+    names = ("start_indices", "limit_indices", "strides")
+    parts = (ir.DenseI64ArrayAttr(operation.attributes[name]) for name in names)
+    return itertools.starmap(range, zip(*parts, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -439,9 +452,7 @@ class _Rewriting:
             if operation not in self._inner:
                 self._rewrite(operation)
         # Erases replaced operations at the end: the cache of splits has their results as keys.
-        for operation in self._replaced:
-            if all(not list(result.uses) for result in operation.results):
-                operation.erase()
+        erase_unused(self._replaced)
 
     def _rewrite(self, root: ir.Operation) -> None:
         terms, passed = self._terms(root)

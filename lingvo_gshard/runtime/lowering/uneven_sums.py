@@ -19,19 +19,24 @@ from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.builders import (
     constant,
     create,
+    erase_unused,
     sliced,
     split_over,
     summed,
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.partial_operations import Partial, moved, partial_of, passes
+from lingvo_gshard.runtime.lowering.partial_operations import (
+    SLICE,
+    Partial,
+    moved,
+    partial_of,
+    passes,
+)
 from lingvo_gshard.runtime.lowering.shardy import annotation_of
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
-
-_SLICE = "stablehlo.slice"
 
 
 def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
@@ -48,7 +53,7 @@ def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
     module.operation.walk(visit)
     for each in found:
         each.rewrite(mesh)
-    _erase_unused([operation for each in found for operation in (*each.movers, each.product)])
+    erase_unused([operation for each in found for operation in (*each.movers, each.product)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,41 +77,17 @@ class _UnevenSum:
     split: Split
 
     def rewrite(self, mesh: Mesh) -> None:
-        """Replaces the annotated value."""
+        """Makes the annotation split a sum of padded terms, without the padding."""
         result = self.annotation.results[0]
         shape, axes = shape_of(result), self.partial.axes
         parts = mesh.parts(axes)
         padded = list(shape)
         padded[self.dimension] = -(-shape[self.dimension] // parts) * parts
         with ir.InsertionPoint(self.annotation), self.annotation.location:
-            terms = self._moved(mesh)
+            terms = moved(self.partial.build(), self.movers, axes, mesh)
             terms = split_over(_padded(terms, [parts, *padded]), with_first(axes, self.split), mesh)
             total = split_over(summed(terms, [0]), self.split, mesh)
-            total = sliced(total, [(0, size) for size in shape])
-            self.annotation.operands[0] = total
-
-    def _moved(self, mesh: Mesh) -> ir.Value:
-        """Returns the partial sums after the operations between the product and its annotation."""
-        value, axes = self.partial.build(), self.partial.axes
-        for mover in self.movers:
-            if mover.name == _SLICE:
-                value = sliced(value, [(0, mesh.parts(axes)), *_bounds(mover)])
-            else:
-                value = moved(value, [mover], axes, mesh)
-        return value
-
-
-def _erase_unused(operations: Sequence[ir.Operation]) -> None:
-    """Erases the operations that nothing uses, and then those that only they used."""
-    waiting = list(dict.fromkeys(operations))
-    while True:
-        used = [each for each in waiting if any(list(result.uses) for result in each.results)]
-        for each in waiting:
-            if each not in used:
-                each.erase()
-        if len(used) == len(waiting):
-            return
-        waiting = used
+            self.annotation.operands[0] = sliced(total, list(map(range, shape)))
 
 
 def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _UnevenSum | None:
@@ -117,7 +98,7 @@ def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _U
         return None
     movers: list[ir.Operation] = []
     maker = maker_of(annotation.operands[0])
-    while maker and (passes(maker) or _is_plain_slice(maker)):
+    while maker and (passes(maker) or maker.name == SLICE):
         movers.insert(0, maker)
         maker = maker_of(maker.operands[0])
     if maker is None or maker.block != annotation.block:
@@ -133,21 +114,6 @@ def _uneven_dimension(shape: Sequence[int], split: Split, mesh: Mesh) -> int | N
     """Returns the only dimension that does not divide by its devices; None if there is not one."""
     uneven = [i for i, axes in enumerate(split) if shape[i] % mesh.parts(axes)]
     return uneven[0] if len(uneven) == 1 else None
-
-
-def _is_plain_slice(operation: ir.Operation) -> bool:
-    if operation.name != _SLICE:
-        return False
-    return all(step == 1 for step in ir.DenseI64ArrayAttr(operation.attributes["strides"]))
-
-
-def _bounds(operation: ir.Operation) -> list[tuple[int, int]]:
-    """Returns the first and one past the last element of each dimension of a slice."""
-    starts, limits = (
-        ir.DenseI64ArrayAttr(operation.attributes[name])
-        for name in ("start_indices", "limit_indices")
-    )
-    return list(zip(starts, limits, strict=True))
 
 
 def _padded(value: ir.Value, shape: Sequence[int]) -> ir.Value:
