@@ -132,12 +132,26 @@ def _respond(
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "
             "was cut"
         )
+    _warn_of_empty(sentences, translations.texts, before)
     found = map(_record, sentences, translations.texts, translations.best)
     lines = [json.dumps(record, ensure_ascii=False) for record in found]
     write_lines(lines if values.json == output.STANDARD_OUTPUT else translations.texts)
     if records is not None:
         records.writelines(f"{line}\n" for line in lines)
         records.flush()
+
+
+def _warn_of_empty(sentences: list[str], texts: list[str], before: int) -> None:
+    """Warns of lines with text whose translations have none; see `_respond` for the arguments."""
+    pairs = enumerate(zip(sentences, texts, strict=True), start=before + 1)
+    empty = [line for line, (source, text) in pairs if source.strip() and not text.strip()]
+    if empty:
+        which = f"line {empty[0]} has" if len(empty) == 1 else f"{len(empty)} lines have"
+        first = "" if len(empty) == 1 else f" (the first is line {empty[0]})"
+        warn(
+            f"Warning: {which} an empty translation{first}: the model ends it at once, as after "
+            "a short training; `least_tokens=2` has it choose another token first"
+        )
 
 
 def _record(source: str, text: str, best: list[Translation]) -> dict[str, object]:

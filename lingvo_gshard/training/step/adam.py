@@ -11,7 +11,10 @@ from lingvo_gshard.training.step.moments import (
     bias_correction,
     decayed_mean,
 )
-from lingvo_gshard.training.step.optimizer import Moments, WeightStep
+from lingvo_gshard.training.step.optimizer import SCOPE, Moments, WeightStep
+
+# Shared values of a step: 1 - beta1^t, and 1 / sqrt(1 - beta2^t).
+_FIRST_CORRECTION, _ROOT_SCALE = "first_correction", "root_scale"
 
 
 class Adam(MomentOptimizer):
@@ -34,6 +37,14 @@ class Adam(MomentOptimizer):
         p.define("epsilon", 1e-9, "Added to the root of the second moment.", above=0)
         return p
 
+    def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.name_scope(f"{SCOPE}/"):
+            second = bias_correction(self.p.beta2, number)
+            return {
+                _FIRST_CORRECTION: bias_correction(self.p.beta1, number),
+                _ROOT_SCALE: tf.math.rsqrt(second),
+            }
+
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
         old_first, old_second = (self.load(step, name) for name in self.moment_names)
@@ -52,7 +63,6 @@ class Adam(MomentOptimizer):
         """Returns what to subtract from a weight, from its new moments."""
         p = self.p
         # Scalars are combined first, so that an element costs one root and one division.
-        scale = step.learning_rate / bias_correction(p.beta1, step.number)
-        root_scale = tf.math.rsqrt(bias_correction(p.beta2, step.number))
-        change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
+        scale = step.learning_rate / step.shared[_FIRST_CORRECTION]
+        change = scale * first / (tf.sqrt(second) * step.shared[_ROOT_SCALE] + p.epsilon)
         return self.with_decay(step, change)

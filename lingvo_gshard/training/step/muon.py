@@ -123,6 +123,9 @@ class Muon(MomentOptimizer):
             return self._adam.moment_dtypes(spec)
         return super().moment_dtypes(spec)
 
+    def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._adam.shared_values(number)
+
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         matrices = self.matrices(step.spec)
         if matrices is None:

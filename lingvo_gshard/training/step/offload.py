@@ -95,11 +95,13 @@ def update(
             gradient = clipped.scaled(step.spec, step.gradient, scale)
         return optimizer.update_one(dataclasses.replace(step, gradient=gradient))
 
+    shared = optimizer.shared_values(step)
     rows = optimizer.rows(specs, state.theta, clipped.gradients, state.moments)
     moment_specs = iter(optimizer.moment_specs(specs).flatten())
     steps = []
     for spec, weight, gradient, own in rows:
-        found = WeightStep(spec, weight, _narrow(gradient), own, step, learning_rate, is_skipped)
+        gradient = _narrow(gradient)
+        found = WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped, shared)
         steps.append(_OffloadedStep(found, {name: next(moment_specs) for name in sorted(own)}))
     theta, moments = zip(*_update(steps, update_weight), strict=True)
     return specs.pack(theta), specs.pack(map(NestedMap, moments))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from lingvo_gshard.core import initializers, random_numbers
@@ -110,6 +110,7 @@ class WeightStep:
       number: an int32 scalar, the number of the step, which counts from 0.
       learning_rate: a float32 scalar.
       is_skipped: a bool scalar; if true, the step must not change weight and moments.
+      shared: the optimizer's `shared_values` of the step.
       first_element: for one of several stacked layers, the index of its first element in the stack
         modulo 2^32, an int32 scalar. None stands for 0.
     """
@@ -121,6 +122,7 @@ class WeightStep:
     number: tf.Tensor
     learning_rate: tf.Tensor
     is_skipped: tf.Tensor | bool = False
+    shared: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     first_element: tf.Tensor | None = None
 
     def rounding_key(self, path: str) -> tf.Tensor:
@@ -269,11 +271,12 @@ class Optimizer(Configurable):
           learning_rate: as in `update`.
         """
         found = []
+        shared = self.shared_values(step)
         for spec, weight, gradient, own in self.rows(specs, theta, gradients, moments):
             if self.moves(spec):
                 weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
                 rate = self.learning_rate_factor(spec) * learning_rate
-                after = WeightStep(spec, weight, gradient, own, step, rate)
+                after = WeightStep(spec, weight, gradient, own, step, rate, shared=shared)
                 # Weight decay depends on the weight before the step, which the first gives.
                 before = dataclasses.replace(after, weight=weight + self.change(after))
                 found.append(self.change(before))
@@ -316,13 +319,23 @@ class Optimizer(Configurable):
           is_skipped: a bool scalar; if true, theta and moments are returned unchanged.
         """
         new_weights, new_moments = [], []
+        shared = self.shared_values(step)
         for spec, weight, gradient, own in self.rows(specs, theta, gradients, moments):
             new_weight, own = self.update_one(
-                WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped)
+                WeightStep(spec, weight, gradient, own, step, learning_rate, is_skipped, shared)
             )
             new_weights.append(new_weight)
             new_moments.append(NestedMap(own))
         return specs.pack(new_weights), specs.pack(new_moments)
+
+    def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what depends on the step alone, so that it is computed once for all weights.
+
+        Args:
+          number: an int32 scalar, the number of the step, which counts from 0.
+        """
+        del number
+        return {}
 
     def update_one(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         """Returns a weight, in its own dtype, and its moments after one step.
