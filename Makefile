@@ -107,16 +107,19 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
 
+# pip compiles what it installs, but not a package that stays where it is.
 $(INSTALLED): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "$(PYTHON) is older than Python 3.11; name another with PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV), once; a few minutes ..."
 	@$(PIP_INSTALL) -e .
+	@$(BIN)/python -m compileall -q lingvo_gshard
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED)
 	@$(PIP_INSTALL) -e ".[test]"
+	@$(BIN)/python -m compileall -q tests
 	@touch $@
 
 $(INSTALLED_DOCS): $(INSTALLED)

@@ -187,7 +187,7 @@ SCRIPTS = (
     # It trains seven times. tests/keras has a fast test of each part.
     pytest.param("docs/keras.md", marks=pytest.mark.slow),
     "docs/your_own_layer.md",
-    "docs/planning.md",
+    pytest.param("docs/planning.md", marks=pytest.mark.slow),
     pytest.param("docs/data.md", marks=pytest.mark.slow),
     pytest.param("docs/plan_any_program.md", marks=pytest.mark.slow),
     # It trains and loads twice. tests/api/test_run.py has a fast test of each call.

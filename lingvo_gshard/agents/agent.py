@@ -7,6 +7,7 @@ names the hosts of a round, the address where their workers meet, and the mesh.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -24,8 +25,9 @@ from lingvo_gshard.agents.meeting import Meeting, Reach
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
+from lingvo_gshard.agents.spare import Spare, module_of
 from lingvo_gshard.agents.stragglers import Stragglers
-from lingvo_gshard.agents.worker import Worker, words_of
+from lingvo_gshard.agents.worker import Worker, start_process, words_of
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
 from lingvo_gshard.training.run.run_lock import ROUND
 from lingvo_gshard.training.run.signals import (
@@ -103,6 +105,11 @@ class Agent:
         self._stragglers = Stragglers()
         self._life, self._count = secrets.token_hex(8), 0
         self._worker: Worker | None = None
+        # The next worker is made of it. A round starts one spare at most.
+        self._spare: Spare | None = None
+        self._spare_round = 0
+        # The module that workers run; None if they run another program.
+        self._module: str | None = None
         # The worker to start when its part of a snapshot is there.
         self._next: tuple[Record, Assignment, Preparation] | None = None
         # The worker has not yet read it; None if it has.
@@ -147,6 +154,8 @@ class Agent:
                 self._loop(stop)
             finally:
                 self._kill_worker()
+                if self._spare:
+                    self._spare.close()
                 self._reach.close()
                 self._health.close()
                 if self._newest and self._newest.code is not None:
@@ -167,6 +176,7 @@ class Agent:
             self._heed(stop)
             self._start_worker()
             self._watch_worker()
+            self._keep_spare()
             self._health.poll()
             try:
                 self._meet()
@@ -200,7 +210,20 @@ class Agent:
             RESTORED: os.pathsep.join(map(str, preparation.paths)),
         }
         self._preparation = preparation
-        self._worker = Worker(self._command(assignment), environment, record.number, self._wake.set)
+        command, spare, self._spare = self._command(assignment), self._spare, None
+        self._module = module_of(command)
+        self._worker = Worker(command, environment, record.number, self._wake.set, spare)
+
+    def _keep_spare(self) -> None:
+        """Starts a spare, once in a round, when the worker no longer needs all of the host."""
+        worker, newest = self._worker, self._newest
+        if worker is None or newest is None or newest.number == self._spare_round:
+            return
+        if self._options.spare and self._module and worker.report.step is not None:
+            self._spare_round = newest.number
+            with contextlib.suppress(OSError):
+                # Without a spare, the next worker starts as the first one did.
+                self._spare = self._spare or Spare(self._module, start_process)
 
     def _watch_worker(self) -> None:
         """Notes the end of the worker."""

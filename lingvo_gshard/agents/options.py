@@ -69,6 +69,11 @@ class AgentOptions(Options):
     start_seconds: float = option(
         3600.0, "A worker that ends no step for so long after its start hangs.", above=0
     )
+    spare: bool = option(
+        True,
+        "Whether each host keeps a second process, which has loaded the libraries and becomes the "
+        "next worker. It needs up to 1 GiB, and saves seconds of each restart.",
+    )
     snapshot_folder: str = option(
         "/dev/shm", "Folder in memory for snapshots, with `run.snapshot_every_steps`."
     )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.agents.records import KILLED, Outcome
+from lingvo_gshard.agents.spare import Spare
 from lingvo_gshard.training.run.monitoring.worker_report import (
     REPORT_FILE,
     WorkerReport,
@@ -37,6 +38,7 @@ class Worker:
         environment: Mapping[str, str],
         round_: int,
         on_end: Callable[[], None],
+        spare: Spare | None = None,
     ):
         """Starts the process.
 
@@ -45,6 +47,7 @@ class Worker:
           environment: variables to add to the variables of this process.
           round_: number of the round's record.
           on_end: called in a thread when the process has ended.
+          spare: a process that becomes the worker if it can.
 
         Raises:
           OSError: it cannot be started.
@@ -55,13 +58,9 @@ class Worker:
         self._reason, self._is_stopping = "", False
         self._started = time.monotonic()
         self._stopped_since: float | None = None
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, **environment, REPORT_FILE: str(self._report)},
-            # A scheduler signals the agent's group. The agent decides what the worker gets.
-            start_new_session=True,
-            preexec_fn=_begin,
-        )
+        variables = {**environment, REPORT_FILE: str(self._report)}
+        warm = spare.run(command, variables) if spare else None
+        self._process = warm or start_process(command, variables)
         threading.Thread(target=self._wait, args=[on_end], daemon=True).start()
 
     @property
@@ -146,6 +145,29 @@ class Worker:
             return False
         # The second field is the program's name in parentheses and may contain anything.
         return text.rpartition(")")[2].split()[0] in _STOPPED_STATES
+
+
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> subprocess.Popen:
+    """Starts a process that ends with this one.
+
+    Args:
+      command: the program and its arguments.
+      environment: variables to add to the variables of this process.
+      pass_fds: descriptors that it gets.
+
+    Raises:
+      OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        pass_fds=pass_fds,
+        # A scheduler signals the agent's group. The agent decides what the worker gets.
+        start_new_session=True,
+        preexec_fn=_begin,
+    )
 
 
 def words_of(outcome: Outcome) -> str:

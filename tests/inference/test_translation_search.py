@@ -122,6 +122,7 @@ def test_tokens_are_restricted(model, engine):
         check(found, tokens, gains, sum(gains))
 
 
+@pytest.mark.slow
 def test_a_beam_has_no_more_hypotheses_than_there_are_texts(model, engine):
     """Of token 4 alone there are two texts of 6 tokens: with an end, and without."""
     options = dataclasses.replace(

@@ -127,6 +127,7 @@ def test_optimizers_are_those_of_keras(optimizer):
     train_both(lambda: models.dense(optimizer=optimizer()), models.images(), options)
 
 
+@pytest.mark.slow
 def test_plain_keras_goes_on_with_the_weights(tmp_path):
     x, y = models.images()
     model = models.dense()

@@ -51,6 +51,7 @@ def program(stack, mesh, strategy, platform):
 
 
 class StacksTest(testing.TestCase, parameterized.TestCase):
+    @pytest.mark.slow
     def test_what_a_loop_saves_of_a_layer_is_right(self):
         """A loop carries shards of manual regions, and full tensors computed from them."""
         self.check(Repeat, "products")

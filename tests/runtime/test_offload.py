@@ -93,6 +93,7 @@ def test_state_moves_between_runtimes_with_and_without_host_memory():
     hosted.train_step(tiny.make_batch(1, 1)).read()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_bit(tmp_path):
     def train(name, steps):
         params = tiny.experiment_params()

@@ -24,6 +24,7 @@ from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
+EXPERTS = ("--mesh=data=8", "--strategy=expert")
 
 
 def run_here(capsys, *flags):
@@ -40,12 +41,20 @@ def tiny_params():
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Returns the directory with step.json, train_step.zip and init_state.zip, expert strategy."""
-    directory = tmp_path_factory.mktemp("compiled")
-    flags = [inspect.NAME, *TINY, "--mesh=data=8", "--strategy=expert"]
-    step = [f"--json={directory}/step.json", f"--program={directory}/train_step.zip"]
-    inspect.main([*flags, "--compile", "--activations=decoder", *step])
-    inspect.main([*flags, "--function=init_state", f"--program={directory}/init_state.zip"])
+    """Returns what is compiled of the training step, with the expert strategy."""
+    path = tmp_path_factory.mktemp("compiled") / "step.json"
+    flags = [*EXPERTS, "--compile", "--activations=decoder", f"--json={path}"]
+    assert inspect.main([inspect.NAME, *TINY, *flags]) == 0
+    return json.loads(path.read_text())["compiled"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns the directory with train_step.zip and init_state.zip, expert strategy."""
+    directory = tmp_path_factory.mktemp("saved")
+    for function in ("train_step", "init_state"):
+        flags = [f"--function={function}", f"--program={directory}/{function}.zip"]
+        assert inspect.main([inspect.NAME, *TINY, *EXPERTS, *flags]) == 0
     return directory
 
 
@@ -177,8 +186,7 @@ def test_a_platform_without_kernels_says_so(capsys):
 
 
 def test_collectives_are_listed_by_layer_with_memory(compiled):
-    found = json.loads((compiled / "step.json").read_text())["compiled"]
-    rows = found["collectives"]
+    rows = compiled["collectives"]
     counts = {(row["layer"], row["phase"], row["kind"]): row["count_per_step"] for row in rows}
     moe = "encoder.layers[0].feed_forward"
     for phase in ("forward", "backward"):
@@ -189,26 +197,25 @@ def test_collectives_are_listed_by_layer_with_memory(compiled):
         if row["kind"] == "all-to-all":
             # Two tensors of [E,G,C,M] float32 on each of 8 devices: E=8, G=16, C=4, M=16.
             assert row["bytes_per_step"] == 2 * 4 * 8 * 16 * 4 * 16 // 8
-    memory = found["memory_per_device"]
+    memory = compiled["memory_per_device"]
     assert memory["peak"] > memory["arguments"] > 0 < memory["temporaries"]
-    assert found["full_replications"] == [] and found["function"] == "train_step"
+    assert compiled["full_replications"] == [] and compiled["function"] == "train_step"
 
 
 def test_activations_are_listed_with_layer_line_and_bytes(compiled):
-    found = json.loads((compiled / "step.json").read_text())["compiled"]
-    rows = {(row["layer"], row["layout"]): row for row in found["activations"]}
+    rows = {(row["layer"], row["layout"]): row for row in compiled["activations"]}
     assert all(layer.startswith("decoder") for layer, _ in rows)
     hidden = rows["decoder.layers[0].feed_forward", "BLH"]
     assert hidden["asked"] == hidden["chosen"] == "B over data"
     assert hidden["shape"] == [16, 16, 32] and hidden["parts"] == 8
     assert hidden["bytes"] == 8 * hidden["bytes_per_device"] == 4 * 16 * 16 * 32
     assert re.fullmatch(r"lingvo_gshard/layers/\w+\.py:\d+", hidden["source"])
-    by_xla = [row for row in found["activations"] if not row["asked"]]
+    by_xla = [row for row in compiled["activations"] if not row["asked"]]
     assert by_xla and {row["layout"] for row in by_xla} == {""}
 
 
 def test_data_that_moves_is_attributed_to_annotations(compiled):
-    rows = json.loads((compiled / "step.json").read_text())["compiled"]["reshardings"]
+    rows = compiled["reshardings"]
     assert {row["kind"] for row in rows} == {"all-to-all"} and len(rows) == 4
     dispatch, combine = [row for row in rows if row["phase"] == "forward"]
     assert {dispatch["layer"], combine["layer"]} == {"encoder.layers[0].feed_forward"}
@@ -217,21 +224,22 @@ def test_data_that_moves_is_attributed_to_annotations(compiled):
     assert "moe/exchange.py:" in dispatch["annotated_at"]
 
 
-def test_saved_programs_equal_the_runtimes(compiled):
-    step = Program.load(compiled / "train_step.zip")
-    init = Program.load(compiled / "init_state.zip")
+@pytest.mark.slow
+def test_saved_programs_equal_the_runtimes(saved):
+    step = Program.load(saved / "train_step.zip")
+    init = Program.load(saved / "init_state.zip")
     assert (step.name, init.name) == ("train_step", "init_state")
     assert str(step.mesh) == "data=8" and len(step.donated) == len(init.outputs)
     assert [a.path for a in step.inputs[: len(init.outputs)]] == [a.path for a in init.outputs]
 
 
 @pytest.mark.slow
-def test_saved_programs_run_under_jax_alone_as_documented(compiled):
+def test_saved_programs_run_under_jax_alone_as_documented(saved):
     snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (alone,) = [text for text in snippets if "zipfile" in text]
     alone += "\nimport sys; assert not {'tensorflow', 'lingvo_gshard'} & set(sys.modules)\n"
     command = [sys.executable, "-c", alone]
-    run = subprocess.run(command, cwd=compiled, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(command, cwd=saved, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     losses = [float(line.removeprefix("loss")) for line in run.stdout.splitlines()]
     params = tiny_params()

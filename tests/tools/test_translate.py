@@ -19,6 +19,8 @@ from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The model was trained for a few steps, and would end some translations at once.
+_NOT_EMPTY = "--least_tokens=2"
 
 
 class Stdin(io.TextIOWrapper):
@@ -90,15 +92,22 @@ def test_long_line_is_truncated_with_a_warning(run_here):
 
 def test_invalid_utf8_line_is_reported(run_here):
     content = "Hund\ngr\u00fcn\n".encode() + b"\xff\xfe\nHund\n"
-    code, out, err = run_here(content)
+    code, out, err = run_here(content, _NOT_EMPTY)
     assert code == 1 and out.count("\n") == 2
     assert err == (
         "gshard-translate: error: standard input: line 3 is not UTF-8 (byte 1); "
         "--on_bad_line=skip leaves such lines empty\n"
     )
-    code, skipped, err = run_here(content, "--on_bad_line=skip")
+    code, skipped, err = run_here(content, "--on_bad_line=skip", _NOT_EMPTY)
     assert code == 0 and skipped.startswith(out + "\n") and skipped.count("\n") == 4
     assert err == "Warning: line 3 is not UTF-8 (byte 1): left empty\n"
+
+
+def test_empty_translations_have_a_hint(run_here):
+    code, out, err = run_here(b"Hund\n\nChat\n", "--allowed_tokens=2", "--beam_size=1")
+    assert (code, out) == (0, "\n\n\n")
+    assert err.startswith("Warning: 2 lines have an empty translation (the first is line 1): ")
+    assert "--least_tokens=2" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,10 @@ def test_waiting_lines_are_batched_and_a_single_one_is_answered_at_once():
 
 def test_process_answers_lines_as_they_arrive_and_exits_quietly(trained_logdir):
     process = subprocess.Popen(
-        [sys.executable, "-m", "lingvo_gshard", "translate", f"--logdir={trained_logdir}"],
+        [
+            *(sys.executable, "-m", "lingvo_gshard", "translate"),
+            *(f"--logdir={trained_logdir}", _NOT_EMPTY),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -118,7 +118,7 @@ def test_a_padding_batch_does_not_count_in_an_evaluation():
         assert together.means()[name] == pytest.approx(alone.means()[name], rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_loads_of_unequal_parts_are_added(count):
     """What a router reports is a sum over tokens, whatever the number of target tokens."""
     router = SigmoidRouter.params().set(capacity_factor=8.0)

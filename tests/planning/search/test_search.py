@@ -50,9 +50,10 @@ def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
     assert result.best.candidate.rematerialize == policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layers", "rows"),
-    [("v4:2x2x2", 4, 8), pytest.param("v4:2x2x4", 8, 16, marks=pytest.mark.slow)],
+    [("v4:2x2x2", 4, 8), ("v4:2x2x4", 8, 16)],
 )
 def test_wide_model_on_few_chips_is_sharded_like_megatron(name, layers, rows):
     """On 8 and 16 chips with one row each, heads, hidden units and vocabulary are sharded."""

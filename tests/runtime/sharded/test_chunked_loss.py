@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -15,10 +16,15 @@ from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
-from lingvo_gshard.sharding.options import PARTITIONERS
 
 B, L, M, V = 8, 16, 32, 128
 POSITIONS = 4
+LAYOUTS = (
+    ("data=8", "data"),
+    ("data=8", "fsdp"),
+    ("model=8", "tensor"),
+    ("data=2,model=4", "fsdp_tensor"),
+)
 CAP, SMOOTHING, Z_LOSS = 5.0, 0.1, 0.01
 
 
@@ -91,16 +97,16 @@ class ChunkedLossTest(testing.TestCase, parameterized.TestCase):
         found = partition(step(layer, POSITIONS), mesh, strategy)(*arguments)
         self.assertAllClose(tuple(found), tuple(expected), rtol=1e-5, atol=1e-6)
 
-    @parameterized.product(
-        layout=[
-            ("data=8", "data"),
-            ("data=8", "fsdp"),
-            ("model=8", "tensor"),
-            ("data=2,model=4", "fsdp_tensor"),
-        ],
-        partitioner=PARTITIONERS,
-    )
-    def test_collectives_are_those_of_all_logits(self, layout, partitioner):
+    @parameterized.parameters(*LAYOUTS)
+    def test_collectives_are_those_of_all_logits(self, *layout):
+        self.check_collectives(layout, "gspmd")
+
+    @parameterized.parameters(*LAYOUTS)
+    @pytest.mark.slow
+    def test_collectives_of_shardy_are_those_of_all_logits(self, *layout):
+        self.check_collectives(layout, "shardy")
+
+    def check_collectives(self, layout, partitioner):
         """Weights are gathered and gradients summed once, and of V only a few numbers a position.
 
         The loop exchanges maxima and sums over V for each chunk, as many bytes in total.

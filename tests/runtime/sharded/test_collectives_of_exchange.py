@@ -118,7 +118,7 @@ def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
 @pytest.mark.parametrize(
     ("policy", "recomputed"), [("full", 2), ("products", 0), ("products_but_hidden", 0)]
 )
-@pytest.mark.parametrize("precision", ["", "int8"])
+@pytest.mark.parametrize("precision", ["", pytest.param("int8", marks=pytest.mark.slow)])
 def test_policies_that_save_products_send_rows_once(policy, recomputed, precision):
     calls = compiled(policy=policy, precision=precision).collectives(frozenset({"moe"}))
     sent = collections.Counter(

@@ -9,8 +9,6 @@ from tests.runtime.sharded import least_bytes
 from tests.runtime.sharded.least_bytes import CASES, compiled, least
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "strategies.md"
-# The others are like these.
-FAST = ("expert",)
 
 
 def test_all_weights_are_counted():
@@ -32,15 +30,9 @@ def test_the_least_of_simple_cases():
     assert by_name["expert"].exchanged == 2 * 4 * 2 * 32 * 64 * 4
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case, marks=() if case.strategy in FAST else pytest.mark.slow, id=case.strategy
-        )
-        for case in CASES
-    ],
-)
+# test_spmd.py counts the collectives of a step in seconds.
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.strategy)
 def test_a_step_communicates_hardly_more_than_it_must(case):
     ratio = compiled(case).total / least(case).total
     # Less would be an error of the formulas.

@@ -50,6 +50,7 @@ def losses_of(logdir):
     return [json.loads(line)["loss"] for line in (logdir / "metrics.jsonl").open()]
 
 
+@pytest.mark.slow
 def test_training_prints_its_devices(sharded_run):
     logdir, _, out = sharded_run
     assert "8 CPU devices as data=8" in out
@@ -194,9 +195,9 @@ def test_override_may_name_a_single_weight(capsys, tmp_path):
         (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
     ],
 )
-def test_other_tools_reject_the_same_flags(tool, flags, words, sharded_run, capsys):
+def test_other_tools_reject_the_same_flags(tool, flags, words, trained_logdir, capsys):
     jax.devices()
-    code, out, err = run_here(tool, capsys, f"--logdir={sharded_run[0]}", *flags)
+    code, out, err = run_here(tool, capsys, f"--logdir={trained_logdir}", *flags)
     assert code == 1 and out == ""
     assert err.startswith(f"{tool.NAME}: error: ") and err.count("\n") == 1
     assert words in err

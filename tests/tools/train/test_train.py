@@ -120,6 +120,7 @@ def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
     assert (record["step"], record["finished"]) == (5, True) and "loss" in record["metrics"]
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
     killed, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     process = start(killed, "--steps=2000")
@@ -148,14 +149,8 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
 
 
 # test_signal_watch.py and test_loop.py send the other signals.
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     process = start(tmp_path, "--steps=100000", "--gin_param=step.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)

@@ -57,7 +57,7 @@ def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
             assert (np.abs(read(moments, name) - value) <= share * largest * 1.01).all()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "int8"])
 @pytest.mark.parametrize("cls", CLASSES)
 def test_narrow_moments_train_as_well(cls, dtype):
     """Minimizes a quadratic whose curvatures span two decades."""

@@ -111,10 +111,10 @@ def updated(
     [
         ("adam", "float32", "data=1"),
         ("adam", "bfloat16", "data=4"),
-        ("adam_bfloat16", "float32", "data=4"),
+        pytest.param("adam_bfloat16", "float32", "data=4", marks=pytest.mark.slow),
         ("adam_int8", "float32", "data=4"),
         ("adafactor", "float32", "data=4"),
-        ("muon", "float32", "data=4"),
+        pytest.param("muon", "float32", "data=4", marks=pytest.mark.slow),
     ],
 )
 def test_an_offloaded_update_has_the_values_of_one_on_the_device(name, dtype, mesh):

@@ -34,7 +34,18 @@ def test_a_stack(execution):
     assert not ends["b_query"] and not ends["scale"] and ends["w_mix"] and ends["w_query"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def _first_of_each_family() -> list:
+    """Returns the cases; all but the first of each model type are slow."""
+    seen: set[str] = set()
+    cases = []
+    for case in CASES:
+        marks = [pytest.mark.slow] if case.model_type in seen else []
+        cases.append(pytest.param(case, marks=marks, id=case.name))
+        seen.add(case.model_type)
+    return cases
+
+
+@pytest.mark.parametrize("case", _first_of_each_family())
 def test_an_imported_model(case):
     norm = {} if case.start else {"rms_norm_eps": 1e-6}
     values = {"model_type": case.model_type} | norm | case.values
