@@ -6,8 +6,12 @@ The agents of the soak start it. It keeps its state as gshard-train does: snapsh
 few steps, and checkpoints on the disk more seldom.
 """
 
+import contextlib
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -33,6 +37,7 @@ SNAPSHOT_EVERY = 50
 CHECKPOINT_EVERY = 500
 _STEP_SECONDS = 0.05
 _PROBE_EVERY = 50
+_SAVE_SECONDS = 20.0
 
 
 class Training:
@@ -88,7 +93,30 @@ class Training:
             print(f"Warning: a snapshot could not be written ({problem})", flush=True)
 
     def _save(self) -> None:
-        self._store.save(self._step, self._state, {"index": self._step}, f"name : {self._step}\n")
+        with _limited_save():
+            self._store.save(
+                self._step, self._state, {"index": self._step}, f"name : {self._step}\n"
+            )
+
+
+@contextlib.contextmanager
+def _limited_save() -> Iterator[None]:
+    """Ends the process if a save takes too long, as gshard-train does after `run.save_seconds`.
+
+    Orbax takes a jump of the clock for a save that has failed, and the other processes wait.
+    """
+
+    def end() -> None:
+        report_problem(f"a save did not end within {_SAVE_SECONDS:g} s")
+        os._exit(1)
+
+    timer = threading.Timer(_SAVE_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _say(text: str) -> None:
