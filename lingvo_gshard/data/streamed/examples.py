@@ -118,8 +118,8 @@ class DatasetReader(Configurable):
         """
         if importlib.util.find_spec("datasets") is None:
             raise UserError(
-                "Data sets of Hugging Face need the package datasets: pip install "
-                "'lingvo_gshard[datasets]'"
+                "Data sets of Hugging Face need the package datasets; pip install datasets "
+                "installs it"
             )
         if not self.p.path:
             raise UserError(
