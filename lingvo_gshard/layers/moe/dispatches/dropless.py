@@ -98,7 +98,8 @@ class SortedRows:
             # The last block may read up to one block past the last row.
             slots = rows + sizes.full
         slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
-        permutation = Permutation(tf.unstack(slot_kT), slots)
+        # A kernel ignores the rows after the last group.
+        permutation = Permutation(tf.unstack(slot_kT), slots, zero_empty=not platform)
         x_rows = permutation.permute(x_TM)
         if platform:
             y_rows = experts.compute_sorted(theta, x_rows, self.load_E, even_rows)
@@ -324,7 +325,8 @@ class RaggedRows:
             kept_sdE = _clip_loads(load_sdE, self.bound)
             place = collectives.place_along(axes)
             route = _route(load_sdE, kept_sdE, place)
-            permutation = Permutation(tf.unstack(self._slots(route, count)), count)
+            slots_kT = self._slots(route, count)
+            permutation = Permutation(tf.unstack(slots_kT), count, zero_empty=False)
             sorted_rM = permutation.permute(x_TM)
             received_CM = kernels.exchange.exchange(axes, sorted_rM, slots, route)
         received_sE = tf.gather(kept_sdE, place, axis=1)

@@ -21,14 +21,19 @@ class Permutation:
     It works on tensors [S,M], or on [G,S,M] within each group.
     """
 
-    def __init__(self, slots_of_tokens: Sequence[tf.Tensor], num_slots: int):
+    def __init__(
+        self, slots_of_tokens: Sequence[tf.Tensor], num_slots: int, zero_empty: bool = True
+    ):
         """Builds the inverse index.
 
         Args:
           slots_of_tokens: for each of the K assignments, the slot of each token, int32 [S] or
             [G,S]; `num_slots` if the token has no slot.
           num_slots: the number of slots (in each group).
+          zero_empty: whether empty slots get zeros. They get any token's row otherwise, which costs
+            nothing.
         """
+        self._zero_empty = zero_empty
         self._slots = list(slots_of_tokens)
         self._batch_dims = self._slots[0].shape.rank - 1
         *groups, tokens = self._slots[0].shape.as_list()
@@ -47,7 +52,7 @@ class Permutation:
         self._token_of_slot = tf.where(is_filled, self._entry_of_slot % tokens, tokens)
 
     def permute(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns [slots,M] (or [G,slots,M]): the row of each slot's token; empty slots are zero.
+        """Returns [slots,M] (or [G,slots,M]): the row of each slot's token.
 
         Args:
           x: the tokens' rows, [S,M] or [G,S,M].
@@ -86,12 +91,14 @@ class Permutation:
         return move(rows, *gates)
 
     def _rows_of_slots(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.gather(append_zero_row(x), self._token_of_slot, batch_dims=self._batch_dims)
+        if self._zero_empty:
+            return rows_at(x, self._token_of_slot)
+        some_token = tf.minimum(self._token_of_slot, x.shape[-2] - 1)
+        return tf.gather(x, some_token, batch_dims=self._batch_dims)
 
     def _rows_of_tokens(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the rows of tokens' slots, one tensor for each assignment; zeros if no slot."""
-        padded = append_zero_row(rows)
-        return [tf.gather(padded, slots, batch_dims=self._batch_dims) for slots in self._slots]
+        return [rows_at(rows, slots) for slots in self._slots]
 
     def _gate_of_slot(self, gates: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the gate of the token in each slot; 0 where the slot is empty."""
@@ -101,9 +108,18 @@ class Permutation:
         return tf.gather(flat, self._entry_of_slot, batch_dims=self._batch_dims)
 
 
-def append_zero_row(x: tf.Tensor) -> tf.Tensor:
-    """Returns rows [...,S,M] with a final row of zeros, which empty slots read."""
-    return tf.pad(x, [*[[0, 0]] * (x.shape.rank - 2), [0, 1], [0, 0]])
+def rows_at(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """Returns rows of x, and zeros where there is none.
+
+    XLA computes the zeros with the gather. A row of zeros at the end of x would be a copy of x.
+
+    Args:
+      x: the rows, [S,M] or [G,S,M].
+      index: int32, of any size of the last dimension, [..] or [G,..]; S where there is no row.
+    """
+    count = x.shape[-2]
+    rows = tf.gather(x, tf.minimum(index, count - 1), batch_dims=index.shape.rank - 1)
+    return tf.where((index < count)[..., tf.newaxis], rows, tf.zeros([], x.dtype))
 
 
 class GatherDispatch(BufferDispatch):
@@ -183,7 +199,7 @@ class _ExpertChoiceBuffers(Buffers):
 
     def _rows_of_slots(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the row of each slot's token, zeros where the slot is empty."""
-        return tf.gather(append_zero_row(x_GSM), self._token_of_slot, batch_dims=1)
+        return rows_at(x_GSM, self._token_of_slot)
 
     def _sum_by_token(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,M]: for each token, the sum of the rows in its slots."""
