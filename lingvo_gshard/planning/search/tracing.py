@@ -23,7 +23,8 @@ from lingvo_gshard.training.step.trainer import Trainer
 # the input of the norm.
 _SUMS = frozenset(("Mean",))
 _LOOPS = frozenset(("While", "StatelessWhile"))
-_GATHERS = frozenset(("GatherV2",))
+# The inputs of an operation that its result holds values of. The others say which.
+_VALUES = {"GatherV2": slice(0, 1), "SelectV2": slice(1, 3)}
 
 
 class UpstreamFinder:
@@ -90,8 +91,7 @@ class UpstreamFinder:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    inputs = list(tensor.op.inputs)
-    return inputs[:1] if tensor.op.type in _GATHERS else inputs
+    return list(tensor.op.inputs)[_VALUES.get(tensor.op.type, slice(None))]
 
 
 # A rematerialization unit: the body of a loop, or one layer of a list.
