@@ -25,7 +25,7 @@ from lingvo_gshard.agents.meeting import Meeting, Reach
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import Beat, Outcome, Record
 from lingvo_gshard.agents.sightings import Sightings
-from lingvo_gshard.agents.spare import Spare, module_of
+from lingvo_gshard.agents.spare import Spare
 from lingvo_gshard.agents.stragglers import Stragglers
 from lingvo_gshard.agents.worker import Worker, start_process, words_of
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
@@ -105,11 +105,9 @@ class Agent:
         self._stragglers = Stragglers()
         self._life, self._count = secrets.token_hex(8), 0
         self._worker: Worker | None = None
-        # The next worker is made of it. A round starts one spare at most.
+        # The next worker, and the newest round that has started a spare.
         self._spare: Spare | None = None
         self._spare_round = 0
-        # The module that workers run; None if they run another program.
-        self._module: str | None = None
         # The worker to start when its part of a snapshot is there.
         self._next: tuple[Record, Assignment, Preparation] | None = None
         # The worker has not yet read it; None if it has.
@@ -211,19 +209,21 @@ class Agent:
         }
         self._preparation = preparation
         command, spare, self._spare = self._command(assignment), self._spare, None
-        self._module = module_of(command)
         self._worker = Worker(command, environment, record.number, self._wake.set, spare)
 
     def _keep_spare(self) -> None:
-        """Starts a spare, once in a round, when the worker no longer needs all of the host."""
-        worker, newest = self._worker, self._newest
-        if worker is None or newest is None or newest.number == self._spare_round:
+        """Starts a spare after the worker's first step, until which the worker needs the host.
+
+        A round starts one spare at most.
+        """
+        worker = self._worker
+        if not self._options.spare or worker is None or worker.round == self._spare_round:
             return
-        if self._options.spare and self._module and worker.report.step is not None:
-            self._spare_round = newest.number
+        if worker.module and worker.report.step is not None:
+            self._spare_round = worker.round
             with contextlib.suppress(OSError):
                 # Without a spare, the next worker starts as the first one did.
-                self._spare = self._spare or Spare(self._module, start_process)
+                self._spare = self._spare or Spare(worker.module, start_process)
 
     def _watch_worker(self) -> None:
         """Notes the end of the worker."""

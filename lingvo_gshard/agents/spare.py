@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.runtime import standard_error
 
-# Every worker loads them.
+# Imported by every worker.
 LIBRARIES = ("tensorflow", "jax", "orbax.checkpoint")
 
 
 class Spare:
-    """A waiting process, as its agent has it."""
+    """Starts a spare process, and later makes it a worker; used by the agent."""
 
     def __init__(
         self,
@@ -58,7 +58,9 @@ class Spare:
     def run(
         self, command: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen | None:
-        """Has the process become a worker, and returns it; None if it cannot.
+        """Makes the spare process a worker and returns it.
+
+        A process that has died or runs another module is ended, and None is returned.
 
         Args:
           command: the worker's program and its arguments.
@@ -74,7 +76,7 @@ class Spare:
         return None
 
     def close(self) -> None:
-        """Ends a process that still waits."""
+        """Ends the waiting process."""
         with contextlib.suppress(BrokenPipeError):
             self._order.close()
         self._process.kill()
@@ -82,7 +84,7 @@ class Spare:
 
 
 def module_of(command: Sequence[str]) -> str | None:
-    """Returns the module that a command has this Python run; None if it is another program."""
+    """Returns MODULE of a command `PYTHON -m MODULE ...` with this Python; None for others."""
     is_ours = [*command[:2]] == [sys.executable, "-m"] and len(command) > 2
     return command[2] if is_ours else None
 
@@ -97,7 +99,10 @@ def _load(libraries: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Loads, waits for the order, and becomes the worker. Ends if there is no order."""
+    """Loads the libraries, waits for the agent's order, and runs the worker's module.
+
+    Ends if the agent closes the pipe without an order.
+    """
     descriptor, module, *libraries = sys.argv[1:]
     _load(libraries)
     with open(int(descriptor)) as pipe:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.agents.records import KILLED, Outcome
-from lingvo_gshard.agents.spare import Spare
+from lingvo_gshard.agents.spare import Spare, module_of
 from lingvo_gshard.training.run.monitoring.worker_report import (
     REPORT_FILE,
     WorkerReport,
@@ -30,7 +30,12 @@ _STOPPED_STATES = ("T", "t")
 
 
 class Worker:
-    """A worker of one round. Made in the main thread, whose end also ends the worker."""
+    """A worker of one round. Made in the main thread, whose end also ends the worker.
+
+    Attributes:
+      round: number of the round's record.
+      module: the Python module that it runs; None if it runs another program.
+    """
 
     def __init__(
         self,
@@ -52,7 +57,7 @@ class Worker:
         Raises:
           OSError: it cannot be started.
         """
-        self.round = round_
+        self.round, self.module = round_, module_of(command)
         self._folder = tempfile.TemporaryDirectory(prefix="gshard-worker-")
         self._report = pathlib.Path(self._folder.name) / "report.json"
         self._reason, self._is_stopping = "", False
@@ -150,7 +155,7 @@ class Worker:
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen:
-    """Starts a process that ends with this one.
+    """Starts a process that is killed when this one ends.
 
     Args:
       command: the program and its arguments.

@@ -142,7 +142,13 @@ def _respond(
 
 
 def _warn_of_empty(sentences: list[str], texts: list[str], before: int) -> None:
-    """Warns of lines with text whose translations have none; see `_respond` for the arguments."""
+    """Warns if lines that are not empty have empty translations.
+
+    Args:
+      sentences: the lines.
+      texts: their translations.
+      before: number of input lines before the first of these.
+    """
     pairs = enumerate(zip(sentences, texts, strict=True), start=before + 1)
     empty = [line for line, (source, text) in pairs if source.strip() and not text.strip()]
     if empty:

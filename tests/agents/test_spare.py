@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ with open(os.environ["SEEN"], "w") as file:
 sys.exit(7)
 """
 MODULE = "spare_program"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -27,8 +29,7 @@ def spare(tmp_path, monkeypatch):
     """Returns a spare of the program, in a directory where the program is."""
     (tmp_path / f"{MODULE}.py").write_text(_PROGRAM)
     monkeypatch.chdir(tmp_path)
-    package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    monkeypatch.setenv("PYTHONPATH", package)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PLACE", "before")
     found = Spare(MODULE, start_process, ["json.tool", "no_such_library"])
     yield found

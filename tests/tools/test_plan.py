@@ -87,8 +87,19 @@ def test_json_is_the_only_standard_output(capsys):
 
 def test_report_and_progress_are_printed(planned):
     out, err = ((planned / f"expert.{name}").read_text() for name in ("out", "err"))
+    check_printed(out, err, "mesh data=8")
+
+
+@pytest.mark.slow
+def test_report_on_a_mesh_of_two_axes_is_printed(capsys):
+    code, out, err = run_here(capsys, *TINY, "--topology=cpu:8", "--mesh=data=4,model=2")
+    assert code == 0
+    check_printed(out, err, "mesh data=4,model=2")
+
+
+def check_printed(out, err, mesh):
     assert out.splitlines()[0].startswith("It fits: peak ")
-    for words in ("mesh data=8", "of capacity", "all-to-all over data", "useful", "Note: "):
+    for words in (mesh, "of capacity", "all-to-all over data", "useful", "Note: "):
         assert words in out
     compiler, *stages = [line.partition("] ")[2] for line in err.splitlines()]
     assert compiler == topologies.get("cpu:8").compiler_choice

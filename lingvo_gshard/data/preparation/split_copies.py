@@ -22,7 +22,7 @@ STAGE = "3-copies"
 _EXAMPLES = 3
 # The parts of a row that are compared: all of it, or texts without case, digits, punctuation.
 _KINDS = ("exact", "folded", "source", "target")
-_, _FOLDED, _SOURCE, _ = range(len(_KINDS))
+_FOLDED, _SOURCE = map(_KINDS.index, ("folded", "source"))
 _ROWS_AT_A_TIME = 4096
 
 
@@ -191,7 +191,7 @@ def _hashes_of(rows: Sequence[Row]) -> np.ndarray:
 
 
 def _contains(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Returns whether each hash is among the known ones, which are sorted; bool like `hashes`."""
+    """Returns a bool for each hash: whether it is in `known`, which is sorted."""
     if not len(known):
         return np.zeros(hashes.shape, bool)
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)

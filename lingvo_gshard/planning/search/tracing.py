@@ -23,7 +23,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 # the input of the norm.
 _SUMS = frozenset(("Mean",))
 _LOOPS = frozenset(("While", "StatelessWhile"))
-# The inputs of an operation that its result holds values of. The others say which.
+# The inputs whose values such an operation returns. Its other inputs choose among these values.
 _VALUES = {"GatherV2": slice(0, 1), "SelectV2": slice(1, 3)}
 
 

@@ -95,7 +95,10 @@ def sliced(value: ir.Value, slices: Sequence[range]) -> ir.Value:
 
 
 def erase_unused(operations: Iterable[ir.Operation]) -> list[ir.Operation]:
-    """Erases the operations that nothing uses, then those that only they used. Returns the rest."""
+    """Erases operations without uses until no more are left, and returns those with uses.
+
+    An erased operation no longer uses its operands, so that their makers may be erased next.
+    """
     waiting = list(dict.fromkeys(operations))
     while True:
         used = [each for each in waiting if any(list(result.uses) for result in each.results)]

@@ -329,7 +329,7 @@ class Optimizer(Configurable):
         return specs.pack(new_weights), specs.pack(new_moments)
 
     def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns what depends on the step alone, so that it is computed once for all weights.
+        """Returns tensors by name that the updates of all weights share, to compute them once.
 
         Args:
           number: an int32 scalar, the number of the step, which counts from 0.

@@ -183,10 +183,15 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
     def test_hierarchical_has_no_effect_on_one_device(self):
         self.assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
 
+    def assert_same_outputs(self, found, expected):
+        """Allows a unit in the last place: LLVM may round a product in one program only."""
+        self.assertAllClose(found.y, expected.y, rtol=0, atol=2**-22)
+
     @parameterized.parameters({}, {"precision": "fp8"}, {"experts": 6, "precision": "int8"})
     def test_hierarchical_results_are_equal(self, **options):
-        """The compiler may add up in another order, and fuse other products with sums."""
+        """The compiler may add up gradients of weights in another order."""
         found, expected = split(**options, hierarchical=True), split(**options)
+        self.assert_same_outputs(found, expected)
         assert_all_close(found, expected, "order")
 
     @parameterized.parameters(
@@ -195,6 +200,7 @@ class ExchangeTest(testing.TestCase, parameterized.TestCase):
     @pytest.mark.slow
     def test_hierarchical_results_of_other_options_are_equal(self, **options):
         found, expected = split(**options, hierarchical=True), split(**options)
+        self.assert_same_outputs(found, expected)
         assert_all_close(found, expected, "order")
 
     def test_all_options_on_many_devices_equal_one_device(self):

@@ -172,11 +172,15 @@ class InterleavedTest(ResultsTest):
         values = {"is_decoder": True, **values}
         self.assert_same(in_stages(**values, execution=execution), of_micro_batches(3, **values))
 
+    @parameterized.named_parameters(
+        ("sequential", sequential("none", 3), {}),
+        ("loop", loop("none", 3), {}),
+        ("token_ids", sequential("none", 3), {"moe": HASHED, "has_token_ids": True}),
+    )
     @pytest.mark.slow
-    def test_eager_parts_with_token_ids_equal_layers_on_each_part_alone(self):
-        values = {"is_decoder": True, "moe": HASHED, "has_token_ids": True}
-        found = in_stages(**values, execution=sequential("none", 3))
-        self.assert_same(found, of_micro_batches(3, **values))
+    def test_other_eager_parts_equal_layers_on_each_part_alone(self, execution, values):
+        values = {"is_decoder": True, **values}
+        self.assert_same(in_stages(**values, execution=execution), of_micro_batches(3, **values))
 
     @parameterized.named_parameters(
         ("sequential", sequential("none", 3)),

@@ -30,12 +30,11 @@ class Permutation:
           slots_of_tokens: for each of the K assignments, the slot of each token, int32 [S] or
             [G,S]; `num_slots` if the token has no slot.
           num_slots: the number of slots (in each group).
-          zero_empty: whether empty slots get zeros. They get any token's row otherwise, which costs
-            nothing.
+          zero_empty: whether empty slots get zeros. Otherwise they get the row of some token, which
+            is faster.
         """
         self._zero_empty = zero_empty
         self._slots = list(slots_of_tokens)
-        self._batch_dims = self._slots[0].shape.rank - 1
         *groups, tokens = self._slots[0].shape.as_list()
         self._entries = len(self._slots) * tokens
         flat = tf.reshape(tf.stack(self._slots, -2), [*groups, self._entries])
@@ -52,7 +51,7 @@ class Permutation:
         self._token_of_slot = tf.where(is_filled, self._entry_of_slot % tokens, tokens)
 
     def permute(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns [slots,M] (or [G,slots,M]): the row of each slot's token.
+        """Returns [slots,M] (or [G,slots,M]): the row of each slot's token; see `zero_empty`.
 
         Args:
           x: the tokens' rows, [S,M] or [G,S,M].
@@ -91,10 +90,7 @@ class Permutation:
         return move(rows, *gates)
 
     def _rows_of_slots(self, x: tf.Tensor) -> tf.Tensor:
-        if self._zero_empty:
-            return rows_at(x, self._token_of_slot)
-        some_token = tf.minimum(self._token_of_slot, x.shape[-2] - 1)
-        return tf.gather(x, some_token, batch_dims=self._batch_dims)
+        return rows_at(x, self._token_of_slot, self._zero_empty)
 
     def _rows_of_tokens(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the rows of tokens' slots, one tensor for each assignment; zeros if no slot."""
@@ -105,20 +101,23 @@ class Permutation:
         *groups, _ = gates[0].shape.as_list()
         flat = tf.reshape(tf.stack(gates, -2), [*groups, self._entries])
         flat = tf.pad(flat, [*[[0, 0]] * len(groups), [0, 1]])
-        return tf.gather(flat, self._entry_of_slot, batch_dims=self._batch_dims)
+        return tf.gather(flat, self._entry_of_slot, batch_dims=len(groups))
 
 
-def rows_at(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns rows of x, and zeros where there is none.
+def rows_at(x: tf.Tensor, index: tf.Tensor, zero_missing: bool = True) -> tf.Tensor:
+    """Returns rows [N,M] or [G,N,M] of x.
 
     XLA computes the zeros with the gather. A row of zeros at the end of x would be a copy of x.
 
     Args:
       x: the rows, [S,M] or [G,S,M].
-      index: int32, of any size of the last dimension, [..] or [G,..]; S where there is no row.
+      index: int32 [N] or [G,N], the places of the wanted rows; S where there is none.
+      zero_missing: whether a row that is not there is zero; otherwise it is the last row.
     """
     count = x.shape[-2]
     rows = tf.gather(x, tf.minimum(index, count - 1), batch_dims=index.shape.rank - 1)
+    if not zero_missing:
+        return rows
     return tf.where((index < count)[..., tf.newaxis], rows, tf.zeros([], x.dtype))
 
 
