@@ -36,6 +36,8 @@ _OTHER_LANGUAGE = re.compile(
 _INDEX = re.compile(r"(?:index-?all|genindex|modindex|search|all-?items|print|toc|-tree|-use)\b")
 _ENDINGS = (".html", ".htm", ".xhtml", ".rst", ".txt", ".page")
 _LEAST_WORDS = 40
+# Longer pages list what other pages say. A line of prepared data ends at 1 MiB.
+_MOST_CHARACTERS = 500_000
 
 
 class _Text(html.parser.HTMLParser):
@@ -76,7 +78,7 @@ def text_of(name: str, content: str) -> str:
 
 
 def texts(directory: pathlib.Path) -> Iterator[str]:
-    """Yields the texts of the files in a directory that are long enough to be more than a list."""
+    """Yields the texts of the files in a directory, without lists, which are short or very long."""
     for parent, folders, names in os.walk(directory):
         folders.sort()
         for name in sorted(names):
@@ -89,7 +91,9 @@ def texts(directory: pathlib.Path) -> Iterator[str]:
             opened = gzip.open if name.endswith(".gz") else open
             with opened(path, "rb") as file:
                 found = text_of(plain, file.read().decode("utf-8", "replace"))
-            if len(found.split()) >= _LEAST_WORDS and "\ufffd" not in found and "\0" not in found:
+            if len(found) > _MOST_CHARACTERS or len(found.split()) < _LEAST_WORDS:
+                continue
+            if "\ufffd" not in found and "\0" not in found:
                 yield found
 
 

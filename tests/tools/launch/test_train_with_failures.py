@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.agents.test_agents import children
 from tests.tools import tiny_translation
@@ -52,19 +53,45 @@ def finish(process: subprocess.Popen) -> str:
 def kill_after(
     launcher: subprocess.Popen, logdir: pathlib.Path, step: int, process: int, forget: bool = False
 ) -> None:
-    """Kills a worker when a step is done, and may delete the snapshots of its host."""
-    deadline = time.monotonic() + 300
-    while launcher.poll() is None and time.monotonic() < deadline:
-        if (logdir / "metrics.jsonl").exists() and len(losses(logdir)) >= step:
-            (worker,) = children(launcher.pid, f"--process_id={process}")[-1:]
-            os.kill(worker, signal.SIGKILL)
-            if forget:
-                folder = f"gshard-{job_of(logdir)}-local-{process}"
-                for part in pathlib.Path("/dev/shm", folder).iterdir():
-                    part.unlink()
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} did not come")
+    """Kills a worker when a step is done.
+
+    Args:
+      launcher: of two hosts.
+      logdir: of the training.
+      step: the number of steps that are done before.
+      process: number of the worker.
+      forget: also deletes the snapshots of its host, once the other host has a copy.
+    """
+    wait_for_steps(logdir, step, launcher)
+    (agent,) = children(launcher.pid, f"--host=local-{process}")[:1]
+    worker = worker_of(agent)
+    if forget:
+        # These steps take milliseconds, and agents copy snapshots once a second.
+        os.kill(worker, signal.SIGSTOP)
+        folder = wait_for_copy(logdir, f"local-{process}", f"local-{1 - process}", process)
+    os.kill(worker, signal.SIGKILL)
+    if forget:
+        for part in folder.iterdir():
+            part.unlink()
+
+
+def worker_of(agent: int) -> int:
+    """Returns the process that trains: the older one, if a spare waits beside it."""
+    return children(agent, "")[0]
+
+
+def wait_for_copy(logdir: pathlib.Path, host: str, partner: str, process: int) -> pathlib.Path:
+    """Waits until a partner has the newest part of a host, and returns the host's folder."""
+    own, other = (
+        pathlib.Path("/dev/shm", f"gshard-{job_of(logdir)}-{name}") for name in (host, partner)
+    )
+    deadline = time.monotonic() + 60
+    while True:
+        parts = [part for part in Part.within(own) if part.index == process]
+        if parts and parts[-1] in Part.within(other):
+            return own
+        assert time.monotonic() < deadline, f"{partner} has no copy of {parts[-1:]}"
+        time.sleep(0.1)
 
 
 def state_of(logdir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -129,6 +156,8 @@ def test_one_host_goes_on_from_the_snapshot_of_two(tmp_path):
     finish(start(flags, calm, cache))
     lost, other = (start_agent(flags, alone, cache, host, every) for host in "ab")
     wait_for_steps(alone, 11, other)
+    os.kill(worker_of(lost.pid), signal.SIGSTOP)
+    wait_for_copy(alone, "a", "b", process=0)
     lost.kill()
     said = finish(other)
     assert "after a gives no sign of life" in said and "b, mesh data=2" in said, said
