@@ -148,6 +148,8 @@ if TYPE_CHECKING:
     pywrap_tfe: Any
     # Its package has a function of the same name.
     megablox: Any
+    # Dialects of MLIR that Pallas lowers to; its own module has no types for them.
+    triton_lowering: Any
 else:
     tf = LazyModule("tensorflow")
     tf_text = LazyModule("tensorflow_text")
@@ -175,6 +177,7 @@ else:
     pallas = LazyModule("jax.experimental.pallas")
     pallas_tpu = LazyModule("jax.experimental.pallas.tpu")
     pallas_triton = LazyModule("jax.experimental.pallas.triton")
+    triton_lowering = LazyModule("jax._src.pallas.triton.lowering")
     cudnn_attention = LazyModule("jax._src.cudnn.fused_attention_stablehlo")
     _splash = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention"
     splash = LazyModule(f"{_splash}_kernel")

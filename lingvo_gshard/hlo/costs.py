@@ -49,6 +49,8 @@ _PRECISION_PASSES = {
 }
 # Stands for the call of instructions of no kernel.
 _NO_CALL = FusedCall("", 0.0, 1.0)
+# HLO's types of the factors of kernels' products.
+_FACTOR_DTYPES = frozenset("bf16 f16 f32 f8e4m3fn f8e5m2 s8".split())
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -64,7 +66,7 @@ def product_dtype(instruction: Instruction) -> str:
     if is_fused_attention(instruction):
         return _attention_operands(instruction)[0].dtype
     if is_grouped_products(instruction):
-        return _float_operands(instruction, 2)[0].dtype
+        return _factors(instruction, 2)[0].dtype
     return instruction.operands[0].shape.dtype
 
 
@@ -96,7 +98,7 @@ def is_grouped_products(instruction: Instruction) -> bool:
     if not _call(instruction).kernel.startswith("grouped_products"):
         return False
     # The kernel's body also has calls that reserve memory.
-    return bool(_float_operands(instruction, 2)) and len(instruction.operands) > 2
+    return bool(_factors(instruction, 2)) and len(instruction.operands) > 2
 
 
 def _call(instruction: Instruction) -> FusedCall:
@@ -127,12 +129,12 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
     The compiler for TPUs leaves out a B of 1. A latent cache has no values: they are its keys.
     """
-    return _float_operands(instruction, 4) or _float_operands(instruction, 3)
+    return _factors(instruction, 4) or _factors(instruction, 3)
 
 
-def _float_operands(instruction: Instruction, rank: int) -> list[Shape]:
+def _factors(instruction: Instruction, rank: int) -> list[Shape]:
     shapes = [operand.shape for operand in instruction.operands]
-    return [s for s in shapes if len(s.dimensions) == rank and s.dtype in ("bf16", "f16", "f32")]
+    return [s for s in shapes if len(s.dimensions) == rank and s.dtype in _FACTOR_DTYPES]
 
 
 def _grouped_flops(instruction: Instruction) -> int:
@@ -143,7 +145,7 @@ def _grouped_flops(instruction: Instruction) -> int:
     """
     share = _call(instruction).share
     (result,) = instruction.shape.arrays
-    rows = _float_operands(instruction, 2)
+    rows = _factors(instruction, 2)
     if len(result.dimensions) == 3:
         _, inner, outer = result.dimensions
         # The kernel may take the rows transposed.
@@ -312,7 +314,7 @@ def _read(instruction: Instruction) -> int:
             amounts = _part_of(instruction, amounts, cache, _call(instruction).share)
         elif is_grouped_products(instruction):
             # The weights of groups without rows are not read.
-            weights = _float_operands(instruction, 3)
+            weights = _factors(instruction, 3)
             amounts = _part_of(instruction, amounts, weights, _call(instruction).read_share)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):

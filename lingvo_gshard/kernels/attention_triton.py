@@ -14,6 +14,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.call import HIDDEN, AttentionCall, Operands, pad
+from lingvo_gshard.kernels.triton_products import dot
 from lingvo_gshard.kernels.weight_dropout import DropoutOperands, TileDropout
 
 
@@ -502,12 +503,6 @@ def _weights(
     if dropout is not None:
         kept, d_weights = dropout.applied(weights), dropout.applied(d_weights)
     return kept, weights * (d_weights - weighted) * slope
-
-
-def dot(a: Any, b: Any) -> Any:
-    """Returns the float32 product of two tiles. Triton would round float32 to 10 bits."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return pallas.dot(a, b, precision=precision)
 
 
 def load_rows(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None) -> Any:

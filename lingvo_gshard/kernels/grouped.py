@@ -10,6 +10,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import grouped_tpu, grouped_triton
 from lingvo_gshard.kernels.grouped_call import GroupedCall
 from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
+from lingvo_gshard.sharding.einsum import Factor, Rounding
 
 # Name of the kernel in plans and logs.
 NAME = "grouped products"
@@ -67,6 +68,7 @@ def product(
     sizes_E: tf.Tensor,
     usual_rows: int = 0,
     known_RH: tf.Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> tf.Tensor:
     """Returns [R,H]: each row times the weights of its group, on one device.
 
@@ -79,34 +81,67 @@ def product(
       sizes_E: int32, the number of rows of each group; together at most R.
       usual_rows: the number of rows that all groups have together in most steps; 0: all rows.
       known_RH: the result, if it was saved and needs no computation.
+      rounding: rounds rows, weights and the gradient of the products. Its scales of rows and of
+        their gradients have one row each. The gradient of the weights has unrounded factors.
     """
-    count = known_sizes(rows_RM.shape)[0]
-    groups, inner, outer = known_sizes(weights_EMH.shape)
-    call = GroupedCall(usual_rows or count)
-    transposed = GroupedCall(call.usual_rows, is_transposed=True)
-    share = _module(platform_in_use()).computed_share(call, count, groups)
-    read_share = call.groups_with_rows(groups) / groups
+    usual_rows = usual_rows or known_sizes(rows_RM.shape)[0]
 
     @custom_gradient
     def compute(rows: tf.Tensor, weights: tf.Tensor, sizes: tf.Tensor) -> Any:
+        def multiplied(factor: Factor, summed: str) -> tf.Tensor:
+            of_weights = rounding.weight(weights, "EMH", "M")(summed) if rounding else None
+            weight = of_weights or Factor(weights)
+            return _product(factor, weight, sizes, usual_rows, is_transposed=summed == "H")
+
         products = known_RH
         if products is None:
-            products_RH = tf.TensorSpec([count, outer], rows.dtype)
-            (products,) = FORWARD.mark(
-                call, [rows, weights, sizes], [products_RH], share, read_share
-            )
+            of_rows = rounding.activation(rows, "CM")("M") if rounding else Factor(rows)
+            products = multiplied(of_rows, "M")
 
         def gradient(d_products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
-            d_rows_RM = tf.TensorSpec([count, inner], rows.dtype)
-            d_weights_EMH = tf.TensorSpec([groups, inner, outer], weights.dtype)
-            (d_rows,) = FORWARD.mark(
-                transposed, [d_products, weights, sizes], [d_rows_RM], share, read_share
-            )
-            (d_weights,) = WEIGHT_GRADIENT.mark(
-                call, [rows, d_products, sizes], [d_weights_EMH], share
-            )
-            return d_rows, d_weights, None
+            of_products = rounding.gradient(d_products, "CH") if rounding else None
+            d_rows = multiplied(of_products("H") if of_products else Factor(d_products), "H")
+            return d_rows, _weight_gradient(rows, d_products, sizes, usual_rows), None
 
         return tf.identity(products), gradient
 
     return cast(tf.Tensor, compute(rows_RM, weights_EMH, sizes_E))
+
+
+def _product(
+    rows: Factor, weights: Factor, sizes_E: tf.Tensor, usual_rows: int, is_transposed: bool
+) -> tf.Tensor:
+    """Returns the product of rows [R,M] and weights [E,M,H]; of [E,H,M] if they are transposed."""
+    count = known_sizes(rows.values.shape)[0]
+    groups, *columns = known_sizes(weights.values.shape)
+    result = tf.TensorSpec([count, columns[0 if is_transposed else 1]], rows.values.dtype)
+    operands, values, dtypes = [], weights.values, ()
+    if rows.dtype:
+        dtypes = (rows.dtype, weights.dtype)
+        operands = [rows.scale, tf.reshape(weights.scale, [groups, 1, result.shape[1]])]
+        if not is_transposed:
+            # Tensor cores read factors of 8 bits along the dimension that is summed.
+            values, is_transposed = tf.linalg.matrix_transpose(values), True
+    call = GroupedCall(usual_rows, is_transposed, dtypes)
+    share, read_share = _shares(call, count, groups)
+    operands = [rows.values, values, sizes_E, *operands]
+    (product,) = FORWARD.mark(call, operands, [result], share, read_share)
+    return product
+
+
+def _weight_gradient(
+    rows_RM: tf.Tensor, d_products_RH: tf.Tensor, sizes_E: tf.Tensor, usual_rows: int
+) -> tf.Tensor:
+    """Returns the gradient [E,M,H] of the weights."""
+    (groups,), (count, inner) = known_sizes(sizes_E.shape), known_sizes(rows_RM.shape)
+    result = tf.TensorSpec([groups, inner, d_products_RH.shape[1]], rows_RM.dtype)
+    call = GroupedCall(usual_rows)
+    operands = [rows_RM, d_products_RH, sizes_E]
+    (gradient,) = WEIGHT_GRADIENT.mark(call, operands, [result], _shares(call, count, groups)[0])
+    return gradient
+
+
+def _shares(call: GroupedCall, rows: int, groups: int) -> tuple[float, float]:
+    """Returns the shares of its products and of its weights that a call computes and reads."""
+    computed = _module(platform_in_use()).computed_share(call, rows, groups)
+    return computed, call.groups_with_rows(groups) / groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -12,10 +14,20 @@ class GroupedCall(msgspec.Struct, frozen=True):
       usual_rows: the number of rows that all groups have together in most steps. Arrays may have
         room for more. Tiles are chosen for it.
       is_transposed: whether the weights are [E,H,M], as in the gradient of the rows.
+      dtypes: types of 8 bits that have all values of the rows and of the weights. The product is
+        then multiplied by scales of the rows, float32 [R,1], and of the columns, float32 [E,1,H].
+        Empty for products in the type of the rows, without scales.
     """
 
     usual_rows: int
     is_transposed: bool = False
+    dtypes: tuple[str, ...] = ()
+
+    def factors(self, rows: Any, weights: Any) -> tuple[Any, Any]:
+        """Returns the rows and weights, arrays of jax, in the types that the kernel multiplies."""
+        if not self.dtypes:
+            return rows, weights
+        return rows.astype(self.dtypes[0]), weights.astype(self.dtypes[1])
 
     def rows_of_group(self, groups: int) -> int:
         """Returns the rows of a group if all groups have equally many.

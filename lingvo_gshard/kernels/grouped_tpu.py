@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, megablox
+from lingvo_gshard.kernels import grouped_tpu_scaled
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
 
 # A TPU's vector unit has this many lanes: smaller tiles leave some empty.
@@ -71,6 +72,7 @@ def forward(
     rows_RM: jax.Array,
     weights_EMH: jax.Array,
     sizes_E: jax.Array,
+    *scales: jax.Array,
     interpret: bool = False,
 ) -> tuple:
     """Returns the products [R,H]. Rows after the last group are undefined.
@@ -80,21 +82,31 @@ def forward(
       rows_RM: the rows of all groups, one group after another.
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
+      *scales: of the rows and of the columns, if the call has types of 8 bits.
       interpret: whether to compute on CPUs, step by step.
     """
     count, groups = rows_RM.shape[0], weights_EMH.shape[0]
-    tile = row_tile(call, groups)
+    tile, dtype = row_tile(call, groups), rows_RM.dtype
     columns = weights_EMH.shape[1 if call.is_transposed else 2]
+    rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
     sizes = (padded_rows(call, count, groups), rows_RM.shape[1], columns)
-    products = megablox.gmm(
-        _padded(rows_RM, sizes[0]),
-        weights_EMH,
-        sizes_E,
-        rows_RM.dtype,
-        (tile, *_product_tile(tile, *sizes, groups, rows_RM.dtype.itemsize)),
-        transpose_rhs=call.is_transposed,
-        interpret=interpret,
-    )
+    tiles = (tile, *_product_tile(tile, *sizes, groups, rows_RM.dtype.itemsize))
+    rows_RM = _padded(rows_RM, sizes[0])
+    if call.dtypes:
+        row_scales_R1, column_scales_E1H = _padded(scales[0], sizes[0]), scales[1]
+        products = grouped_tpu_scaled.product(
+            rows_RM, weights_EMH, sizes_E, row_scales_R1, column_scales_E1H, dtype, tiles, interpret
+        )
+    else:
+        products = megablox.gmm(
+            rows_RM,
+            weights_EMH,
+            sizes_E,
+            dtype,
+            tiles,
+            transpose_rhs=call.is_transposed,
+            interpret=interpret,
+        )
     return (products[:count],)
 
 
@@ -139,6 +151,8 @@ def _product_tile(
 ) -> tuple[int, int]:
     """Returns the tile [inner,outer] of the weights that moves the fewest elements.
 
+    Factors of 8 bits are not masked: their tiles divide the dimension that is summed.
+
     Args:
       tile: rows of a tile.
       rows: number of rows.
@@ -156,8 +170,11 @@ def _product_tile(
 
     def bytes_used(size: tuple[int, int]) -> int:
         inner_tile, outer_tile = size
-        buffers = tile * inner_tile + inner_tile * outer_tile + tile * outer_tile
-        return 2 * itemsize * buffers + 4 * tile * outer_tile
+        if itemsize == 1 and inner % inner_tile:
+            return _VECTOR_MEMORY + 1
+        factors = tile * inner_tile + inner_tile * outer_tile
+        products = max(itemsize, 2) * tile * outer_tile
+        return 2 * (itemsize * factors + products) + 4 * tile * outer_tile
 
     return _least(moved, bytes_used, tile, inner, outer)
 

@@ -11,8 +11,8 @@ import functools
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
-from lingvo_gshard.kernels.attention_triton import dot
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
+from lingvo_gshard.kernels.triton_products import dot
 
 # Tiles of rows. A group's last tile may have fewer rows.
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
@@ -65,6 +65,7 @@ def forward(
     rows_RM: jax.Array,
     weights_EMH: jax.Array,
     sizes_E: jax.Array,
+    *scales: jax.Array,
     interpret: bool = False,
 ) -> tuple:
     """Returns the products [R,H]. Rows after the last group are undefined.
@@ -74,14 +75,16 @@ def forward(
       rows_RM: the rows of all groups, one group after another.
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
+      *scales: of the rows and of the columns, if the call has types of 8 bits.
       interpret: whether to compute on CPUs, step by step.
     """
     count, inner = rows_RM.shape
     outer = weights_EMH.shape[1 if call.is_transposed else 2]
+    shape = jax.ShapeDtypeStruct((count, outer), rows_RM.dtype)
+    rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
     tiles = _Tiles.of(row_tile(call, sizes_E.shape[0]), inner, outer, rows_RM.dtype)
     ranges = _row_tiles(sizes_E, count, tiles.rows)
     columns = -(-outer // tiles.outer)
-    shape = jax.ShapeDtypeStruct((count, outer), rows_RM.dtype)
     products = pallas.pallas_call(
         functools.partial(_product_tile, tiles, call.is_transposed, columns),
         grid=(ranges[0].shape[0] * columns,),
@@ -89,7 +92,7 @@ def forward(
         compiler_params=tiles.compiler_params(),
         interpret=interpret,
         name="grouped_product",
-    )(*ranges, rows_RM, weights_EMH)
+    )(*ranges, rows_RM, weights_EMH, *scales)
     return (products,)
 
 
@@ -157,7 +160,7 @@ class _Tiles:
         if dtype == jnp.float32:
             most_inner, most_outer, stages, rows = 32, 64, 2, min(rows, 64)
         else:
-            most_inner, most_outer, stages = 64, 128, 3
+            most_inner, most_outer, stages = 128 // dtype.itemsize, 128, 3
         fitted_inner, fitted_outer = (
             largest_power(size, _LEAST_COLUMNS, most)
             for size, most in ((inner, most_inner), (outer, most_outer))
@@ -196,8 +199,9 @@ def _product_tile(
     end_ref: Any,
     rows_ref: Any,
     weights_ref: Any,
-    products_ref: Any,
+    *refs: Any,
 ) -> None:
+    *scales, products_ref = refs
     tile, column = _in_order(pallas.program_id(0), group_ref.shape[0], columns)
     group, first, end = group_ref[tile], first_ref[tile], end_ref[tile]
     inner, outer = rows_ref.shape[1], products_ref.shape[1]
@@ -217,6 +221,9 @@ def _product_tile(
 
         zeros = jnp.zeros((tiles.rows, tiles.outer), jnp.float32)
         total = jax.lax.fori_loop(0, -(-inner // tiles.inner), add_step, zeros)
+        if scales:
+            one = _Range.of(0, 1, 1)
+            total *= _load(scales[0], (), rows, one) * _load(scales[1], (group,), one, of_outer)
         _store(products_ref, (), rows, of_outer, total)
 
 

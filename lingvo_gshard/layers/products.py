@@ -1,7 +1,8 @@
 """Products of activations with weights.
 
 Training may round the factors of these products to 8 bits; see rounding.py. `unrounded` keeps the
-products of sensitive layers, such as logits, in the type of their activations.
+products of sensitive layers, such as logits, in the type of their activations. Rows of
+dropless experts are not computed together on every mesh: `rounded_by_rows` is for them.
 
 Decoding may store weights as int8.
 A weight stored as int8 is a NestedMap of its values and their `scale`, one for each output channel.
@@ -59,6 +60,12 @@ class ProductContext:
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
     """Computes products inside a `with` block in the type of their activations."""
     return context.override_extension(ProductContext, rounding=None)
+
+
+def rounded_by_rows() -> contextlib.AbstractContextManager[context.Context]:
+    """Rounds products inside a `with` block by scales of single rows; see `einsum.Rounding`."""
+    rounding = context.extension(ProductContext).rounding
+    return context.override_extension(ProductContext, rounding=rounding and rounding.by_rows)
 
 
 def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +34,6 @@ from lingvo_gshard.sharding.einsum import Factor, FactorFor, Rounding
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
 BLOCK = 128
-_LARGEST_INT8 = 127.0
 # The smallest scale: float32 has no smaller number of full precision.
 _SMALLEST = 2.0**-126
 # float32 numbers: the bits of the exponent, and the largest mantissa.
@@ -57,6 +55,7 @@ class Format:
 
 E4M3 = Format("float8_e4m3fn", 448.0)
 E5M2 = Format("float8_e5m2", 57344.0)
+INT8 = Format("int8", 127.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +65,17 @@ class TensorScales:
     Attributes:
       forward: type of activations and weights.
       backward: type of gradients.
+      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     forward: Format = E4M3
     backward: Format = E5M2
-    rounds_weight_gradients: ClassVar[bool] = True
+    rounds_weight_gradients: bool = True
+
+    @property
+    def by_rows(self) -> Rounding:
+        """The rounding with a scale for each row and column; see `einsum.Rounding`."""
+        return RowScales(self.forward, self.backward)
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded activations; see `einsum.Rounding`."""
@@ -104,9 +109,17 @@ class BlockScales:
     product sums over. Blocks of weights are up to 128 x 128 numbers, along the last dimension that
     the forward pass sums over and the last one of the others. All other dimensions have a block for
     each index. All factors are e4m3.
+
+    Attributes:
+      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
-    rounds_weight_gradients: ClassVar[bool] = True
+    rounds_weight_gradients: bool = True
+
+    @property
+    def by_rows(self) -> Rounding:
+        """The rounding whose blocks lie within a row; see `einsum.Rounding`."""
+        return BlockScales(rounds_weight_gradients=False)
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the activations, rounded for each product; see `einsum.Rounding`."""
@@ -123,18 +136,31 @@ class BlockScales:
         return self.activation(x, layout)
 
 
+@dataclasses.dataclass(frozen=True)
 class RowScales:
-    """int8 with a scale for each row and each column of the two matrices of a product.
+    """A scale for each row and each column of the two matrices of a product.
 
     The products for gradients of weights are not rounded, as in MaxText's recipe of AQT,
     https://github.com/AI-Hypercomputer/maxtext/blob/main/MaxText/layers/quantizations.py.
+
+    Attributes:
+      forward: type of activations and weights.
+      backward: type of gradients.
+      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
-    rounds_weight_gradients: ClassVar[bool] = False
+    forward: Format = INT8
+    backward: Format = INT8
+    rounds_weight_gradients: bool = False
+
+    @property
+    def by_rows(self) -> Rounding:
+        """This rounding; see `einsum.Rounding`."""
+        return self
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: _rows(x, layout, summed)
+        return lambda summed: _rows(x, layout, summed, self.forward)
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the weight, rounded for each product; see `einsum.Rounding`."""
@@ -143,7 +169,7 @@ class RowScales:
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
-        return self.activation(x, layout)
+        return lambda summed: _rows(x, layout, summed, self.backward)
 
 
 # Values of `step.precision` -> the rounding of factors.
@@ -161,13 +187,16 @@ def _last(layout: str, letters: str) -> int:
     return max(index for index, letter in enumerate(layout) if letter in letters)
 
 
-def _rows(x: tf.Tensor, layout: str, summed: str) -> Factor:
-    """Returns x rounded to int8, with a scale for all numbers that a product sums."""
+def _rows(x: tf.Tensor, layout: str, summed: str, number_format: Format) -> Factor:
+    """Returns x rounded to a type of 8 bits, with a scale for all numbers that a product sums."""
     values = tf.cast(x, tf.float32)
     axes = [layout.index(letter) for letter in summed]
-    scale = tf.reduce_max(_magnitudes(values), axes, keepdims=True) / _LARGEST_INT8
-    narrow = tf.cast(tf.round(tf.math.divide_no_nan(values, scale)), tf.int8)
-    return Factor(tf.cast(narrow, x.dtype), scale)
+    if number_format is INT8:
+        scale = tf.reduce_max(_magnitudes(values), axes, keepdims=True) / INT8.largest
+        narrow = tf.cast(tf.round(tf.math.divide_no_nan(values, scale)), tf.int8)
+    else:
+        narrow, scale = _round(values, number_format, axes)
+    return Factor(tf.cast(narrow, x.dtype), scale, number_format.dtype)
 
 
 def _round(

@@ -167,7 +167,7 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     if operation.attention is not None:
         efficiency = efficiencies.attention_efficiency(chip, operation.attention, flops)
     elif operation.is_grouped:
-        efficiency = efficiencies.grouped_efficiency(chip, flops)
+        efficiency = efficiencies.grouped_efficiency(chip, flops, operation.dtype)
     else:
         efficiency = efficiencies.matmul_efficiency(chip, flops, operation.dtype)
     estimates = [

@@ -6,10 +6,8 @@ import re
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.rounding import SIMULATED
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -77,23 +75,6 @@ def notes(trainer: Trainer, platform: str) -> list[str]:
     precision = trainer.precision
     if not precision.rounding:
         return []
-    return [*_simulation(precision, platform), *_wide_experts(trainer.task, precision)]
-
-
-def _wide_experts(task: Task, precision: Precision) -> list[str]:
-    """Returns a sentence if a task has experts whose products are never rounded."""
-    mixtures = [layer for layer in task.all_layers() if isinstance(layer, MixtureOfExperts)]
-    wide = sum(layer.p.dispatch.cls.is_dropless for layer in mixtures)
-    if not wide:
-        return []
-    return [
-        f"step.precision = {precision.name!r}: the experts of {wide} layers compute in "
-        f"{precision.activations}, since scales of dropless experts would depend on the mesh"
-    ]
-
-
-def _simulation(precision: Precision, platform: str) -> list[str]:
-    """Returns a sentence if products are rounded to 8 bits but computed in a wider type."""
     if precision.rounding in SIMULATED:
         reason = "no compiler has products with a scale for each block"
     elif platform not in ("tpu", "cuda"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -25,10 +25,12 @@ class Factor:
       values: The values, in the type of the activations.
       scale: Float32 scales that the result is multiplied by, with the rank of the values and size 1
         in the dimensions that the product sums over, or a scalar. None stands for 1.
+      dtype: Name of a type of 8 bits that has all the values; empty if there is none.
     """
 
     values: tf.Tensor
     scale: tf.Tensor | None = None
+    dtype: str = ""
 
 
 # Letters that a product sums over -> a factor for this product.
@@ -40,9 +42,16 @@ class Rounding(Protocol):
 
     Attributes:
       rounds_weight_gradients: Whether factors of the gradients of weights are rounded, too.
+      by_rows: The same rounding with scales of single rows of activations and gradients, so that it
+        does not matter which rows are computed together. Factors of the gradients of weights, which
+        sum over rows, are not rounded.
     """
 
-    rounds_weight_gradients: ClassVar[bool]
+    @property
+    def rounds_weight_gradients(self) -> bool: ...
+
+    @property
+    def by_rows(self) -> Rounding: ...
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns what rounds the first operand, given the letters that a product sums over.

@@ -1,5 +1,6 @@
 """Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,6 +75,47 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     @pytest.mark.slow
     def test_a_body_computes_products_and_gradients(self, case, platform, dtype):
         self.check(case, platform, dtype)
+
+    @parameterized.product(
+        platform=BODIES, dtypes=[("float8_e4m3fn",) * 2, ("float8_e5m2", "float8_e4m3fn")]
+    )
+    def test_factors_of_8_bits(self, platform, dtypes):
+        self.check_scaled(platform, dtypes)
+
+    def test_factors_of_int8(self):
+        self.check_scaled("tpu_interpreted", ("int8", "int8"))
+
+    def check_scaled(self, platform, dtypes):
+        """Compares the product of factors of 8 bits, times scales of rows and columns."""
+        count, inner, outer, sizes = CASES["uneven_and_empty"]
+        generator = np.random.default_rng(1)
+        shapes = [(count, inner), (len(sizes), outer, inner)]
+        rows, weights = (
+            (20 * generator.normal(size=shape)).astype(dtype)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        )
+        row_scales, column_scales = (
+            generator.uniform(0.1, 2.0, size=shape).astype(np.float32)
+            for shape in ((count, 1), (len(sizes), 1, outer))
+        )
+        used = sum(sizes)
+        row_scales[used:] = np.nan
+        call = GroupedCall(used, is_transposed=True, dtypes=dtypes)
+        arrays = [x.astype(ml_dtypes.bfloat16) for x in (rows, weights)]
+        scales = [row_scales, column_scales]
+        sizes_E = np.array(sizes, np.int32)
+        (products,) = FORWARD.body(platform)(call, *arrays, sizes_E, *scales)
+        self.assertEqual(products.dtype, ml_dtypes.bfloat16)
+        rows, weights = (x.astype(np.float64) for x in (rows, weights))
+        expected = reference(rows, weights.swapaxes(1, 2), np.zeros((count, outer)), sizes)[0]
+        columns = np.repeat(column_scales[:, 0], sizes, axis=0)
+        expected = expected[:used] * row_scales[:used] * columns
+        self.assertAllClose(
+            np.asarray(products, np.float64)[:used],
+            expected,
+            rtol=2**-8,
+            atol=1e-5 * np.abs(expected).max(),
+        )
 
 
 class CallsTest(testing.TestCase, parameterized.TestCase):

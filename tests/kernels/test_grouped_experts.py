@@ -11,6 +11,8 @@ from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.products import ProductContext
+from lingvo_gshard.layers.rounding import ROUNDINGS
 from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -37,7 +39,9 @@ def make_layer(sizes=(M, H, E), **values):
     return params.instantiate(path="moe")
 
 
-def program(layer, mesh, strategy, platform, policy="none", dtype="float32", shape=(B, L)):
+def program(
+    layer, mesh, strategy, platform, policy="none", dtype="float32", shape=(B, L), rounding=""
+):
     """Returns the program of the layer's output and all gradients."""
     specs = layer.variable_specs()
     sizes = (*shape, layer.p.model_dim)
@@ -48,7 +52,9 @@ def program(layer, mesh, strategy, platform, policy="none", dtype="float32", sha
         def forward(x, *weights):
             return layer.fprop(specs.pack(weights), x, tf.ones(shape, tf.int32))
 
-        with tf.GradientTape() as tape, context.scope(training=True, seed=tf.constant([1, 0])):
+        scope = context.scope(training=True, seed=tf.constant([1, 0]))
+        rounded = context.override_extension(ProductContext, rounding=ROUNDINGS.get(rounding))
+        with tf.GradientTape() as tape, scope, rounded:
             tape.watch(sources)
             if policy == "none":
                 y = forward(*sources)
@@ -66,20 +72,40 @@ def program(layer, mesh, strategy, platform, policy="none", dtype="float32", sha
 
 
 class ExpertsTest(testing.TestCase, parameterized.TestCase):
-    def check(self, layer, mesh, strategy, platform, policy="none"):
-        """Compares output and gradients with those of one device without kernels."""
+    def run_both(self, layer, mesh, strategy, platform, policy="none", rounding=""):
+        """Returns output and gradients, and those of one device without kernels."""
         generator = np.random.default_rng(1)
         arrays = [generator.normal(size=(B, L, M)).astype(np.float32)]
         for weight in layer.init(1).flatten():
             noise = 0.1 * generator.normal(size=weight.shape)
             arrays.append(np.asarray(weight) + noise.astype(np.float32))
-        made = program(layer, mesh, strategy, platform, policy)
+        made = program(layer, mesh, strategy, platform, policy, rounding=rounding)
         self.assertEqual(made.kernels, (USED,))
-        plain = program(layer, "data=1", "replicated", "")
+        plain = program(layer, "data=1", "replicated", "", rounding=rounding)
         self.assertEqual(plain.kernels, ())
         (found, _), (expected, _) = programs.run(made, arrays), programs.run(plain, arrays)
+        return found, expected
+
+    def check(self, layer, mesh, strategy, platform, policy="none"):
+        found, expected = self.run_both(layer, mesh, strategy, platform, policy)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
+
+    @parameterized.parameters(
+        ("fp8", "cuda_interpreted", "data=1", "replicated"),
+        ("int8", "tpu_interpreted", "data=8", "expert"),
+    )
+    def test_rounded_experts(self, rounding, platform, mesh, strategy):
+        """Sums in another order may round a few hidden activations to the next number."""
+        layer = make_layer(experts__activation="swiglu")
+        found, rounded = self.run_both(layer, mesh, strategy, platform, "full", rounding)
+        _, exact = self.run_both(layer, mesh, strategy, platform, "full")
+        for one, other, wide in zip(found, rounded, exact, strict=True):
+            largest = np.abs(other).max()
+            differences = np.abs(one - other) / largest
+            self.assertLess(np.mean(differences > 3e-6), 0.05)
+            self.assertLess(differences.max(), 0.01)
+            self.assertGreater(np.abs(one - wide).max() / largest, 2e-3)
 
     @pytest.mark.slow
     def test_experts_on_eight_devices_equal_those_of_one(self):
@@ -110,7 +136,7 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
 @pytest.mark.slow
 class CompiledTest(testing.TestCase, parameterized.TestCase):
-    def compile(self, name, strategy, **values):
+    def compile(self, name, strategy, rounding="", **values):
         """Returns the operations of a layer of gated experts, compiled for devices of a kind."""
         topology = topologies.get(name)
         kind = topology.chip.kind
@@ -121,7 +147,8 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         layer = make_layer((M2, H2, count), experts__activation="swiglu", group_size=2048, **values)
         platform = "tpu" if kind == "tpu" else "cuda"
         shape = (4 * count, 2048)
-        made = program(layer, f"data={count}", strategy, platform, "none", "bfloat16", shape)
+        mesh = f"data={count}"
+        made = program(layer, mesh, strategy, platform, "none", "bfloat16", shape, rounding)
         compiled = made.lower(devices).compile()
         layers = frozenset({"moe", "moe/router", "moe/experts"})
         return hlo.read_operations(hlo.read_module(compiled), made.mesh, layers).operations
@@ -139,6 +166,19 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
             self.assertBetween(each.matmul_flops / (2 * 16384 * M2 * H2), 1.0, 1.1)
         others = [each for each in operations if each.layer == "moe/experts" and each.matmul_flops]
         self.assertCountEqual(others, grouped)
+
+    @parameterized.parameters(
+        ("v5e:2x2", "int8", ("int8", "int8")),
+        ("v5p:2x2x1", "int8", ("int8", "int8")),
+        ("tpu7x:2x2x1", "fp8", ("float8_e4m3fn", "float8_e5m2")),
+        ("gpu:h100:1x4", "fp8", ("float8_e4m3fn", "float8_e5m2")),
+        ("gpu:b200:1x4", "fp8", ("float8_e4m3fn", "float8_e5m2")),
+    )
+    def test_products_and_gradients_of_rows_are_of_8_bits(self, name, rounding, expected):
+        operations = self.compile(name, "data", rounding)
+        found = [each.dtype for each in operations if each.is_grouped]
+        forward, backward = expected
+        self.assertCountEqual(found, [forward] * 3 + [backward] * 3 + ["bfloat16"] * 3)
 
     @parameterized.parameters(*programs.TPUS, *programs.GPUS)
     def test_the_exchange_sends_the_rows_that_there_are(self, name):

@@ -50,9 +50,19 @@ def rounded_blocks(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return result
 
 
-def rounded_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Returns a tensor rounded to multiples of 1/127 of the largest magnitude along axes."""
-    scale = np.abs(x).max(axes, keepdims=True) / np.float32(127)
+def rounded_rows(x: np.ndarray, axes: tuple[int, ...], number_format=None) -> np.ndarray:
+    """Returns a tensor rounded to multiples of 1/127 of the largest magnitude along axes.
+
+    Args:
+      x: the tensor.
+      axes: the dimensions that share a scale.
+      number_format: a floating type to round to instead, with scales that are powers of two.
+    """
+    largest = np.abs(x).max(axes, keepdims=True)
+    if number_format is not None:
+        scale = power_of_two(largest.astype(np.float64), number_format)
+        return (x / scale).astype(np.float32).astype(number_format).astype(np.float64) * scale
+    scale = largest / np.float32(127)
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale.astype(np.float64)
 
 
@@ -65,28 +75,33 @@ def expected(rounding, equation, x, w, dz):
         x, w, dz = rounded(x, E4M3), rounded(w, E4M3), rounded(dz, E5M2)
         sums = np.einsum(equation, x, w), np.einsum(of_x, dz, w), np.einsum(of_w, x, dz)
         return sums
-    if rounding == "int8":
+    if rounding in ("int8", "fp8_by_rows"):
+        forward, backward = (E4M3, E5M2) if rounding == "fp8_by_rows" else (None, None)
         in_w = tuple(index for index, letter in enumerate(right) if letter not in output)
         in_x = tuple(index for index, letter in enumerate(left) if letter not in output)
         in_z = tuple(index for index, letter in enumerate(output) if letter not in left)
         of_z = tuple(index for index, letter in enumerate(right) if letter not in left)
         return (
-            np.einsum(equation, rounded_rows(x, in_x), rounded_rows(w, in_w)),
-            np.einsum(of_x, rounded_rows(dz, in_z), rounded_rows(w, of_z)),
+            np.einsum(equation, rounded_rows(x, in_x, forward), rounded_rows(w, in_w, forward)),
+            np.einsum(of_x, rounded_rows(dz, in_z, backward), rounded_rows(w, of_z, forward)),
             np.einsum(of_w, x.astype(np.float64), dz.astype(np.float64)),
         )
     # One product, BLM,MH->BLH: sums over M, H, and B and L.
     w = rounded_blocks(w, (0, 1))
+    of_weight = rounded_blocks(x, (1,)), rounded_blocks(dz, (1,))
+    if rounding == "fp8_blocks_by_rows":
+        of_weight = x.astype(np.float64), dz.astype(np.float64)
     return (
         np.einsum(equation, rounded_blocks(x, (2,)), w),
         np.einsum(of_x, rounded_blocks(dz, (2,)), w),
-        np.einsum(of_w, rounded_blocks(x, (1,)), rounded_blocks(dz, (1,))),
+        np.einsum(of_w, *of_weight),
     )
 
 
 def computed(rounding, equation, x, w, dz):
     """Returns the product and both gradients of `products.multiply`."""
-    fields = {"rounding": ROUNDINGS[rounding]}
+    found = ROUNDINGS[rounding.removesuffix("_by_rows")]
+    fields = {"rounding": found.by_rows if rounding.endswith("_by_rows") else found}
     with context.scope(True), context.override_extension(products.ProductContext, **fields):
         with tf.GradientTape() as tape:
             tape.watch([x, w])
@@ -106,8 +121,8 @@ def arrays(equation, shape_x, shape_w, dtype=ml_dtypes.bfloat16):
 
 
 CASES = [
-    *((rounding, *product) for rounding in ("fp8", "int8") for product in PRODUCTS),
-    *((rounding, *LARGE) for rounding in ("fp8", "fp8_blocks", "int8")),
+    *((rounding, *product) for rounding in ("fp8", "fp8_by_rows", "int8") for product in PRODUCTS),
+    *((rounding, *LARGE) for rounding in ("fp8", "fp8_blocks", "fp8_blocks_by_rows", "int8")),
 ]
 
 

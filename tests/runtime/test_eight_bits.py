@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import DroplessDispatch
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.runtime.compile_options import chosen
@@ -75,13 +74,6 @@ def test_simulated_products_are_named():
         assert "no products in 8 bits are known on cpu" in eight_bits.notes(each, "cpu")[0]
     assert "a scale for each block" in eight_bits.notes(blocks, "cuda")[0]
     assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
-
-
-def test_experts_that_are_not_rounded_are_named():
-    dropless = {"moe.dispatch": DroplessDispatch.params()}
-    trainer = tiny_translation.trainer(stack_values=dropless, precision="fp8")
-    (note,) = eight_bits.notes(trainer, "cuda")
-    assert "the experts of 2 layers compute in bfloat16" in note
 
 
 def test_runtimes_say_that_they_simulate():

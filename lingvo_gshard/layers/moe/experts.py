@@ -15,7 +15,7 @@ from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import multiply, store, unrounded
+from lingvo_gshard.layers.products import multiply, rounded_by_rows, store
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -99,14 +99,14 @@ class Experts(Layer):
     def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns one expert's outputs [C,M] for its rows.
 
-        The products are not rounded in training: which rows are computed together depends on the
-        mesh, and so would the scales of their rounding.
+        Which rows are computed together depends on the mesh. Training in 8 bits therefore rounds
+        them by scales of single rows.
 
         Args:
           theta: the weights of that expert, without the dimension E; maybe `decoding_weights`.
           x_CM: the rows.
         """
-        with unrounded():
+        with rounded_by_rows():
             return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
     @layer_method
@@ -115,7 +115,7 @@ class Experts(Layer):
     ) -> tf.Tensor:
         """Returns [r,M]: the experts' outputs for rows sorted by expert, by the platform's kernel.
 
-        Rows after the last expert's are undefined.
+        Rows after the last expert's are undefined. They are rounded as in `compute_one`.
 
         Args:
           theta: the weights, without the `obstacle` of grouped_products.py.
@@ -131,8 +131,9 @@ class Experts(Layer):
         def hidden(name: str) -> tf.Tensor:
             return add(groups.multiply(x_rM, theta[f"w_{name}"], is_output=False), f"b_{name}")
 
-        h = self._activate(theta, hidden)
-        return add(groups.multiply(h, theta.w_out, is_output=True), "b_out")
+        with rounded_by_rows():
+            h = self._activate(theta, hidden)
+            return add(groups.multiply(h, theta.w_out, is_output=True), "b_out")
 
     @layer_method
     def decoding_weights(self, theta: NestedMap, is_one: bool = False) -> NestedMap:

@@ -11,7 +11,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.lora import CHILD
-from lingvo_gshard.layers.products import is_stored
+from lingvo_gshard.layers.products import ProductContext, is_stored
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
 
@@ -82,7 +82,8 @@ class SortedGroups:
         saved = context.current().saved_products
         known = saved.restore(*layouts) if saved else None
         weight_EMH = tf.cast(weight_EMH, x_rM.dtype)
-        y = kernels.grouped.product(x_rM, weight_EMH, self.load_E, self.usual_rows, known)
+        rounding = context.extension(ProductContext).rounding
+        y = kernels.grouped.product(x_rM, weight_EMH, self.load_E, self.usual_rows, known, rounding)
         if saved:
             saved.save(*layouts, y)
         return y

@@ -225,14 +225,15 @@ def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) ->
 _GROUPED_SHARE = 0.986
 
 
-def grouped_efficiency(chip: Chip, flops: float) -> Efficiency:
+def grouped_efficiency(chip: Chip, flops: float, dtype: str) -> Efficiency:
     """Returns the share of the peak rate that a kernel of grouped products reaches.
 
     Args:
       chip: the chip.
       flops: FLOPs of the products of all groups.
+      dtype: HLO's type of the factors.
     """
-    products = matmul_efficiency(chip, flops)
+    products = matmul_efficiency(chip, flops, dtype)
     if chip.kind != "gpu":
         source = f"nothing is published for grouped products: products, {products.source}"
         return Efficiency(products.value, source)
