@@ -15,16 +15,19 @@ from lingvo_gshard.planning import memory, operation_rows, overlap, planned_prog
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.compiling.compilation import OptimizedHlo
-from lingvo_gshard.planning.machines import compilers, cuda
+from lingvo_gshard.planning.machines import compilers, cuda, interconnect
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.chips import PLATFORMS
-from lingvo_gshard.planning.machines.interconnect import network_rate
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime import eight_bits, offloading
-from lingvo_gshard.runtime.compile_options import chosen_for, in_words
+from lingvo_gshard.runtime.compile_options import (
+    chosen_for,
+    has_parallel_collectives,
+    in_words,
+)
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
@@ -50,7 +53,7 @@ def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tu
     if topology.slices == 1:
         return ()
     chip = topology.chip
-    rate = network_rate(chip) * chip.partitions * 8 / 1e9
+    rate = interconnect.network_rate(chip) * chip.partitions * 8 / 1e9
     found = [
         f"{topology.slices} slices, joined by the data-center network at {rate:g} Gbit/s for each "
         f"chip: {chip.sources['network_bandwidth']}. Its latency and the copies to and from the "
@@ -195,7 +198,7 @@ def plan_program(
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
-    timed, step = _timed(found.operations, planned, topology, calibration)
+    timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration, options or {})]
@@ -234,9 +237,15 @@ def _timed(
     planned: PlannedProgram,
     topology: Topology,
     calibration: Calibration | None,
+    options: Mapping[str, str],
 ) -> tuple[list[TimedOperation], StepTime]:
     """Returns the time of each operation and of the step, calibrated if there is a calibration."""
-    timed = overlap.hide(roofline.time_operations(operations, topology, planned.program.mesh))
+    mesh, has_streams = planned.program.mesh, has_parallel_collectives(options)
+
+    def has_own_links(collective: hlo.Collective) -> bool:
+        return has_streams and interconnect.is_between_hosts(collective, topology, mesh)
+
+    timed = overlap.hide(roofline.time_operations(operations, topology, mesh), has_own_links)
     if calibration is None:
         return timed, roofline.step_time(timed)
     timed = calibrated(timed, calibration, planned.kinds)

@@ -23,6 +23,9 @@ NONE = "none"
 # Groups of options that are on in some programs and off in others.
 COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"
 WHOLE_PRODUCTS, PIPELINED = "whole products", "pipelined collectives"
+PARALLEL = "parallel collectives"
+# The most collectives of a GPU that are in flight at the same time.
+_OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
@@ -107,6 +110,7 @@ _MLPERF = (
     "https://github.com/AI-Hypercomputer/maxtext/blob/ac9bf614e59e452077ec782c02a45519f004a78b/"
     "MaxText/inference_mlperf/trillium/select_xla_flags.py"
 )
+_STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
 _MOE = "docs/moe.md"
 
 # Parts of the names of libtpu's options for products with collectives, and what they mean.
@@ -219,6 +223,18 @@ OPTIONS = (
     ),
     CompilerOption(
         "cuda",
+        _OVERLAP_LIMIT,
+        "4",
+        "up to four collectives have streams of their own, so that weights travel between hosts "
+        "while activations travel within them; off, since levanter found that ragged exchanges "
+        "hang and race so (https://github.com/marin-community/marin); with tensor parallelism and "
+        "no experts, plans over several hosts gain 5% to 10%, so a search tries it",
+        _STREAMS,
+        devices=None,
+        variant=PARALLEL,
+    ),
+    CompilerOption(
+        "cuda",
         "xla_gpu_enable_while_loop_double_buffering",
         "True",
         "loops are unrolled by two; off, since it hides 1% more for a longer compilation",
@@ -287,6 +303,11 @@ def chosen(
             )
         found[match["name"]] = _SPELLINGS.get(match["value"], match["value"])
     return {name: value for name, value in found.items() if value}
+
+
+def has_parallel_collectives(options: Mapping[str, str]) -> bool:
+    """Returns whether a GPU's collectives may be in flight in several streams."""
+    return int(options.get(_OVERLAP_LIMIT, 1)) > 1
 
 
 def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:

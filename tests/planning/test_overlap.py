@@ -38,22 +38,34 @@ def random_schedule(seed):
 
 
 def simulated(events):
-    """Returns the ticks of each collective that pass while the device computes."""
+    """Returns the ticks of each collective that pass while the device computes or waits for others.
+
+    Collectives that end without a computation in between end in the order of their starts.
+    """
     left, links, hidden = {}, {}, collections.Counter()
-    for event in events:
+
+    def tick(busy):
+        for name in left:
+            if left[name] and links[name] not in busy:
+                busy = {*busy, links[name]}
+                left[name] -= 1
+                hidden[name] += 1
+
+    ended = set()
+    names = [event[1] for event in events if event[0] == "start"]
+    for event in [*events, *(("end", name) for name in names), ("compute", "", 0)]:
+        if event[0] == "end":
+            ended.add(event[1])
+            continue
+        for name in [name for name in left if name in ended]:
+            rest = left.pop(name)
+            for _ in range(rest):
+                tick({links[name]})
         if event[0] == "start":
             _, name, left[name], links[name] = event
-        elif event[0] == "end":
-            # The step waits for the rest, and nothing is hidden meanwhile.
-            del left[event[1]]
         else:
             for _ in range(event[2]):
-                busy = set()
-                for name in left:
-                    if left[name] and links[name] not in busy:
-                        busy.add(links[name])
-                        left[name] -= 1
-                        hidden[name] += 1
+                tick(set())
     return hidden
 
 
@@ -103,6 +115,21 @@ def test_computation_hides_one_collective_of_a_link_at_a_time():
     found = {each.operation.name: each for each in overlap.hide(timed_operations(events))}
     assert [found[name].hidden_seconds for name in "abc"] == [6, 2, 6]
     assert [found[name].seconds for name in "abco"] == [0, 4, 0, 8]
+
+
+def test_collectives_go_on_while_the_step_waits_for_others():
+    events = [
+        ("start", "network", 6, SLICES),
+        ("start", "first", 2, CHIPS),
+        ("end", "first"),
+        ("compute", "o", 1),
+        ("start", "second", 2, CHIPS),
+        ("end", "second"),
+        ("end", "network"),
+    ]
+    found = {each.operation.name: each for each in overlap.hide(timed_operations(events))}
+    # The step waits 2 for the first, and at its end 3 for the network, while the second goes on.
+    assert [found[name].seconds for name in ("first", "network", "second")] == [2, 3, 0]
 
 
 def test_a_loop_hides_in_each_iteration_no_more_than_its_computation():

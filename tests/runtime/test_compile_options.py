@@ -15,12 +15,14 @@ from lingvo_gshard.runtime.compile_options import (
     COLLECTIVE_PRODUCTS,
     NONE,
     OPTIONS,
+    PARALLEL,
     PIPELINED,
     WHOLE_PRODUCTS,
     CompileOptions,
     after_failure,
     check_refusal,
     chosen,
+    has_parallel_collectives,
     in_words,
     option_variants,
 )
@@ -93,9 +95,11 @@ def test_variants_are_the_options_that_are_off():
         MATMULS,
         MATMULS.replace("all_gather", "reduce_scatter"),
     ]
-    assert option_variants(device("cuda", "NVIDIA H100 80GB HBM3")) == {}
+    assert set(option_variants(device("cuda", "NVIDIA H100 80GB HBM3"))) == {PARALLEL}
     a100 = option_variants(device("cuda", "NVIDIA A100-SXM4-80GB"))
-    assert set(a100) == {PIPELINED} and len(a100[PIPELINED]) == 3
+    assert set(a100) == {PIPELINED, PARALLEL} and len(a100[PIPELINED]) == 3
+    assert has_parallel_collectives(chosen("cuda", "NVIDIA A100", a100[PARALLEL], {}))
+    assert not has_parallel_collectives(chosen("cuda", "NVIDIA A100", (), {}))
     assert option_variants(device("cpu", "cpu")) == {}
 
 

@@ -67,7 +67,12 @@ def make(training: Training) -> PlannedTraining:
         f'step.precision = "{training.precision}"',
     ]
     params = training.decoder.experiment(training.length, settings)
-    options = PlanOptions(mesh=training.mesh, strategy=training.strategy, tokens=_BILLION)
+    options = PlanOptions(
+        mesh=training.mesh,
+        strategy=training.strategy,
+        tokens=_BILLION,
+        compile_options=training.compile_options,
+    )
     plan = plan_experiment(params, topology, options)
     assert plan.budget
     attention = next(row for row in plan.kinds if row.kind == operation_rows.ATTENTION)

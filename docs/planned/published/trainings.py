@@ -26,6 +26,7 @@ _MINIMAL = "all products with weights saved, as its policy `minimal` does"
 _SELECTIVE = "all products with weights saved; the original saves every second one"
 _LOGITS = "; logits in bfloat16, as its conversion of all linear layers but the last"
 _TITAN_2024 = "llama3_h100_202412_torchtitan.md"
+_PARALLEL = "xla_gpu_experimental_parallel_collective_overlap_limit=4"
 _ONE_PASS = "the batch in one pass, as micro-batches are not published"
 
 
@@ -45,6 +46,7 @@ class Training:
       rows: rows of a batch, of all devices.
       length: positions of a row.
       rematerialize: policy.
+      compile_options: options of the compiler besides those that are on.
       precision: value of `step.precision`.
       teraflops: published TFLOP/s of a chip; 0 if `tokens` is published.
       tokens: published tokens per second of a chip; 0 if `teraflops` is published.
@@ -68,6 +70,7 @@ class Training:
     tokens: float = 0.0
     recomputes: bool = False
     planned: str = ""
+    compile_options: tuple[str, ...] = ()
 
     @property
     def published(self) -> float:
@@ -194,7 +197,10 @@ def _megatron_h100(
         length=4096,
         rematerialize=_PRODUCTS,
         teraflops=teraflops,
-        planned=f"all products with weights saved, as recomputation is not published; {_ONE_PASS}",
+        planned=f"all products with weights saved, as recomputation is not published; {_ONE_PASS}; "
+        "collectives within and between hosts at the same time, as in the original: "
+        f"`{_PARALLEL}`",
+        compile_options=(_PARALLEL,),
     )
 
 

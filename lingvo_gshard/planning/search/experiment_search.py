@@ -36,7 +36,7 @@ from lingvo_gshard.planning.search.results import (
 )
 from lingvo_gshard.planning.search.search import search
 from lingvo_gshard.planning.search.tracing import trace
-from lingvo_gshard.runtime.compile_options import ALL_TO_ALLS, option_variants
+from lingvo_gshard.runtime.compile_options import ALL_TO_ALLS, PARALLEL, option_variants
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -291,6 +291,9 @@ def _variants(
     exchanges = options.pop(ALL_TO_ALLS, ())
     if has_experts and exchanges:
         found.append(Variant(compile_options=exchanges))
+    if has_experts:
+        # Ragged exchanges in several streams are not safe; see the option's reason.
+        options.pop(PARALLEL, ())
     found += [Variant(compile_options=each) for each in options.values()]
     if paths.interleaved and _INTERLEAVED in _micro_batches(batch):
         # The parts hide each other's collectives only if these are asynchronous.
