@@ -11,8 +11,8 @@
 
 A --source is a path, then field=value for what differs from the defaults:
 
-    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties, sgm, jsonl, parquet,
-                     arrow or text; by default, from the path's end
+    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties, sgm, wmt, jsonl,
+                     parquet, arrow or text; by default, from the path's end
     name             what the source is called in shards and weights; by default, from the path
     content          pairs, or text, which has no sources
     split            train, dev or test; by default, each row is divided by a hash of its target

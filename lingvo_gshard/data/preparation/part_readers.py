@@ -156,6 +156,10 @@ class _UnitPart(PartReader, units.UnitReader):
     """Reads the units of TMX or XLIFF."""
 
 
+class _WmtPart(PartReader, units.WmtReader):
+    """Reads test sets of WMT."""
+
+
 class _QtPart(PartReader, qt.QtReader):
     """Reads translations of a Qt program."""
 
@@ -270,6 +274,7 @@ _PARTS: dict[str, type[PartReader]] = {
     source.ARB: _ArbPart,
     source.PROPERTIES: _PropertiesPart,
     source.SGM: _SgmPart,
+    source.WMT: _WmtPart,
 }
 
 

@@ -41,6 +41,7 @@ _WHOLE = (
     formats.TMX,
     formats.XLIFF,
     formats.QT,
+    formats.WMT,
     *formats.KEYED,
 )
 _FINDERS: dict[str, type[readers.FileReader]] = {

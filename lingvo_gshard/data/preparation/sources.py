@@ -24,10 +24,10 @@ from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 
 TSV, CSV, TEXT, JSON_LINES = "tsv", "csv", "text", "jsonl"
 MOSES, GETTEXT, TMX, XLIFF, QT = "moses", "gettext", "tmx", "xliff", "qt"
-ARB, PROPERTIES, SGM = "arb", "properties", "sgm"
+ARB, PROPERTIES, SGM, WMT = "arb", "properties", "sgm", "wmt"
 PARQUET, ARROW = "parquet", "arrow"
 FORMATS = (
-    *(TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, QT, ARB, PROPERTIES, SGM),
+    *(TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, QT, ARB, PROPERTIES, SGM, WMT),
     *(JSON_LINES, PARQUET, ARROW, TEXT),
 )
 # Formats with a file for each language, whose targets are in another file of the same name.
@@ -47,6 +47,7 @@ _FORMAT_OF_ENDING = {
     ".properties": PROPERTIES,
     ".sgm": SGM,
     ".sgml": SGM,
+    ".xml": WMT,
     ".po": GETTEXT,
     ".mo": GETTEXT,
     ".jsonl": JSON_LINES,
@@ -57,7 +58,7 @@ _FORMAT_OF_ENDING = {
 }
 # Fields that only some formats have.
 _FORMATS_WITH = {
-    "target_language": (MOSES, GETTEXT, TMX, XLIFF, QT, *KEYED, *OBJECTS),
+    "target_language": (MOSES, GETTEXT, TMX, XLIFF, QT, WMT, *KEYED, *OBJECTS),
     "document": (TEXT,),
     "delimiter": (CSV,),
     "language_field": (CSV, *OBJECTS),
@@ -79,7 +80,7 @@ class Source:
         directory that `save_to_disk` of Hugging Face's datasets wrote; the prefix of Moses pairs.
         Files and prefixes may be within an archive, as in "corpus.zip/*.tsv".
       format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "qt", "arb", "properties", "sgm",
-        "jsonl", "parquet", "arrow" or "text"; "": by the path's end.
+        "wmt", "jsonl", "parquet", "arrow" or "text"; "": by the path's end.
       name: what shards and weights call the source; "": from the path.
       content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.

@@ -1,6 +1,7 @@
-"""Readers of translation memories in XML: TMX 1.4, and XLIFF 1.2 and 2, unit by unit.
+"""Readers of XML: translation memories of TMX 1.4 and XLIFF 1.2 and 2, and test sets of WMT.
 
-TMX: https://www.gala-global.org/tmx-14b. XLIFF: https://docs.oasis-open.org/xliff.
+TMX: https://www.gala-global.org/tmx-14b. XLIFF: https://docs.oasis-open.org/xliff. WMT since 2021:
+https://github.com/wmt-conference/wmt-format-tools.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ NO_TARGET = "a unit without a text in the target language"
 NO_SOURCE = "a unit without a text in another language"
 UNFINISHED = "a translation that is marked as unfinished"
 _DAMAGED = "the file is no TMX or XLIFF"
+_NO_WMT = "the file is no test set of WMT"
+TEST_SUITE = "a segment of a test suite"
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 # Elements that are a unit: in TMX, in XLIFF 1.2 and in XLIFF 2.
 _UNITS = frozenset(("tu", "trans-unit", "segment"))
@@ -153,6 +156,55 @@ class UnitParser(XmlParser):
             self._pieces.append(text)
 
 
+class WmtParser(XmlParser):
+    """Parses test sets of WMT: documents of a source, references and outputs of systems.
+
+    Segments of a source are paired by number with those of the first reference that has them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._has_root = self._is_suite = False
+        # Of the document that is open: number of a segment -> its unit.
+        self._units: dict[str, Unit] = {}
+        # Language and kind, "src" or "ref", of the text that is open; empty between them.
+        self._language = self._kind = ""
+        self._segment = ""
+        self._pieces: list[str] = []
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if not self._has_root and name not in ("dataset", "collection"):
+            error = expat.ExpatError(f"it begins with <{name}>; <dataset> was expected")
+            error.lineno = self._parser.CurrentLineNumber
+            raise error
+        self._has_root = True
+        if name == "doc":
+            self._units, self._is_suite = {}, "testsuite" in attributes
+        elif name in ("src", "ref"):
+            self._kind, self._language = name, attributes.get("lang", "")
+        elif name == "seg" and self._kind:
+            self._segment, self._pieces = attributes.get("id", ""), []
+            if self._kind == "src":
+                unusable = TEST_SUITE if self._is_suite else ""
+                unit = Unit(self._parser.CurrentLineNumber, unusable=unusable)
+                self._units.setdefault(self._segment, unit)
+
+    def _end(self, name: str) -> None:
+        if name == "seg":
+            text = "".join(self._pieces).strip()
+            if text and self._segment in self._units:
+                self._units[self._segment].texts.setdefault(self._language, text)
+            self._segment = ""
+        elif name in ("src", "ref"):
+            self._kind = ""
+        elif name == "doc":
+            self._found += self._units.values()
+
+    def _add(self, text: str) -> None:
+        if self._segment:
+            self._pieces.append(text)
+
+
 class BaseUnitReader(readers.FileReader):
     """Base of readers of units, which give one row for each language but the target's.
 
@@ -217,6 +269,20 @@ class UnitReader(BaseUnitReader):
 
     def _units(self, path: str) -> Iterator[Unit]:
         yield from self._xml_units(path, UnitParser(), _DAMAGED)
+
+
+class WmtReader(BaseUnitReader):
+    """Reads test sets of WMT since 2021, .xml, plain or .bz2, .gz, .xz or .zst.
+
+    Outputs of systems, and references after the first one of a segment, are not read. Documents of
+    test suites are left out and counted.
+    """
+
+    files_help = "a .xml file or a directory of them, a glob, or a list of them."
+    endings = (".xml",)
+
+    def _units(self, path: str) -> Iterator[Unit]:
+        yield from self._xml_units(path, WmtParser(), _NO_WMT)
 
 
 def matches(code: str, wanted: str) -> bool:

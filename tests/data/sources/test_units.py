@@ -1,8 +1,9 @@
-"""Tests TMX and XLIFF, with codes, states, several languages, and files that are damaged."""
+"""Tests TMX, XLIFF and test sets of WMT: codes, states, several languages, and damaged files."""
 
 import gzip
 
 import pytest
+from sacrebleu.dataset.wmt_xml import WMTXMLDataset
 
 from lingvo_gshard.data.sources import units
 
@@ -43,13 +44,34 @@ XLIFF_2 = """<xliff version="2.0" xmlns="urn:oasis:names:tc:xliff:document:2.0"
 <segment state="initial"><source>New</source><target>Neuf</target></segment>
 </unit></file></xliff>
 """
+WMT = """<?xml version='1.0' encoding='utf-8'?>
+<dataset id="newstest2021.de-en">
+ <collection id="general">
+  <doc origlang="de" id="one">
+   <src lang="de"><p><seg id="1">Ein Haus &amp; ein Hof</seg> <seg id="2">Guten
+ Tag</seg></p><p><seg id="3">Ohne Antwort</seg></p></src>
+   <ref lang="en" translator="B"><p><seg id="2">Good day</seg></p></ref>
+   <ref lang="en" translator="A"><p><seg id="1">A house &amp; a yard</seg>
+    <seg id="2">Hello</seg></p></ref>
+   <hyp system="best" language="en"><p><seg id="1">House</seg><seg id="2">Day</seg>
+    <seg id="3">No answer</seg></p></hyp>
+  </doc>
+  <doc origlang="de" id="two"><src lang="de"><seg id="1">Ende</seg></src>
+   <ref lang="en" translator="A"><seg id="1">The end</seg></ref>
+   <hyp system="best" language="en"><seg id="1">End</seg></hyp></doc>
+  <doc origlang="de" id="suite" testsuite="idioms"><src lang="de"><seg id="1">x</seg></src>
+   <ref lang="en" translator="A"><seg id="1">y</seg></ref></doc>
+ </collection>
+</dataset>
+"""
 
 
 def read(tmp_path, content, name="a.tmx", **values):
     """Returns the rows of a file without their place, and the reader."""
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    reader = units.UnitReader.params().set(train=(str(path),), test=(str(path),), **values)
+    kind = units.WmtReader if name.endswith(".xml") else units.UnitReader
+    reader = kind.params().set(train=(str(path),), test=(str(path),), **values)
     reader = reader.instantiate()
     return [row[:3] for row in reader.rows("train")], reader
 
@@ -102,3 +124,22 @@ def test_damaged_files_are_refused_or_skipped(tmp_path, content, message):
         read(tmp_path, content)
     _, reader = read(tmp_path, content, on_bad_row="skip")
     assert reader.left_out["the file is no TMX or XLIFF"] == 1
+
+
+def test_a_test_set_of_wmt_is_read_as_sacrebleu_reads_it(tmp_path):
+    rows, reader = read(tmp_path, WMT, "newstest2021.de-en.all.xml")
+    assert reader.left_out[units.TEST_SUITE] == reader.left_out[units.NO_TARGET] == 1
+    found = WMTXMLDataset._unwrap_wmt21_or_later(tmp_path / "newstest2021.de-en.all.xml")
+    assert [source for _, source, _ in rows] == found["src"]
+    # The first reference that has a segment: B has the second one alone.
+    references = zip(found["ref:B"], found["ref:A"], strict=True)
+    assert [target for _, _, target in rows] == [b or a for b, a in references]
+    assert {language for language, _, _ in rows} == {"de"}
+    reversed_rows, _ = read(tmp_path, WMT, "newstest2021.de-en.all.xml", target_language="de")
+    assert reversed_rows == [("en", target, source) for _, source, target in rows]
+
+
+def test_other_xml_is_no_test_set_of_wmt(tmp_path):
+    message = "a.xml:1: the file is no test set of WMT: it begins with <cesAlign>; <dataset> was"
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, '<cesAlign version="1.0"><linkGrp/></cesAlign>', "a.xml")
