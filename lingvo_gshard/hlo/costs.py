@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -49,8 +49,9 @@ _PRECISION_PASSES = {
 }
 # Stands for the call of instructions of no kernel.
 _NO_CALL = FusedCall("", 0.0, 1.0)
-# HLO's types of the factors of kernels' products.
-_FACTOR_DTYPES = frozenset("bf16 f16 f32 f8e4m3fn f8e5m2 s8".split())
+# HLO's types of queries, keys and values, and of the factors of grouped products.
+_ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
+_GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -66,7 +67,7 @@ def product_dtype(instruction: Instruction) -> str:
     if is_fused_attention(instruction):
         return _attention_operands(instruction)[0].dtype
     if is_grouped_products(instruction):
-        return _factors(instruction, 2)[0].dtype
+        return _grouped_rows(instruction)[0].dtype
     return instruction.operands[0].shape.dtype
 
 
@@ -98,7 +99,7 @@ def is_grouped_products(instruction: Instruction) -> bool:
     if not _call(instruction).kernel.startswith("grouped_products"):
         return False
     # The kernel's body also has calls that reserve memory.
-    return bool(_factors(instruction, 2)) and len(instruction.operands) > 2
+    return bool(_grouped_rows(instruction)) and len(instruction.operands) > 2
 
 
 def _call(instruction: Instruction) -> FusedCall:
@@ -129,12 +130,18 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
     The compiler for TPUs leaves out a B of 1. A latent cache has no values: they are its keys.
     """
-    return _factors(instruction, 4) or _factors(instruction, 3)
+    found = (_operands(instruction, rank, _ATTENTION_DTYPES) for rank in (4, 3))
+    return next(filter(None, found), [])
 
 
-def _factors(instruction: Instruction, rank: int) -> list[Shape]:
+def _grouped_rows(instruction: Instruction) -> list[Shape]:
+    """Returns shapes of the rows [R,M] of grouped products, and of what has their rank."""
+    return _operands(instruction, 2, _GROUPED_DTYPES)
+
+
+def _operands(instruction: Instruction, rank: int, dtypes: Collection[str]) -> list[Shape]:
     shapes = [operand.shape for operand in instruction.operands]
-    return [s for s in shapes if len(s.dimensions) == rank and s.dtype in _FACTOR_DTYPES]
+    return [s for s in shapes if len(s.dimensions) == rank and s.dtype in dtypes]
 
 
 def _grouped_flops(instruction: Instruction) -> int:
@@ -145,7 +152,7 @@ def _grouped_flops(instruction: Instruction) -> int:
     """
     share = _call(instruction).share
     (result,) = instruction.shape.arrays
-    rows = _factors(instruction, 2)
+    rows = _grouped_rows(instruction)
     if len(result.dimensions) == 3:
         _, inner, outer = result.dimensions
         # The kernel may take the rows transposed.
@@ -314,7 +321,7 @@ def _read(instruction: Instruction) -> int:
             amounts = _part_of(instruction, amounts, cache, _call(instruction).share)
         elif is_grouped_products(instruction):
             # The weights of groups without rows are not read.
-            weights = _factors(instruction, 3)
+            weights = _operands(instruction, 3, _GROUPED_DTYPES)
             amounts = _part_of(instruction, amounts, weights, _call(instruction).read_share)
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):

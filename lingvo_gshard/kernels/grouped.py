@@ -116,7 +116,7 @@ def _product(
     groups, *columns = known_sizes(weights.values.shape)
     result = tf.TensorSpec([count, columns[0 if is_transposed else 1]], rows.values.dtype)
     operands, values, dtypes = [], weights.values, ()
-    if rows.dtype:
+    if rows.scale is not None and weights.scale is not None:
         dtypes = (rows.dtype, weights.dtype)
         operands = [rows.scale, tf.reshape(weights.scale, [groups, 1, result.shape[1]])]
         if not is_transposed:

@@ -18,15 +18,18 @@ An operand is read for all stages at once, as a stack [P,...]. Every operand has
 
     read(t, r)              the values [P,...] that stages read in tick t, in run r of the body
     zero_sums()             initial sums of gradients
-    add(sums, t, r, d)      the sums with the gradients d [P,...] of that read added
+    begin_tick(sums)        what the gradients of a tick are added to
+    add(total, t, r, d)     that with the gradients d [P,...] of one read added
+    end_tick(sums, total)   the sums after the tick
     gradient(sums)          the gradient of the operand, from the sums over all reads
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +41,7 @@ from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.collectives import rotated
-from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
+from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
 from lingvo_gshard.sharding.vectorize import vectorize
 
 
@@ -103,9 +106,40 @@ class Schedule:
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 
+Sums: TypeAlias = "tf.Tensor | tf.TensorArray"
+
+
+class Operand(abc.ABC):
+    """Base of operands whose gradients are added to their sums one by one."""
+
+    def begin_tick(self, sums: Sums) -> Sums:
+        """Returns what the gradients of a tick are added to."""
+        return sums
+
+    def end_tick(self, sums: Sums, total: Sums) -> Sums:
+        """Returns the sums after a tick, given those before it and what `add` returned last."""
+        del sums
+        return total
+
+    @abc.abstractmethod
+    def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
+        """Returns the values [P,...] that stages read in tick t, in run r of the body."""
+
+    @abc.abstractmethod
+    def zero_sums(self) -> Sums:
+        """Returns the sums before the first tick."""
+
+    @abc.abstractmethod
+    def add(self, total: Any, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> Sums:
+        """Returns a total with the gradients d [P,...] of one read added."""
+
+    @abc.abstractmethod
+    def gradient(self, sums: Any) -> tf.Tensor:
+        """Returns the gradient of the operand."""
+
 
 @dataclasses.dataclass(frozen=True)
-class MicroBatchOperand:
+class MicroBatchOperand(Operand):
     """A tensor of all micro-batches. A stage reads the part of its current micro-batch.
 
     In tick t all stages add their gradients at index t modulo the number of micro-batches,
@@ -132,11 +166,13 @@ class MicroBatchOperand:
         array = tf.TensorArray(tf.float32, count, element_shape=zeros.shape[1:])
         return array.unstack(zeros)
 
-    def add(self, sums: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> tf.TensorArray:
+    def add(
+        self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
+    ) -> tf.TensorArray:
         """Returns the sums with the gradients d [P,B,...] of one read added."""
         del r
         index = tf.math.floormod(t, self.schedule.micro_batches)
-        return sums.write(index, sums.read(index) + tf.cast(d, tf.float32))
+        return total.write(index, total.read(index) + tf.cast(d, tf.float32))
 
     def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
         """Returns the gradient [m,B,...] of the tensor."""
@@ -148,7 +184,7 @@ class MicroBatchOperand:
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightOperand:
+class WeightOperand(Operand):
     """A stack of weights. A stage reads the weight of the layer that it runs next.
 
     The circulations of two stages differ by at most one. In every tick, all stages therefore read
@@ -182,16 +218,21 @@ class WeightOperand:
         array = tf.TensorArray(tf.float32, layers, element_shape=zeros.shape[1:])
         return array.unstack(zeros)
 
-    def add(self, sums: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> tf.TensorArray:
+    def add(
+        self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
+    ) -> tf.TensorArray:
         """Returns the sums with the gradients d [P,...] of one read added."""
         d = tf.cast(annotate_like(d, self._spec_with("P")), tf.float32)
         for index, is_selected in self._candidates(t, r):
-            sums = sums.write(index, sums.read(index) + tf.where(is_selected, d, 0.0))
-        return sums
+            total = total.write(index, total.read(index) + tf.where(is_selected, d, 0.0))
+        return total
 
     def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
         """Returns the gradient [P,R,...] of the weight."""
-        by_layer = annotate_like(sums.stack(), self._spec_with("RP"))
+        return self._gradient(sums.stack())
+
+    def _gradient(self, by_layer: tf.Tensor) -> tf.Tensor:
+        by_layer = annotate_like(by_layer, self._spec_with("RP"))
         order = [1, 0, *range(2, by_layer.shape.rank)]
         gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
         return annotate_like(gradient, self._spec_with("PR"))
@@ -216,6 +257,41 @@ class WeightOperand:
         """Returns the spec with stack letters before its own; only P of them can be split."""
         unsplit = self.spec.unsplit + stack.replace("P", "")
         return dataclasses.replace(self.spec, layout=stack + self.spec.layout, unsplit=unsplit)
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightOnce(WeightOperand):
+    """A stack of weights that every stage reads once a tick, layer by layer.
+
+    The gradients of a tick are one tensor, which is added to the sums as a whole. Where devices
+    compute other rows with the same weights, they add up their own gradients over all ticks, and
+    each other's after the last one (runtime/lowering/loop_sums.py).
+    """
+
+    def zero_sums(self) -> tf.Tensor:
+        """Returns float32 zeros [R,P,...]."""
+        stages, layers, *shape = self.weight.shape
+        return annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
+
+    def begin_tick(self, sums: tf.Tensor) -> tf.TensorArray:
+        """Returns an empty array of gradients [P,...], one for each layer of a stage."""
+        stages, layers, *shape = self.weight.shape
+        return tf.TensorArray(self.weight.dtype, layers, element_shape=[stages, *shape])
+
+    def add(self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> Sums:
+        """Returns the gradients of the tick with d [P,...] among them."""
+        del t
+        d = annotate_like(d, self._spec_with("P"))
+        return d if self.per_tick == 1 else total.write(r, d)
+
+    def end_tick(self, sums: tf.Tensor, total: Any) -> tf.Tensor:
+        """Returns the sums [R,P,...] with the gradients of a tick added."""
+        by_layer = total[tf.newaxis] if self.per_tick == 1 else total.stack()
+        return sums + tf.cast(annotate_like(by_layer, self._spec_with("RP")), tf.float32)
+
+    def gradient(self, sums: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient [P,R,...] of the weight."""
+        return self._gradient(sums)
 
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
@@ -345,12 +421,20 @@ class _Passes:
         self._operands = [
             *(MicroBatchOperand(tensor, self._schedule) for tensor in tensors[1:first_weight]),
             *(
-                WeightOperand(weight, spec, self._schedule, loop.per_tick)
+                self._kind_of_weights()(weight, spec, self._schedule, loop.per_tick)
                 for weight, spec in zip(tensors[first_weight:], loop.weight_specs, strict=True)
             ),
         ]
         self._with_gradient = [self._operands[i - 1] for i in traced.with_gradient if i]
         self._is_first = tf.reshape(tf.range(self._schedule.stages), [-1, 1, 1, 1]) == 0
+
+    def _kind_of_weights(self) -> type[WeightOperand]:
+        """Returns how gradients of weights are added up.
+
+        The gradients of a tick take memory, which only pays where devices share weights.
+        """
+        shares_weights = parts_of(_STATE)[1] > 1
+        return WeightOnce if shares_weights and self._schedule.circulations == 1 else WeightOperand
 
     def forward(self) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         """Returns the output, the values of the reports and the saved tensors, both stacked."""
@@ -395,17 +479,20 @@ class _Passes:
             t = ticks - 1 - count
             dy, d_store = self._gradient_of_moves(t, d_state, d_store)
 
-            def run_body(done: tf.Tensor, dy: tf.Tensor, sums: list) -> tuple:
+            def run_body(done: tf.Tensor, dy: tf.Tensor, totals: list) -> tuple:
                 r = per_tick - 1 - done
                 run = t * per_tick + r
                 results = [read(stack, run) for stack in (*saved, *d_values)]
                 dx, *gradients = self._gradients(t, r, dy, results)
-                triples = zip(self._with_gradient, sums, gradients, strict=True)
-                sums = [operand.add(total, t, r, d) for operand, total, d in triples]
-                return done + 1, annotate(dx, _STATE), sums
+                triples = zip(self._with_gradient, totals, gradients, strict=True)
+                totals = [operand.add(total, t, r, d) for operand, total, d in triples]
+                return done + 1, annotate(dx, _STATE), totals
 
-            _, dx, sums = _loop(per_tick, run_body, (tf.constant(0), dy, sums))
-            return count + 1, dx, d_store, sums
+            operands = self._with_gradient
+            totals = [each.begin_tick(total) for each, total in zip(operands, sums, strict=True)]
+            _, dx, totals = _loop(per_tick, run_body, (tf.constant(0), dy, totals))
+            triples = zip(operands, sums, totals, strict=True)
+            return count + 1, dx, d_store, [each.end_tick(s, total) for each, s, total in triples]
 
         sums = [operand.zero_sums() for operand in self._with_gradient]
         d_state = annotate(

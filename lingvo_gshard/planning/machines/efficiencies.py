@@ -225,7 +225,7 @@ def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) ->
 _GROUPED_SHARE = 0.986
 
 
-def grouped_efficiency(chip: Chip, flops: float, dtype: str) -> Efficiency:
+def grouped_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficiency:
     """Returns the share of the peak rate that a kernel of grouped products reaches.
 
     Args:

@@ -29,6 +29,7 @@ from lingvo_gshard.runtime.lowering.folding import (
     unfolded_constants,
     without_folding,
 )
+from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
 from lingvo_gshard.runtime.lowering.shardy import call_target, shorten_shardings, to_shardy
@@ -239,6 +240,7 @@ def _portable(
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         add_before_reducing(parsed, mesh)
+        inline_in_loops(parsed)
         reduce_after_loops(parsed, mesh)
         reduce_to_uneven_parts(parsed, mesh)
         if mesh.size > 1:

@@ -110,15 +110,28 @@ def test_pipeline_equals_the_loop_and_costs_only_bubbles():
 
 @pytest.mark.slow
 def test_communication_of_a_pipeline():
-    """A permute each way; rows are put together for the stages, and handed out after them."""
+    """A permute each way; rows are put together for the stages, and handed out after them.
+
+    Gradients are summed over the devices with the same weights once, whatever the ticks.
+    """
     found = pipelined().collectives
-    inside = [c for c in found if "while/" in c.op_name]
-    assert hlo.count_by_kind(inside) == {"collective-permute": 2, "all-reduce": 1}
-    permuted = [c.bytes for c in inside if c.kind == "collective-permute"]
-    assert permuted == [B // 8 // 2 * L * M * 4] * 2
-    outside = [c for c in found if c not in inside]
+    inside = [c for c in found if c.times > 1]
+    assert hlo.count_by_kind(inside) == {"collective-permute": 2}
+    assert [c.bytes for c in inside] == [B // 8 // 2 * L * M * 4] * 2
+    of_data = [c for c in found if "data" in c.axes]
+    assert hlo.count_by_kind(of_data) == {"all-reduce": 1}
+    weights = pipelined().layer.variable_specs().flatten()
+    assert of_data[0].bytes == sum(np.prod(spec.shape) for spec in weights) // 4 * 4
+    outside = [c for c in found if c not in inside + of_data]
     assert max(c.bytes for c in outside) <= B // 2 * L * M * 4
     assert sum(c.bytes for c in outside) <= 5 * (B // 2 * L * M * 4)
+
+
+@pytest.mark.slow
+def test_gradients_of_several_layers_of_a_stage_are_summed_over_devices_once():
+    found = pipelined(num_layers=8)
+    assert_same(found, unpipelined(num_layers=8))
+    assert [c.times for c in found.collectives if "data" in c.axes] == [1]
 
 
 @pytest.mark.slow

@@ -1,0 +1,107 @@
+"""Moves the bodies of functions into the loops that call them.
+
+TensorFlow makes a function of what it computes for all stages of a pipeline at once. The loop over
+ticks then calls it, and what the loop adds up is out of sight. XLA inlines calls right before it
+partitions, which is too late for loop_sums.py.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from lingvo_gshard.core.lazy import ir
+
+_WHILE, _CALL = "stablehlo.while", "func.call"
+
+
+def inline_in_loops(module: ir.Module) -> None:
+    """Replaces each call within a loop of `main` by the operations of its function.
+
+    A function with several callers is left as it is. Functions that nothing calls are removed.
+    """
+    _remove_uncalled(module)
+    symbols = ir.SymbolTable(module.operation)
+    callers = collections.Counter(_callee(call) for call in _calls(module.operation))
+    main = symbols["main"].operation
+    while calls := [
+        call for call in _calls(main) if callers[_callee(call)] == 1 and _is_in_loop(call, main)
+    ]:
+        for call in calls:
+            _inline(call, symbols[_callee(call)].operation)
+
+
+def _remove_uncalled(module: ir.Module) -> None:
+    """Removes the functions that neither `main` calls nor a function that it calls."""
+    functions = {
+        ir.StringAttr(each.attributes["sym_name"]).value: each.operation
+        for each in module.body.operations
+        if each.operation.name == "func.func"
+    }
+    found, waiting = {"main"}, ["main"]
+    while waiting:
+        called = {_callee(call) for call in _calls(functions[waiting.pop()])}
+        waiting += called - found
+        found |= called
+    for name, function in functions.items():
+        if name not in found:
+            function.erase()
+
+
+def _calls(operation: ir.Operation) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(each: ir.Operation) -> ir.WalkResult:
+        if each.name == _CALL:
+            found.append(each.operation)
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(visit)
+    return found
+
+
+def _callee(call: ir.Operation) -> str:
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+
+
+def _is_in_loop(operation: ir.Operation, main: ir.Operation) -> bool:
+    parent = operation.parent
+    while parent is not None and parent.operation != main:
+        if parent.operation.name == _WHILE:
+            return True
+        parent = parent.operation.parent
+    return False
+
+
+def _inline(call: ir.Operation, function: ir.Operation) -> None:
+    """Moves the operations of a function, which has no other caller, before its call."""
+    (block,) = function.regions[0].blocks
+    for argument, operand in zip(block.arguments, call.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *operations, returned = block.operations
+    for operation in operations:
+        _name_within(call, operation.operation)
+        operation.operation.move_before(call)
+    for result, value in zip(call.results, returned.operation.operands, strict=True):
+        result.replace_all_uses_with(value)
+    call.erase()
+    function.erase()
+
+
+def _name_within(call: ir.Operation, operation: ir.Operation) -> None:
+    """Puts the name of a call before the names of an operation and of those within it, as XLA does.
+
+    Plans and reports find the layer of an operation by its name.
+    """
+    prefix = _name(call)
+
+    def rename(each: ir.Operation) -> ir.WalkResult:
+        if prefix and (name := _name(each)):
+            each.operation.location = ir.Location.name(f"{prefix}/{name}")
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(rename)
+
+
+def _name(operation: ir.Operation) -> str:
+    """Returns TensorFlow's name of an operation; "" if it has none."""
+    return getattr(operation.location, "name_str", "")
