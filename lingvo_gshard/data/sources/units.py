@@ -159,7 +159,7 @@ class UnitParser(XmlParser):
 class WmtParser(XmlParser):
     """Parses test sets of WMT: documents of a source, references and outputs of systems.
 
-    Segments of a source are paired by number with those of the first reference that has them.
+    A segment of a source goes with that of the same number in the first reference that has one.
     """
 
     def __init__(self):
