@@ -115,16 +115,23 @@ def _product(
     count = known_sizes(rows.values.shape)[0]
     groups, *columns = known_sizes(weights.values.shape)
     result = tf.TensorSpec([count, columns[0 if is_transposed else 1]], rows.values.dtype)
-    operands, values, dtypes = [], weights.values, ()
-    if rows.scale is not None and weights.scale is not None:
-        dtypes = (rows.dtype, weights.dtype)
-        operands = [rows.scale, tf.reshape(weights.scale, [groups, 1, result.shape[1]])]
-        if not is_transposed:
-            # Tensor cores read factors of 8 bits along the dimension that is summed.
-            values, is_transposed = tf.linalg.matrix_transpose(values), True
-    call = GroupedCall(usual_rows, is_transposed, dtypes)
+    call = GroupedCall(usual_rows, is_transposed)
+    operands, scales = [rows.values, weights.values], []
+    if rows.blocks and weights.blocks and _module(platform_in_use()).HAS_BLOCKS:
+        operands = [rows.blocks.values, weights.blocks.values]
+        scales = [rows.blocks.scales, weights.blocks.scales]
+        dtypes = (rows.blocks.dtype, weights.blocks.dtype)
+        call = GroupedCall(usual_rows, True, dtypes, rows.blocks.size)
+    elif rows.scale is not None and weights.scale is not None:
+        scales = [rows.scale, weights.scale]
+        call = GroupedCall(usual_rows, True, (rows.dtype, weights.dtype))
+    if scales and not is_transposed:
+        # Tensor cores read factors of 8 bits along the dimension that is summed.
+        operands[1], scales[1] = map(tf.linalg.matrix_transpose, (operands[1], scales[1]))
+    if scales and not call.block:
+        scales[1] = tf.reshape(scales[1], [groups, 1, result.shape[1]])
     share, read_share = _shares(call, count, groups)
-    operands = [rows.values, values, sizes_E, *operands]
+    operands = [*operands, sizes_E, *scales]
     (product,) = FORWARD.mark(call, operands, [result], share, read_share)
     return product
 

@@ -17,6 +17,8 @@ from lingvo_gshard.core.lazy import jax, jnp, megablox
 from lingvo_gshard.kernels import grouped_tpu_scaled
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
 
+# Scales of blocks are multiplied before the product.
+HAS_BLOCKS = False
 # A TPU's vector unit has this many lanes: smaller tiles leave some empty.
 _LANES = 128
 # Tiles of rows. A tile that two groups share is computed for both of them.

@@ -20,6 +20,9 @@ _FEWEST_ROWS, _MOST_ROWS = 16, 128
 _LEAST_COLUMNS = 16
 # Consecutive programs compute this many tiles of rows, so that they share weights in the cache.
 _SHARED_TILES = 8
+# The largest tile of factors of 8 bits, which is also the size of the blocks that have scales.
+_BLOCK = 128
+HAS_BLOCKS = True
 # Offsets within an array are int32.
 _MOST_ELEMENTS = 2**31
 
@@ -75,7 +78,7 @@ def forward(
       rows_RM: the rows of all groups, one group after another.
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
-      *scales: of the rows and of the columns, if the call has types of 8 bits.
+      *scales: of rows and columns, or of blocks, if the call has types of 8 bits.
       interpret: whether to compute on CPUs, step by step.
     """
     count, inner = rows_RM.shape
@@ -86,7 +89,7 @@ def forward(
     ranges = _row_tiles(sizes_E, count, tiles.rows)
     columns = -(-outer // tiles.outer)
     products = pallas.pallas_call(
-        functools.partial(_product_tile, tiles, call.is_transposed, columns),
+        functools.partial(_product_tile, tiles, call, columns),
         grid=(ranges[0].shape[0] * columns,),
         out_shape=shape,
         compiler_params=tiles.compiler_params(),
@@ -160,7 +163,7 @@ class _Tiles:
         if dtype == jnp.float32:
             most_inner, most_outer, stages, rows = 32, 64, 2, min(rows, 64)
         else:
-            most_inner, most_outer, stages = 128 // dtype.itemsize, 128, 3
+            most_inner, most_outer, stages = _BLOCK // dtype.itemsize, _BLOCK, 3
         fitted_inner, fitted_outer = (
             largest_power(size, _LEAST_COLUMNS, most)
             for size, most in ((inner, most_inner), (outer, most_outer))
@@ -192,7 +195,7 @@ def _row_tiles(sizes_E: jax.Array, rows: int, tile: int) -> tuple:
 
 def _product_tile(
     tiles: _Tiles,
-    is_transposed: bool,
+    call: GroupedCall,
     columns: int,
     group_ref: Any,
     first_ref: Any,
@@ -213,15 +216,20 @@ def _product_tile(
         def add_step(step: Any, total: Any) -> Any:
             of_inner = _Range.of(step * tiles.inner, tiles.inner, inner)
             left = _load(rows_ref, (), rows, of_inner)
-            if is_transposed:
+            if call.is_transposed:
                 right = _load(weights_ref, (group,), of_outer, of_inner).T
             else:
                 right = _load(weights_ref, (group,), of_inner, of_outer)
-            return total + dot(left, right)
+            product = dot(left, right)
+            if call.block:
+                # A tile is a block of the weights, and of the rows as well.
+                product *= _load(scales[0], (), rows, _Range.of(step, 1, scales[0].shape[1]))
+                product *= scales[1][group, column, step]
+            return total + product
 
         zeros = jnp.zeros((tiles.rows, tiles.outer), jnp.float32)
         total = jax.lax.fori_loop(0, -(-inner // tiles.inner), add_step, zeros)
-        if scales:
+        if scales and not call.block:
             one = _Range.of(0, 1, 1)
             total *= _load(scales[0], (), rows, one) * _load(scales[1], (group,), one, of_outer)
         _store(products_ref, (), rows, of_outer, total)

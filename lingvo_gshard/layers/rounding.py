@@ -14,7 +14,7 @@ as small as the largest magnitude allows. Multiplying by a power of two is exact
 Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
 them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
 factor by one scale. On all other devices, and where a factor has several scales, the result is
-multiplied by the scales.
+multiplied by the scales. Kernels of grouped products take scales of rows, columns and blocks.
 
 A tensor of zeros stays zero. An infinity or a NaN spreads to all numbers that share its scale, so
 that no overflow is hidden.
@@ -30,7 +30,7 @@ import numpy as np
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
-from lingvo_gshard.sharding.einsum import Factor, FactorFor, Rounding
+from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
 BLOCK = 128
@@ -123,12 +123,12 @@ class BlockScales:
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: Factor(_rounded_blocks(x, [_last(layout, summed)]))
+        return lambda summed: _rounded_blocks(x, [_last(layout, summed)])
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded weight; see `einsum.Rounding`."""
         others = "".join(letter for letter in layout if letter not in summed)
-        factor = Factor(_rounded_blocks(x, [_last(layout, summed), _last(layout, others)]))
+        factor = _rounded_blocks(x, [_last(layout, summed), _last(layout, others)])
         return lambda summed: factor
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
@@ -178,7 +178,7 @@ ROUNDINGS: dict[str, Rounding] = {
     "fp8_blocks": BlockScales(),
     "int8": RowScales(),
 }
-# Roundings whose products no compiler computes in 8 bits.
+# Roundings whose products no compiler computes in 8 bits. Kernels do, of dropless experts.
 SIMULATED = frozenset({"fp8_blocks"})
 
 
@@ -237,23 +237,30 @@ def scale_of(
     return tf.where(tf.math.is_finite(largest), power, largest)
 
 
-def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> Factor:
     """Returns x rounded to e4m3 with a scale for each block, in its own type.
 
     Args:
       x: the tensor.
       axes: the dimensions that blocks extend over. All others have a block for each index.
     """
-    sizes, shape, block_axes, padding = known_sizes(x.shape), [], [], []
+    sizes, shape, block_axes, padding, counts = known_sizes(x.shape), [], [], [], []
     for axis, size in enumerate(sizes):
         block = min(size, BLOCK) if axis in axes else 1
         blocks = -(-size // block)
         padding.append([0, blocks * block - size])
         shape.append(blocks)
+        counts.append(blocks)
         if axis in axes:
             block_axes.append(len(shape))
             shape.append(block)
     padded = tf.pad(x, padding) if any(after for _, after in padding) else x
     values, scale = _round(tf.reshape(tf.cast(padded, tf.float32), shape), E4M3, block_axes)
-    rounded = tf.reshape(tf.cast(values, x.dtype) * tf.cast(scale, x.dtype), padded.shape)
-    return tf.slice(rounded, [0] * len(sizes), sizes) if padded is not x else rounded
+
+    def whole(in_blocks: tf.Tensor) -> tf.Tensor:
+        found = tf.reshape(in_blocks, padded.shape)
+        return tf.slice(found, [0] * len(sizes), sizes) if padded is not x else found
+
+    narrow = tf.cast(values, x.dtype)
+    blocks = Blocks(whole(narrow), tf.reshape(scale, counts), BLOCK, E4M3.dtype)
+    return Factor(whole(narrow * tf.cast(scale, x.dtype)), blocks=blocks)

@@ -6,8 +6,10 @@ import re
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.rounding import SIMULATED
 from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -45,7 +47,14 @@ def check_name(precision: Precision, platform: str, name: str, capability: str =
     Raises:
       UserError: products would be no faster than in bfloat16; names step.precision.
     """
-    if not precision.rounding or precision.rounding in SIMULATED:
+    if not precision.rounding:
+        return
+    if precision.rounding in SIMULATED:
+        if platform == "cuda" and not _has_products("fp8", platform, name, capability):
+            raise UserError(
+                f"step.precision is {precision.name!r}, but {name} has no FP8, in which kernels "
+                "multiply blocks. Set step.precision = 'bfloat16'"
+            )
         return
     faster = [each for each in _TPUS if _has_products(each, platform, name, capability)]
     if precision.name in faster:
@@ -75,13 +84,22 @@ def notes(trainer: Trainer, platform: str) -> list[str]:
     precision = trainer.precision
     if not precision.rounding:
         return []
+    others = ""
     if precision.rounding in SIMULATED:
         reason = "no compiler has products with a scale for each block"
+        if platform == "cuda" and _has_dropless_experts(trainer.task):
+            others = ", but for those of dropless experts"
     elif platform not in ("tpu", "cuda"):
         reason = f"no products in 8 bits are known on {platform}"
     else:
         return []
     return [
-        f"step.precision = {precision.name!r} is simulated: factors of products are rounded to 8 "
-        f"bits and multiplied in a wider type, which takes longer than 'bfloat16'; {reason}"
+        f"step.precision = {precision.name!r} is simulated{others}: factors of products are "
+        f"rounded to 8 bits and multiplied in a wider type, which takes longer than 'bfloat16'; "
+        f"{reason}"
     ]
+
+
+def _has_dropless_experts(task: Task) -> bool:
+    mixtures = [layer for layer in task.all_layers() if isinstance(layer, MixtureOfExperts)]
+    return any(layer.p.dispatch.cls.is_dropless for layer in mixtures)

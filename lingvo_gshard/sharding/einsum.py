@@ -18,6 +18,23 @@ from lingvo_gshard.sharding.partitioning import parts_of
 
 
 @dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Values of 8 bits with a scale for each block of them.
+
+    Attributes:
+      values: The values, in the type of the activations.
+      scales: Float32, with the rank of the values; a dimension has the number of its blocks.
+      size: Elements of a block along the dimensions that it extends over.
+      dtype: Name of the type of 8 bits that has all the values.
+    """
+
+    values: tf.Tensor
+    scales: tf.Tensor
+    size: int
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Factor:
     """A factor of a matrix product: values times a scale.
 
@@ -26,11 +43,13 @@ class Factor:
       scale: Float32 scales that the result is multiplied by, with the rank of the values and size 1
         in the dimensions that the product sums over, or a scalar. None stands for 1.
       dtype: Name of a type of 8 bits that has all the values; empty if there is none.
+      blocks: What the values are made of, if scales differ along a dimension that is summed.
     """
 
     values: tf.Tensor
     scale: tf.Tensor | None = None
     dtype: str = ""
+    blocks: Blocks | None = None
 
 
 # Letters that a product sums over -> a factor for this product.

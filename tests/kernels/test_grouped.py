@@ -85,6 +85,31 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     def test_factors_of_int8(self):
         self.check_scaled("tpu_interpreted", ("int8", "int8"))
 
+    def test_blocks_with_scales(self):
+        """DeepSeek-V3's blocks: 128 numbers of a row, and 128 x 128 of a weight."""
+        count, inner, outer, sizes, size = 300, 300, 200, (100, 0, 37, 0, 113), 128
+        generator = np.random.default_rng(1)
+        e4m3 = ml_dtypes.float8_e4m3fn
+        shapes = [(count, inner), (len(sizes), outer, inner)]
+        rows, weights = ((20 * generator.normal(size=s)).astype(e4m3) for s in shapes)
+        row_scales = generator.uniform(0.1, 2.0, size=(count, 3)).astype(np.float32)
+        weight_scales = generator.uniform(0.1, 2.0, size=(len(sizes), 2, 3)).astype(np.float32)
+        used = sum(sizes)
+        call = GroupedCall(used, True, (e4m3.__name__,) * 2, size)
+        arrays = [x.astype(ml_dtypes.bfloat16) for x in (rows, weights)]
+        scales = [np.array(sizes, np.int32), row_scales, weight_scales]
+        (products,) = FORWARD.body("cuda_interpreted")(call, *arrays, *scales)
+        wide = rows.astype(np.float64) * np.repeat(row_scales, size, 1)[:, :inner]
+        of_elements = np.repeat(np.repeat(weight_scales, size, 1), size, 2)[:, :outer, :inner]
+        wide_weights = (weights.astype(np.float64) * of_elements).swapaxes(1, 2)
+        expected = reference(wide, wide_weights, np.zeros((count, outer)), sizes)[0][:used]
+        self.assertAllClose(
+            np.asarray(products, np.float64)[:used],
+            expected,
+            rtol=2**-8,
+            atol=1e-5 * np.abs(expected).max(),
+        )
+
     def check_scaled(self, platform, dtypes):
         """Compares the product of factors of 8 bits, times scales of rows and columns."""
         count, inner, outer, sizes = CASES["uneven_and_empty"]

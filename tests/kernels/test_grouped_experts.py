@@ -92,7 +92,7 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
 
     @parameterized.parameters(
-        ("fp8", "cuda_interpreted", "data=1", "replicated"),
+        ("fp8_blocks", "cuda_interpreted", "data=1", "replicated"),
         ("int8", "tpu_interpreted", "data=8", "expert"),
     )
     def test_rounded_experts(self, rounding, platform, mesh, strategy):
@@ -172,6 +172,7 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         ("v5p:2x2x1", "int8", ("int8", "int8")),
         ("tpu7x:2x2x1", "fp8", ("float8_e4m3fn", "float8_e5m2")),
         ("gpu:h100:1x4", "fp8", ("float8_e4m3fn", "float8_e5m2")),
+        ("gpu:h100:1x4", "fp8_blocks", ("float8_e4m3fn", "float8_e4m3fn")),
         ("gpu:b200:1x4", "fp8", ("float8_e4m3fn", "float8_e5m2")),
     )
     def test_products_and_gradients_of_rows_are_of_8_bits(self, name, rounding, expected):

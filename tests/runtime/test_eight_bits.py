@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import DroplessDispatch
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.runtime.compile_options import chosen
@@ -39,9 +40,12 @@ def test_devices_whose_products_are_no_faster_are_refused(key, kind, precision):
     else:
         with pytest.raises(UserError, match=rf"step\.precision is '{name}', but products are no"):
             eight_bits.check_name(precision, platform, kind)
-    # These need no products in 8 bits.
-    for other in (BLOCKS, BFLOAT16):
-        eight_bits.check_name(other, platform, kind)
+    eight_bits.check_name(BFLOAT16, platform, kind)
+    if chip.kind == "gpu" and "fp8" not in chip.peak_flops:
+        with pytest.raises(UserError, match="has no FP8, in which kernels multiply blocks"):
+            eight_bits.check_name(BLOCKS, platform, kind)
+    else:
+        eight_bits.check_name(BLOCKS, platform, kind)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,10 @@ def test_simulated_products_are_named():
     for each in (fp8, int8):
         assert "no products in 8 bits are known on cpu" in eight_bits.notes(each, "cpu")[0]
     assert "a scale for each block" in eight_bits.notes(blocks, "cuda")[0]
+    dropless = {"moe.dispatch": DroplessDispatch.params()}
+    blocks = tiny_translation.trainer(stack_values=dropless, precision="fp8_blocks")
+    assert "but for those of dropless experts" in eight_bits.notes(blocks, "cuda")[0]
+    assert "dropless" not in eight_bits.notes(blocks, "tpu")[0]
     assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
 
 
