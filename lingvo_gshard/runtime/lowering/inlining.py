@@ -95,8 +95,9 @@ def _name_within(call: ir.Operation, operation: ir.Operation) -> None:
     prefix = _name(call)
 
     def rename(each: ir.Operation) -> ir.WalkResult:
+        location = each.operation.location
         if prefix and (name := _name(each)):
-            each.operation.location = ir.Location.name(f"{prefix}/{name}")
+            each.operation.location = ir.Location.name(f"{prefix}/{name}", location.child_loc)
         return ir.WalkResult.ADVANCE
 
     operation.walk(rename)

@@ -226,6 +226,7 @@ def _portable(
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
         has_moves = _name_memory_kinds(parsed)
+        inline_in_loops(parsed)
         has_kernels = partitioning.platform in kernel.PLATFORMS
         if has_kernels:
             splicing.replace_markers(parsed, partitioning.platform)
@@ -240,7 +241,6 @@ def _portable(
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         add_before_reducing(parsed, mesh)
-        inline_in_loops(parsed)
         reduce_after_loops(parsed, mesh)
         reduce_to_uneven_parts(parsed, mesh)
         if mesh.size > 1:
