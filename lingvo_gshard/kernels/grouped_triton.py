@@ -16,8 +16,8 @@ from lingvo_gshard.kernels.triton_products import dot
 
 # Tiles of rows. A group's last tile may have fewer rows.
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
-# The least size of the other dimensions of a tile that tensor cores multiply.
-_LEAST_COLUMNS = 16
+# The least size of the other dimensions of a tile that tensor cores multiply in 8 bits.
+_LEAST_COLUMNS = 32
 # Consecutive programs compute this many tiles of rows, so that they share weights in the cache.
 _SHARED_TILES = 8
 # The largest tile of factors of 8 bits, which is also the size of the blocks that have scales.
@@ -222,9 +222,10 @@ def _product_tile(
                 right = _load(weights_ref, (group,), of_inner, of_outer)
             product = dot(left, right)
             if call.block:
-                # A tile is a block of the weights, and of the rows as well.
-                product *= _load(scales[0], (), rows, _Range.of(step, 1, scales[0].shape[1]))
-                product *= scales[1][group, column, step]
+                # A tile is a part of one block of the weights, and of one of each row.
+                block = step * tiles.inner // call.block
+                product *= _load(scales[0], (), rows, _Range.of(block, 1, scales[0].shape[1]))
+                product *= scales[1][group, column * tiles.outer // call.block, block]
             return total + product
 
         zeros = jnp.zeros((tiles.rows, tiles.outer), jnp.float32)

@@ -87,13 +87,21 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
 
     def test_blocks_with_scales(self):
         """DeepSeek-V3's blocks: 128 numbers of a row, and 128 x 128 of a weight."""
-        count, inner, outer, sizes, size = 300, 300, 200, (100, 0, 37, 0, 113), 128
+        # Of 96 columns, two tiles of 64 and 32 share a block.
+        for inner, outer in ((300, 200), (96, 300), (200, 96)):
+            self.check_blocks(inner, outer)
+
+    def check_blocks(self, inner, outer):
+        count, sizes, size = 300, (100, 0, 37, 0, 113), 128
         generator = np.random.default_rng(1)
         e4m3 = ml_dtypes.float8_e4m3fn
         shapes = [(count, inner), (len(sizes), outer, inner)]
         rows, weights = ((20 * generator.normal(size=s)).astype(e4m3) for s in shapes)
-        row_scales = generator.uniform(0.1, 2.0, size=(count, 3)).astype(np.float32)
-        weight_scales = generator.uniform(0.1, 2.0, size=(len(sizes), 2, 3)).astype(np.float32)
+        blocks, columns = -(-inner // size), -(-outer // size)
+        row_scales, weight_scales = (
+            generator.uniform(0.1, 2.0, size=shape).astype(np.float32)
+            for shape in ((count, blocks), (len(sizes), columns, blocks))
+        )
         used = sum(sizes)
         call = GroupedCall(used, True, (e4m3.__name__,) * 2, size)
         arrays = [x.astype(ml_dtypes.bfloat16) for x in (rows, weights)]
@@ -148,7 +156,7 @@ class CallsTest(testing.TestCase, parameterized.TestCase):
         ("tpu", 64, 128, tf.float64, "float64"),
         ("tpu", 64, 64, tf.bfloat16, "fewer than 128 columns"),
         ("cuda", 64, 128, tf.float64, "float64"),
-        ("cuda", 64, 8, tf.bfloat16, "16 columns or more"),
+        ("cuda", 64, 16, tf.bfloat16, "32 columns or more"),
         ("cuda", 2**26, 128, tf.bfloat16, "2^31 elements"),
         ("cuda", 64, 128, tf.float16, ""),
         ("tpu_interpreted", 64, 128, tf.float32, ""),
