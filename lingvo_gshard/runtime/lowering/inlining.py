@@ -12,6 +12,7 @@ import collections
 from lingvo_gshard.core.lazy import ir
 
 _WHILE, _CALL = "stablehlo.while", "func.call"
+_CUSTOM_CALL, _COMPUTATIONS = "stablehlo.custom_call", "called_computations"
 
 
 def inline_in_loops(module: ir.Module) -> None:
@@ -31,7 +32,7 @@ def inline_in_loops(module: ir.Module) -> None:
 
 
 def _remove_uncalled(module: ir.Module) -> None:
-    """Removes the functions that neither `main` calls nor a function that it calls."""
+    """Removes the functions that neither `main` refers to nor a function that it refers to."""
     functions = {
         ir.StringAttr(each.attributes["sym_name"]).value: each.operation
         for each in module.body.operations
@@ -39,7 +40,8 @@ def _remove_uncalled(module: ir.Module) -> None:
     }
     found, waiting = {"main"}, ["main"]
     while waiting:
-        called = {_callee(call) for call in _calls(functions[waiting.pop()])}
+        operation = functions[waiting.pop()]
+        called = {_callee(call) for call in _calls(operation)} | _computations(operation)
         waiting += called - found
         found |= called
     for name, function in functions.items():
@@ -53,6 +55,20 @@ def _calls(operation: ir.Operation) -> list[ir.Operation]:
     def visit(each: ir.Operation) -> ir.WalkResult:
         if each.name == _CALL:
             found.append(each.operation)
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(visit)
+    return found
+
+
+def _computations(operation: ir.Operation) -> set[str]:
+    """Returns the functions that custom calls within an operation refer to."""
+    found: set[str] = set()
+
+    def visit(each: ir.Operation) -> ir.WalkResult:
+        if each.name == _CUSTOM_CALL and _COMPUTATIONS in each.operation.attributes:
+            names = ir.ArrayAttr(each.operation.attributes[_COMPUTATIONS])
+            found.update(ir.FlatSymbolRefAttr(name).value for name in names)
         return ir.WalkResult.ADVANCE
 
     operation.walk(visit)

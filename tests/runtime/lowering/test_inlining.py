@@ -60,3 +60,19 @@ def test_functions_with_one_caller_are_moved_into_the_loop():
     assert "@tick" not in text and "@more" not in text and "@other" not in text
     assert text.count("call @twice") == 2
     assert '"layers/while/body/add"' in text
+
+
+def test_functions_of_custom_calls_stay():
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse("""
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = stablehlo.custom_call @sort(%x) {called_computations = [@compare]}
+    : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+func.func private @compare(%y: tensor<2xf32>) -> tensor<2xf32> {
+  return %y : tensor<2xf32>
+}
+""")
+        inline_in_loops(module)
+        assert "@compare" in ir.SymbolTable(module.operation)["compare"].operation.get_asm()
