@@ -17,8 +17,8 @@ class GroupedCall(msgspec.Struct, frozen=True):
       dtypes: types of 8 bits that have all values of the rows and of the weights. The product is
         then multiplied by scales of the rows, float32 [R,1], and of the columns, float32 [E,1,H].
         Empty for products in the type of the rows, without scales.
-      block: size of the blocks that have scales instead, those of rows along M, those of the
-        weights along M and H: float32 [R,M/block] and [E,H/block,M/block]; 0 for none.
+      block: size of the blocks that have scales instead, along M in rows, and along M and H in
+        weights: float32 [R,M/block] and [E,H/block,M/block]; 0 for none.
     """
 
     usual_rows: int

@@ -159,7 +159,7 @@ class UnitParser(XmlParser):
 class WmtParser(XmlParser):
     """Parses test sets of WMT: documents of a source, references and outputs of systems.
 
-    A segment of a source goes with that of the same number in the first reference that has one.
+    A segment of a source belongs to the first reference with a segment of the same number.
     """
 
     def __init__(self):

@@ -108,17 +108,13 @@ def _name_within(call: ir.Operation, operation: ir.Operation) -> None:
 
     Plans and reports find the layer of an operation by its name.
     """
-    prefix = _name(call)
+    outer = call.location
 
     def rename(each: ir.Operation) -> ir.WalkResult:
-        location = each.operation.location
-        if prefix and (name := _name(each)):
-            each.operation.location = ir.Location.name(f"{prefix}/{name}", location.child_loc)
+        inner = each.operation.location
+        if isinstance(outer, ir.NameLoc) and isinstance(inner, ir.NameLoc):
+            name = f"{outer.name_str}/{inner.name_str}"
+            each.operation.location = ir.Location.name(name, inner.child_loc)
         return ir.WalkResult.ADVANCE
 
     operation.walk(rename)
-
-
-def _name(operation: ir.Operation) -> str:
-    """Returns TensorFlow's name of an operation; "" if it has none."""
-    return getattr(operation.location, "name_str", "")
