@@ -37,7 +37,9 @@ def _module(platform: str) -> Any:
     return _MODULES[hardware_of(platform)]
 
 
-def obstacle(platform: str, rows: int, weights_EMH: tf.Tensor, dtype: str) -> str:
+def obstacle(
+    platform: str, rows: int, weights_EMH: tf.Tensor, dtype: str, is_rounded: bool = False
+) -> str:
     """Returns why a platform's kernel cannot compute grouped products; "" if it can.
 
     Args:
@@ -45,9 +47,10 @@ def obstacle(platform: str, rows: int, weights_EMH: tf.Tensor, dtype: str) -> st
       rows: number of rows of all groups.
       weights_EMH: the weights of each group.
       dtype: type of the rows.
+      is_rounded: whether factors are rounded to 8 bits.
     """
     weights = tuple(known_sizes(weights_EMH.shape))
-    return _module(platform).obstacle((rows, weights[1]), weights, dtype)
+    return _module(platform).obstacle((rows, weights[1]), weights, dtype, is_rounded)
 
 
 def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:

@@ -31,15 +31,16 @@ _VECTOR_MEMORY = 12 * 2**20
 _LARGEST_PRODUCT = 2**29
 
 
-def obstacle(rows: tuple, weights: tuple, dtype: str) -> str:
+def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
     """Returns why megablox cannot compute a product; "" if it can.
 
     Args:
       rows: shape [R,M] of the rows.
       weights: shape [E,M,H] of the weights.
       dtype: type of the rows.
+      is_rounded: whether factors are rounded to 8 bits.
     """
-    del rows
+    del rows, is_rounded
     if dtype not in ("bfloat16", "float32"):
         return f"megablox computes bfloat16 and float32, not {dtype}"
     if min(weights[1:]) < _LANES:

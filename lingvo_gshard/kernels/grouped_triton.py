@@ -16,8 +16,8 @@ from lingvo_gshard.kernels.triton_products import dot
 
 # Tiles of rows. A group's last tile may have fewer rows.
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
-# The least size of the other dimensions of a tile that tensor cores multiply in 8 bits.
-_LEAST_COLUMNS = 32
+# The least size of the other dimensions of a tile that tensor cores multiply: in 8 bits, it is 32.
+_LEAST_COLUMNS, _LEAST_NARROW_COLUMNS = 16, 32
 # Consecutive programs compute this many tiles of rows, so that they share weights in the cache.
 _SHARED_TILES = 8
 # The largest tile of factors of 8 bits, which is also the size of the blocks that have scales.
@@ -27,18 +27,20 @@ HAS_BLOCKS = True
 _MOST_ELEMENTS = 2**31
 
 
-def obstacle(rows: tuple, weights: tuple, dtype: str) -> str:
+def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
     """Returns why the kernel cannot compute a product; "" if it can.
 
     Args:
       rows: shape [R,M] of the rows.
       weights: shape [E,M,H] of the weights.
       dtype: type of the rows.
+      is_rounded: whether factors are rounded to 8 bits.
     """
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"grouped products are of 16-bit floats and float32, not {dtype}"
-    if min(weights[1:]) < _LEAST_COLUMNS:
-        return f"tensor cores multiply {_LEAST_COLUMNS} columns or more"
+    least = _LEAST_NARROW_COLUMNS if is_rounded else _LEAST_COLUMNS
+    if min(weights[1:]) < least:
+        return f"tensor cores multiply {least} columns or more"
     groups, inner, outer = weights
     if max(groups * inner * outer, rows[0] * max(inner, outer)) >= _MOST_ELEMENTS:
         return "an array has 2^31 elements or more; split the experts over more devices"

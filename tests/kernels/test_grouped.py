@@ -156,7 +156,7 @@ class CallsTest(testing.TestCase, parameterized.TestCase):
         ("tpu", 64, 128, tf.float64, "float64"),
         ("tpu", 64, 64, tf.bfloat16, "fewer than 128 columns"),
         ("cuda", 64, 128, tf.float64, "float64"),
-        ("cuda", 64, 16, tf.bfloat16, "32 columns or more"),
+        ("cuda", 64, 8, tf.bfloat16, "16 columns or more"),
         ("cuda", 2**26, 128, tf.bfloat16, "2^31 elements"),
         ("cuda", 64, 128, tf.float16, ""),
         ("tpu_interpreted", 64, 128, tf.float32, ""),
@@ -166,6 +166,12 @@ class CallsTest(testing.TestCase, parameterized.TestCase):
         found = kernels.grouped.obstacle(platform, rows, weights, dtype.name)
         self.assertIn(expected, found)
         self.assertEqual(bool(expected), bool(found))
+
+    def test_factors_of_8_bits_need_more_columns_on_gpus(self):
+        weights = tf.zeros([2, 128, 16], tf.bfloat16)
+        self.assertEqual(kernels.grouped.obstacle("cuda", 64, weights, "bfloat16"), "")
+        found = kernels.grouped.obstacle("cuda", 64, weights, "bfloat16", is_rounded=True)
+        self.assertIn("32 columns or more", found)
 
     @parameterized.parameters(
         # Megablox: 256 tiles, and 7 that two groups share.

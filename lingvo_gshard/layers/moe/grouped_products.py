@@ -34,7 +34,8 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     weights = [weight for name, weight in theta.items() if name.startswith("w_")]
     if any(map(is_stored, weights)):
         return "its weights are int8"
-    found = [kernels.grouped.obstacle(platform, rows, w, dtype.name) for w in weights]
+    is_rounded = context.extension(ProductContext).rounding is not None
+    found = [kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights]
     return next(filter(None, found), "")
 
 

@@ -19,7 +19,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop, Schedule
+from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
+from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 

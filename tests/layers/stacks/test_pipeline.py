@@ -13,7 +13,7 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, SigmoidRouter
-from lingvo_gshard.layers.stacks.pipeline_loop import Schedule
+from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
