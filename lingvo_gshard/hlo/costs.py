@@ -135,7 +135,7 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
 
 def _grouped_rows(instruction: Instruction) -> list[Shape]:
-    """Returns shapes of the rows [R,M] of grouped products, and of what has their rank."""
+    """Returns shapes of the operands of rank 2 of grouped products; the rows [R,M] are first."""
     return _operands(instruction, 2, _GROUPED_DTYPES)
 
 

@@ -91,19 +91,16 @@ def product(
 
     @custom_gradient
     def compute(rows: tf.Tensor, weights: tf.Tensor, sizes: tf.Tensor) -> Any:
-        def multiplied(factor: Factor, summed: str) -> tf.Tensor:
-            of_weights = rounding.weight(weights, "EMH", "M")(summed) if rounding else None
-            weight = of_weights or Factor(weights)
-            return _product(factor, weight, sizes, usual_rows, is_transposed=summed == "H")
+        of_rows = rounding.activation(rows, "CM") if rounding else lambda _: Factor(rows)
+        of_weights = rounding.weight(weights, "EMH", "M") if rounding else lambda _: Factor(weights)
 
         products = known_RH
         if products is None:
-            of_rows = rounding.activation(rows, "CM")("M") if rounding else Factor(rows)
-            products = multiplied(of_rows, "M")
+            products = _product(of_rows("M"), of_weights("M"), sizes, usual_rows)
 
         def gradient(d_products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
-            of_products = rounding.gradient(d_products, "CH") if rounding else None
-            d_rows = multiplied(of_products("H") if of_products else Factor(d_products), "H")
+            factor = rounding.gradient(d_products, "CH")("H") if rounding else Factor(d_products)
+            d_rows = _product(factor, of_weights("H"), sizes, usual_rows, is_transposed=True)
             return d_rows, _weight_gradient(rows, d_products, sizes, usual_rows), None
 
         return tf.identity(products), gradient
@@ -112,9 +109,13 @@ def product(
 
 
 def _product(
-    rows: Factor, weights: Factor, sizes_E: tf.Tensor, usual_rows: int, is_transposed: bool
+    rows: Factor,
+    weights: Factor,
+    sizes_E: tf.Tensor,
+    usual_rows: int,
+    is_transposed: bool = False,
 ) -> tf.Tensor:
-    """Returns the product of rows [R,M] and weights [E,M,H]; of [E,H,M] if they are transposed."""
+    """Returns [R,H]: rows [R,M] times weights [E,M,H], or [E,H,M] if they are transposed."""
     count = known_sizes(rows.values.shape)[0]
     groups, *columns = known_sizes(weights.values.shape)
     result = tf.TensorSpec([count, columns[0 if is_transposed else 1]], rows.values.dtype)

@@ -26,13 +26,13 @@ def product(
     """Returns the products [R,H]. Rows after the last group are undefined.
 
     Args:
-      rows_RM: the rows of all groups in 8 bits, one group after another. R is a number of tiles.
+      rows_RM: the rows of all groups in 8 bits, one group after another; whole tiles of them.
       weights_EHM: the weights of each group in 8 bits.
       sizes_E: int32, the number of rows of each group.
       row_scales_R1: float32, what the products of a row are multiplied by.
       column_scales_E1H: float32, what the products of a column are multiplied by.
       dtype: type of the products.
-      tiles: the sizes of a tile along R, M and H. That of M divides it.
+      tiles: the sizes of a tile along R, M and H. The size along M divides M.
       interpret: whether to compute on CPUs, step by step.
     """
     (count, inner), (groups, outer, _) = rows_RM.shape, weights_EHM.shape

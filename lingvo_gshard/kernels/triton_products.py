@@ -1,4 +1,7 @@
-"""Products of tiles in Pallas for Triton."""
+"""Products of tiles in Pallas for Triton, also of factors of 8 bits.
+
+Tensor cores multiply FP8, but Pallas has no product that makes them do it.
+"""
 
 from __future__ import annotations
 

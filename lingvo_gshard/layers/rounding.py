@@ -70,7 +70,7 @@ class TensorScales:
 
     forward: Format = E4M3
     backward: Format = E5M2
-    rounds_weight_gradients: bool = True
+    rounds_weight_gradients: bool = dataclasses.field(default=True, init=False)
 
     @property
     def by_rows(self) -> Rounding:
@@ -151,7 +151,7 @@ class RowScales:
 
     forward: Format = INT8
     backward: Format = INT8
-    rounds_weight_gradients: bool = False
+    rounds_weight_gradients: bool = dataclasses.field(default=False, init=False)
 
     @property
     def by_rows(self) -> Rounding:
@@ -238,19 +238,19 @@ def scale_of(
 
 
 def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> Factor:
-    """Returns x rounded to e4m3 with a scale for each block, in its own type.
+    """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
 
     Args:
       x: the tensor.
       axes: the dimensions that blocks extend over. All others have a block for each index.
     """
-    sizes, shape, block_axes, padding, counts = known_sizes(x.shape), [], [], [], []
+    sizes, counts, shape, block_axes, padding = known_sizes(x.shape), [], [], [], []
     for axis, size in enumerate(sizes):
         block = min(size, BLOCK) if axis in axes else 1
         blocks = -(-size // block)
         padding.append([0, blocks * block - size])
-        shape.append(blocks)
         counts.append(blocks)
+        shape.append(blocks)
         if axis in axes:
             block_axes.append(len(shape))
             shape.append(block)

@@ -115,7 +115,7 @@ class Experts(Layer):
     ) -> tf.Tensor:
         """Returns [r,M]: the experts' outputs for rows sorted by expert, by the platform's kernel.
 
-        Rows after the last expert's are undefined. They are rounded as in `compute_one`.
+        Rows after the last expert's are undefined. Training in 8 bits rounds as `compute_one` does.
 
         Args:
           theta: the weights, without the `obstacle` of grouped_products.py.

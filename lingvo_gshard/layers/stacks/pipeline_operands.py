@@ -89,7 +89,12 @@ class Operand(abc.ABC):
         return sums
 
     def end_tick(self, sums: Sums, total: Sums) -> Sums:
-        """Returns the sums after a tick, given those before it and what `add` returned last."""
+        """Returns the sums after a tick.
+
+        Args:
+          sums: the sums before the tick.
+          total: the result of the tick's last `add`.
+        """
         del sums
         return total
 
@@ -103,7 +108,14 @@ class Operand(abc.ABC):
 
     @abc.abstractmethod
     def add(self, total: Any, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> Sums:
-        """Returns a total with the gradients d [P,...] of one read added."""
+        """Adds the gradients of one read to a total, and returns the total.
+
+        Args:
+          total: the result of `begin_tick`, or of the `add` before.
+          t: tick.
+          r: run of the body within the tick.
+          d: the gradients, [P,...].
+        """
 
     @abc.abstractmethod
     def gradient(self, sums: Any) -> tf.Tensor:
@@ -185,9 +197,8 @@ class WeightOperand(Operand):
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,...], one for each layer of a stage."""
-        stages, layers, *shape = self.weight.shape
-        zeros = annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
-        array = tf.TensorArray(tf.float32, layers, element_shape=zeros.shape[1:])
+        zeros = self._zeros()
+        array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
         return array.unstack(zeros)
 
     def add(
@@ -203,7 +214,13 @@ class WeightOperand(Operand):
         """Returns the gradient [P,R,...] of the weight."""
         return self._gradient(sums.stack())
 
+    def _zeros(self) -> tf.Tensor:
+        """Returns float32 zeros [R,P,...], split as the weights are."""
+        stages, layers, *shape = self.weight.shape
+        return annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
+
     def _gradient(self, by_layer: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient [P,R,...] of the weight, from the sums [R,P,...]."""
         by_layer = annotate_like(by_layer, self._spec_with("RP"))
         order = [1, 0, *range(2, by_layer.shape.rank)]
         gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
@@ -241,9 +258,8 @@ class WeightOnce(WeightOperand):
     """
 
     def zero_sums(self) -> tf.Tensor:
-        """Returns float32 zeros [R,P,...]."""
-        stages, layers, *shape = self.weight.shape
-        return annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
+        """Returns the sums [R,P,...] before the first tick."""
+        return self._zeros()
 
     def begin_tick(self, sums: tf.Tensor) -> tf.TensorArray:
         """Returns an empty array of gradients [P,...], one for each layer of a stage."""

@@ -18,12 +18,15 @@ _CUSTOM_CALL, _COMPUTATIONS = "stablehlo.custom_call", "called_computations"
 def inline_in_loops(module: ir.Module) -> None:
     """Replaces each call within a loop of `main` by the operations of its function.
 
-    A function with several callers is left as it is. Functions that nothing calls are removed.
+    A function with several callers is left as it is. If loops call any, functions that nothing
+    refers to are removed first: they may call the same ones.
     """
+    main = ir.SymbolTable(module.operation)["main"].operation
+    if not any(_is_in_loop(call, main) for call in _calls(main)):
+        return
     _remove_uncalled(module)
     symbols = ir.SymbolTable(module.operation)
     callers = collections.Counter(_callee(call) for call in _calls(module.operation))
-    main = symbols["main"].operation
     while calls := [
         call for call in _calls(main) if callers[_callee(call)] == 1 and _is_in_loop(call, main)
     ]:
