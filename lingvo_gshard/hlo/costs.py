@@ -147,11 +147,12 @@ def _operands(instruction: Instruction, rank: int, dtypes: Collection[str]) -> l
 def _grouped_flops(instruction: Instruction) -> int:
     """Returns the FLOPs that the kernel of grouped products computes.
 
-    Its operands are rows [R,M] and weights [E,M,H], or rows [R,M] and gradients [R,H] of products
-    for the gradient [E,M,H] of the weights. The share counts rows that pad tiles, too.
+    Its operands are rows [R,M] and weights [E,M,H], maybe several of both, or rows [R,M] and
+    gradients [R,H] of products for the gradient [E,M,H] of the weights. The share counts rows that
+    pad tiles, too.
     """
     share = _call(instruction).share
-    (result,) = instruction.shape.arrays
+    result = instruction.shape.arrays[0]
     rows = _grouped_rows(instruction)
     if len(result.dimensions) == 3:
         _, inner, outer = result.dimensions
@@ -159,7 +160,14 @@ def _grouped_flops(instruction: Instruction) -> int:
         count = rows[0].size // inner
         return round(2 * count * inner * outer * share)
     count, outer = result.dimensions
-    return round(2 * count * outer * (rows[0].size // count) * share)
+    inner = rows[0].size // count
+    # Scales have three dimensions as well.
+    weights = [
+        shape
+        for shape in _operands(instruction, 3, _GROUPED_DTYPES)
+        if sorted(shape.dimensions[1:]) == sorted((inner, outer))
+    ]
+    return round(2 * count * outer * inner * len(weights) * share)
 
 
 def _attention_flops(instruction: Instruction) -> int:

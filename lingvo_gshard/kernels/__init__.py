@@ -4,7 +4,7 @@
 
 marks a call in a TensorFlow program. `splicing.replace_markers` replaces the mark, when the program
 is lowered, by code of jax for the platform of the devices: Pallas for TPUs, cuDNN or Pallas for
-CUDA. `grouped.product` multiplies the rows of each expert by its weights. Layers ask for the
+CUDA. `grouped.products` multiplies the rows of each expert by its weights. Layers ask for the
 `obstacle` first, and compute with TensorFlow's operations where a platform has no kernel for a
 call.
 """

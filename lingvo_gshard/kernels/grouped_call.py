@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.kernels.activation_call import ActivationCall
+
 
 class GroupedCall(msgspec.Struct, frozen=True):
     """The static arguments of a grouped product.
@@ -19,12 +21,14 @@ class GroupedCall(msgspec.Struct, frozen=True):
         Empty for products in the type of the rows, without scales.
       block: size of the blocks that have scales instead, along M in rows, and along M and H in
         weights: float32 [R,M/block] and [E,H/block,M/block]; 0 for none.
+      activation: of the kernels of activated products: what computes the rows of hidden arrays.
     """
 
     usual_rows: int
     is_transposed: bool = False
     dtypes: tuple[str, ...] = ()
     block: int = 0
+    activation: ActivationCall | None = None
 
     def factors(self, rows: Any, weights: Any) -> tuple[Any, Any]:
         """Returns the rows and weights, arrays of jax, in the types that the kernel multiplies."""

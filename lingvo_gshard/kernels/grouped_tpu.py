@@ -1,5 +1,8 @@
 """Grouped products on TPUs: jax's megablox, which computes each group's rows in whole tiles.
 
+What megablox lacks is computed by a kernel of our own: factors of 8 bits, sums of several products,
+and activations, which XLA cannot fuse into a kernel.
+
 Source of the kernel: jax/experimental/pallas/ops/tpu/megablox in https://github.com/jax-ml/jax.
 
 jax.lax.ragged_dot compiles to one kernel for the forward pass as well. But its gradient of the rows
@@ -11,11 +14,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from lingvo_gshard.core.lazy import jax, jnp, megablox
-from lingvo_gshard.kernels import grouped_tpu_scaled
 from lingvo_gshard.kernels.grouped_call import GroupedCall, largest_power
+from lingvo_gshard.kernels.grouped_tpu_product import GroupedProduct
 
 # Scales of blocks are multiplied before the product.
 HAS_BLOCKS = False
@@ -88,18 +91,14 @@ def forward(
       *scales: of the rows and of the columns, if the call has types of 8 bits.
       interpret: whether to compute on CPUs, step by step.
     """
-    count, groups = rows_RM.shape[0], weights_EMH.shape[0]
-    tile, dtype = row_tile(call, groups), rows_RM.dtype
-    columns = weights_EMH.shape[1 if call.is_transposed else 2]
+    count, dtype = rows_RM.shape[0], rows_RM.dtype
     rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
-    sizes = (padded_rows(call, count, groups), rows_RM.shape[1], columns)
-    tiles = (tile, *_product_tile(tile, *sizes, groups, rows_RM.dtype.itemsize))
-    rows_RM = _padded(rows_RM, sizes[0])
+    rows_RM, tiles = _fitted(call, rows_RM, weights_EMH)
     if call.dtypes:
-        row_scales_R1, column_scales_E1H = _padded(scales[0], sizes[0]), scales[1]
-        products = grouped_tpu_scaled.product(
-            rows_RM, weights_EMH, sizes_E, row_scales_R1, column_scales_E1H, dtype, tiles, interpret
-        )
+        product = GroupedProduct(tiles, (dtype,), call.is_transposed, finish=_scaled)
+        row_scales_R1, column_scales_E1H = _padded(scales[0], rows_RM.shape[0]), scales[1]
+        others = [row_scales_R1, column_scales_E1H]
+        (products,) = product.run([[rows_RM]], [weights_EMH], sizes_E, others, interpret)
     else:
         products = megablox.gmm(
             rows_RM,
@@ -111,6 +110,86 @@ def forward(
             interpret=interpret,
         )
     return (products[:count],)
+
+
+def summed(
+    call: GroupedCall, sizes_E: jax.Array, *factors: jax.Array, interpret: bool = False
+) -> tuple:
+    """Returns the sum [R,H] of the products of several rows. Those after the last group are
+    undefined.
+
+    Args:
+      call: the static arguments.
+      sizes_E: int32, the number of rows of each group.
+      *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    pairs = len(factors) // 2
+    count, dtype = factors[0].shape[0], factors[0].dtype
+    _, tiles = _fitted(call, factors[0], factors[pairs], _Arrays(rows=pairs, weights=pairs))
+    tiles_of_rows = padded_rows(call, count, sizes_E.shape[0])
+    rows = [[_padded(each, tiles_of_rows)] for each in factors[:pairs]]
+    product = GroupedProduct(tiles, (dtype,), call.is_transposed)
+    (products,) = product.run(rows, factors[pairs:], sizes_E, interpret=interpret)
+    return (products[:count],)
+
+
+def activated(
+    call: GroupedCall,
+    weights_EHM: jax.Array,
+    sizes_E: jax.Array,
+    *hidden_RH: jax.Array,
+    interpret: bool = False,
+) -> tuple:
+    """Returns the products [R,M] of activated rows. Those after the last group are undefined.
+
+    Args:
+      call: the static arguments, with an activation.
+      weights_EHM: the weights of each group.
+      sizes_E: int32, the number of rows of each group.
+      *hidden_RH: the arrays that the activation takes, one group after another.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    assert call.activation is not None
+    count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
+    hidden, tiles = _fitted(call, hidden_RH[0], weights_EHM, _Arrays(rows=len(hidden_RH)))
+    rows = [_padded(each, hidden.shape[0]) for each in hidden_RH]
+    product = GroupedProduct(tiles, (dtype,), combine=call.activation)
+    (products,) = product.run([rows], [weights_EHM], sizes_E, interpret=interpret)
+    return (products[:count],)
+
+
+def activated_gradient(
+    call: GroupedCall,
+    d_products_RM: jax.Array,
+    weights_EHM: jax.Array,
+    sizes_E: jax.Array,
+    *hidden_RH: jax.Array,
+    interpret: bool = False,
+) -> tuple:
+    """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
+
+    Rows after the last group are undefined.
+
+    Args:
+      call: the static arguments, with an activation; transposed.
+      d_products_RM: the gradient of the products.
+      weights_EHM: the weights of each group.
+      sizes_E: int32, the number of rows of each group.
+      *hidden_RH: as in `activated`.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    assert call.activation is not None
+    count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
+    arrays = _Arrays(results=2 * len(hidden_RH) + 1)
+    rows, tiles = _fitted(call, d_products_RM, weights_EHM, arrays)
+    hidden = [_padded(each, rows.shape[0]) for each in hidden_RH]
+    dtypes = (dtype,) * (len(hidden) + 1)
+    product = GroupedProduct(
+        tiles, dtypes, call.is_transposed, finish=call.activation.with_gradient
+    )
+    found = product.run([[rows]], [weights_EHM], sizes_E, hidden, interpret)
+    return tuple(each[:count] for each in found)
 
 
 def weight_gradient(
@@ -144,17 +223,48 @@ def weight_gradient(
     return (gradient,)
 
 
+class _Arrays(NamedTuple):
+    """The numbers of arrays of which a kernel of products holds a tile.
+
+    Attributes:
+      rows: arrays of rows.
+      weights: arrays of weights.
+      results: arrays of the size of the products.
+    """
+
+    rows: int = 1
+    weights: int = 1
+    results: int = 1
+
+
+_ONE_OF_EACH = _Arrays()
+
+
+def _fitted(
+    call: GroupedCall, rows_RM: Any, weights_EMH: Any, arrays: _Arrays = _ONE_OF_EACH
+) -> tuple[Any, tuple[int, int, int]]:
+    """Returns the rows, padded to whole tiles, and the sizes of a tile along R, M and H."""
+    groups, *sides = weights_EMH.shape
+    inner, outer = reversed(sides) if call.is_transposed else sides
+    tile = row_tile(call, groups)
+    rows = padded_rows(call, rows_RM.shape[0], groups)
+    others = _product_tile(tile, rows, inner, outer, groups, rows_RM.dtype.itemsize, arrays)
+    return _padded(rows_RM, rows), (tile, *others)
+
+
+def _scaled(sums: Any, row_scales: Any, column_scales: Any) -> tuple:
+    return (sums * row_scales * column_scales,)
+
+
 def _padded(rows: Any, count: int) -> Any:
     return jnp.pad(rows, [(0, count - rows.shape[0]), (0, 0)])
 
 
 @functools.lru_cache(maxsize=64)
 def _product_tile(
-    tile: int, rows: int, inner: int, outer: int, groups: int, itemsize: int
+    tile: int, rows: int, inner: int, outer: int, groups: int, itemsize: int, arrays: _Arrays
 ) -> tuple[int, int]:
     """Returns the tile [inner,outer] of the weights that moves the fewest elements.
-
-    Factors of 8 bits are not masked: their tiles divide the dimension that is summed.
 
     Args:
       tile: rows of a tile.
@@ -163,21 +273,23 @@ def _product_tile(
       outer: columns of the product.
       groups: number of groups.
       itemsize: bytes of an element.
+      arrays: what the kernel holds tiles of.
     """
 
     def moved(size: tuple[int, int]) -> int:
         inner_tile, outer_tile = size
         # Tiles of the weights stay in the vector memory for all rows of a group if they are whole.
         readings = groups if inner_tile == inner else rows // tile
-        return rows * inner * -(-outer // outer_tile) + readings * inner * outer
+        of_rows = arrays.rows * rows * inner * -(-outer // outer_tile)
+        return of_rows + arrays.weights * readings * inner * outer
 
     def bytes_used(size: tuple[int, int]) -> int:
         inner_tile, outer_tile = size
-        if itemsize == 1 and inner % inner_tile:
-            return _VECTOR_MEMORY + 1
-        factors = tile * inner_tile + inner_tile * outer_tile
-        products = max(itemsize, 2) * tile * outer_tile
-        return 2 * (itemsize * factors + products) + 4 * tile * outer_tile
+        factors = arrays.rows * tile * inner_tile + arrays.weights * inner_tile * outer_tile
+        products = arrays.results * max(itemsize, 2) * tile * outer_tile
+        # Functions of several arrays have each of them in float32 as well.
+        wide = tile * (arrays.results * outer_tile + (arrays.rows - 1) * inner_tile)
+        return 2 * (itemsize * factors + products) + 4 * wide
 
     return _least(moved, bytes_used, tile, inner, outer)
 

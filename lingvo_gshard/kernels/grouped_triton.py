@@ -101,6 +101,76 @@ def forward(
     return (products,)
 
 
+def summed(
+    call: GroupedCall, sizes_E: jax.Array, *factors: jax.Array, interpret: bool = False
+) -> tuple:
+    """Returns the sum [R,H] of the products of several rows.
+
+    Rows after the last group are undefined.
+
+    Args:
+      call: the static arguments.
+      sizes_E: int32, the number of rows of each group.
+      *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    pairs = len(factors) // 2
+    found = [
+        forward(call, rows, weights, sizes_E, interpret=interpret)[0]
+        for rows, weights in zip(factors[:pairs], factors[pairs:], strict=True)
+    ]
+    return (functools.reduce(jnp.add, found),)
+
+
+def activated(
+    call: GroupedCall,
+    weights_EHM: jax.Array,
+    sizes_E: jax.Array,
+    *hidden_RH: jax.Array,
+    interpret: bool = False,
+) -> tuple:
+    """Returns the products [R,M] of activated rows. Those after the last group are undefined.
+
+    XLA activates the rows: tensor cores read factors from the shared memory, as they are.
+
+    Args:
+      call: the static arguments, with an activation.
+      weights_EHM: the weights of each group.
+      sizes_E: int32, the number of rows of each group.
+      *hidden_RH: the arrays that the activation takes, one group after another.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    assert call.activation is not None
+    rows_RH = call.activation(*hidden_RH)
+    return forward(call, rows_RH, weights_EHM, sizes_E, interpret=interpret)
+
+
+def activated_gradient(
+    call: GroupedCall,
+    d_products_RM: jax.Array,
+    weights_EHM: jax.Array,
+    sizes_E: jax.Array,
+    *hidden_RH: jax.Array,
+    interpret: bool = False,
+) -> tuple:
+    """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
+
+    Rows after the last group are undefined.
+
+    Args:
+      call: the static arguments, with an activation; transposed.
+      d_products_RM: the gradient of the products.
+      weights_EHM: the weights of each group.
+      sizes_E: int32, the number of rows of each group.
+      *hidden_RH: as in `activated`.
+      interpret: whether to compute on CPUs, step by step.
+    """
+    assert call.activation is not None
+    (d_rows_RH,) = forward(call, d_products_RM, weights_EHM, sizes_E, interpret=interpret)
+    found = call.activation.with_gradient(d_rows_RH.astype(jnp.float32), *hidden_RH)
+    return tuple(each.astype(d_rows_RH.dtype) for each in found)
+
+
 def weight_gradient(
     call: GroupedCall,
     rows_RM: jax.Array,

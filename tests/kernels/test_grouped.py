@@ -7,16 +7,31 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import kernels, testing
-from lingvo_gshard.kernels.grouped import FORWARD, WEIGHT_GRADIENT
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.kernels.activation_call import ActivationCall
+from lingvo_gshard.kernels.grouped import (
+    ACTIVATED,
+    ACTIVATED_GRADIENT,
+    FORWARD,
+    SUMMED,
+    WEIGHT_GRADIENT,
+)
 from lingvo_gshard.kernels.grouped_call import GroupedCall
+from lingvo_gshard.layers import feed_forward
 
 # Room for rows R, sizes M and H, and the rows of each group.
 CASES = {
     "uneven_and_empty": (300, 128, 160, (100, 0, 37, 0, 113)),
     "all_in_one": (256, 128, 200, (0, 256, 0)),
     "one_row": (512, 200, 128, (1, 0, 0, 500)),
+    # More than a tile of the kernel for TPUs sums over, and no multiple of it.
+    "long_rows": (200, 5000, 160, (100, 37)),
 }
 BODIES = ("tpu_interpreted", "cuda_interpreted")
+ACTIVATIONS = (
+    *("swiglu", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "linear"),
+    *("geglu", "geglu_tanh", "reglu", "glu", "bilinear", "clamped_swiglu"),
+)
 # float32, and values that bfloat16 rounds to 8 bits.
 TOLERANCES = {"float32": 1e-6, "bfloat16": 2**-8}
 
@@ -34,6 +49,16 @@ def reference(rows, weights, d_products, sizes):
         d_weights[group] = rows[at].T @ d_products[at]
         start += size
     return products, d_rows, d_weights
+
+
+def activation_of(name):
+    """Returns the layer's activation of a name, and the kernel's."""
+    params = Params()
+    feed_forward.define(params)
+    params.activation = name
+    if name == "clamped_swiglu":
+        params.gate_alpha, params.gate_limit = 1.3, 0.8
+    return feed_forward.of(params, "layer"), ActivationCall(**feed_forward.options(params))
 
 
 class BodiesTest(testing.TestCase, parameterized.TestCase):
@@ -76,14 +101,97 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     def test_a_body_computes_products_and_gradients(self, case, platform, dtype):
         self.check(case, platform, dtype)
 
+    def check_activated(self, case, platform, dtype, activation):
+        """Compares products of activated rows and all gradients with those of float64."""
+        count, inner, outer, sizes = CASES[case]
+        function, call = activation_of(activation)
+        generator = np.random.default_rng(1)
+        hidden_shapes = [(count, inner)] * (2 if function.is_gated else 1)
+        arrays = [
+            tf.cast(generator.normal(size=shape), dtype).numpy().astype(dtype)
+            for shape in [(len(sizes), inner, outer), (count, outer), *hidden_shapes]
+        ]
+        used = sum(sizes)
+        for array in arrays[1:]:
+            array[used:] = np.nan
+        weights, d_products, *hidden = arrays
+        sizes_E = np.array(sizes, np.int32)
+        grouped = GroupedCall(used, activation=call)
+        (products,) = ACTIVATED.body(platform)(grouped, weights, sizes_E, *hidden)
+        transposed = GroupedCall(used, is_transposed=True, activation=call)
+        *d_hidden, activated = ACTIVATED_GRADIENT.body(platform)(
+            transposed, d_products, weights, sizes_E, *hidden
+        )
+        wide = [tf.constant(each[:used].astype(np.float64)) for each in hidden]
+        with tf.GradientTape() as tape:
+            tape.watch(wide)
+            rows = function(*wide)
+        wanted_products, d_rows, _ = reference(
+            rows.numpy(), weights.astype(np.float64), d_products.astype(np.float64)[:used], sizes
+        )
+        wanted_d_hidden = tape.gradient(rows, wide, tf.constant(d_rows))
+        wanted = [wanted_products, *wanted_d_hidden, rows]
+        for found, expected in zip([products, *d_hidden, activated], wanted, strict=True):
+            self.assertEqual(found.dtype, weights.dtype)
+            self.assertAllClose(
+                np.asarray(found, np.float64)[:used],
+                expected,
+                rtol=0,
+                # Activated rows are rounded before they are multiplied.
+                atol=2 * TOLERANCES[dtype] * np.abs(expected).max(),
+            )
+
+    @parameterized.parameters(*BODIES)
+    def test_activated_products(self, platform):
+        self.check_activated("uneven_and_empty", platform, "float32", "swiglu")
+
+    @parameterized.product(case=list(CASES), platform=BODIES, dtype=["float32", "bfloat16"])
+    @pytest.mark.slow
+    def test_activated_products_and_gradients(self, case, platform, dtype):
+        self.check_activated(case, platform, dtype, "swiglu")
+
+    @parameterized.parameters(*ACTIVATIONS)
+    def test_activations_are_those_of_layers(self, name):
+        """Compares values and gradients in float32 with the layer's in float64."""
+        function, call = activation_of(name)
+        generator = np.random.default_rng(1)
+        hidden = generator.normal(size=(2 if function.is_gated else 1, 500), scale=2.0)
+        d_activated = generator.normal(size=500)
+        wide = [tf.constant(h) for h in hidden]
+        with tf.GradientTape() as tape:
+            tape.watch(wide)
+            activated = function(*wide)
+        d_wide = tape.gradient(activated, wide, tf.constant(d_activated))
+        narrow = hidden.astype(np.float32)
+        found = call.with_gradient(d_activated.astype(np.float32), *narrow)
+        for one, other in zip(found, [*d_wide, activated], strict=True):
+            self.assertAllClose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+        self.assertAllClose(call(*narrow), activated, rtol=0, atol=1e-5)
+
+    @parameterized.product(platform=BODIES, inner=[128, 5000])
+    def test_summed_products(self, platform, inner):
+        """5,000 is more than a tile of the kernel for TPUs sums over, and no multiple of it."""
+        generator = np.random.default_rng(1)
+        sizes, outer = (100, 0, 37), 160
+        rows = generator.normal(size=(2, 150, inner)).astype(np.float32)
+        weights = generator.normal(size=(2, 3, outer, inner)).astype(np.float32)
+        call = GroupedCall(137, is_transposed=True)
+        (found,) = SUMMED.body(platform)(call, np.array(sizes, np.int32), *rows, *weights)
+        expected = sum(
+            reference(r, w.swapaxes(1, 2), np.zeros((150, outer)), sizes)[0]
+            for r, w in zip(rows.astype(np.float64), weights.astype(np.float64), strict=True)
+        )
+        self.assertAllClose(found[:137], expected[:137], rtol=0, atol=1e-6 * np.abs(expected).max())
+
     @parameterized.product(
         platform=BODIES, dtypes=[("float8_e4m3fn",) * 2, ("float8_e5m2", "float8_e4m3fn")]
     )
     def test_factors_of_8_bits(self, platform, dtypes):
         self.check_scaled(platform, dtypes)
 
-    def test_factors_of_int8(self):
-        self.check_scaled("tpu_interpreted", ("int8", "int8"))
+    @parameterized.parameters("uneven_and_empty", "long_rows")
+    def test_factors_of_int8(self, case):
+        self.check_scaled("tpu_interpreted", ("int8", "int8"), case)
 
     def test_blocks_with_scales(self):
         """DeepSeek-V3's blocks: 128 numbers of a row, and 128 x 128 of a weight."""
@@ -118,9 +226,9 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
             atol=1e-5 * np.abs(expected).max(),
         )
 
-    def check_scaled(self, platform, dtypes):
+    def check_scaled(self, platform, dtypes, case="uneven_and_empty"):
         """Compares the product of factors of 8 bits, times scales of rows and columns."""
-        count, inner, outer, sizes = CASES["uneven_and_empty"]
+        count, inner, outer, sizes = CASES[case]
         generator = np.random.default_rng(1)
         shapes = [(count, inner), (len(sizes), outer, inner)]
         rows, weights = (

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core import initializers
+from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import multiply, rounded_by_rows, store
+from lingvo_gshard.layers.products import ProductContext, multiply, rounded_by_rows, store
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -124,16 +125,27 @@ class Experts(Layer):
           usual_rows: the number of rows of all experts in most steps.
         """
         groups = SortedGroups(load_E, usual_rows)
+        weights = [theta[f"w_{name}"] for name in self._input_products]
 
         def add(x: tf.Tensor, name: str) -> tf.Tensor:
             return groups.add_bias(x, theta[name]) if self.p.use_bias else x
 
-        def hidden(name: str) -> tf.Tensor:
-            return add(groups.multiply(x_rM, theta[f"w_{name}"], is_output=False), f"b_{name}")
-
         with rounded_by_rows():
-            h = self._activate(theta, hidden)
-            return add(groups.multiply(h, theta.w_out, is_output=True), "b_out")
+            hidden = groups.multiply(x_rM, weights, is_output=False)
+            if self._is_activated_alone:
+                activation = ActivationCall(**feed_forward.options(self.p))
+                return groups.multiply_activated(hidden, theta.w_out, activation)
+            by_name = dict(zip(self._input_products, hidden, strict=True))
+            h = self._activate(theta, lambda name: add(by_name[name], f"b_{name}"))
+            (y,) = groups.multiply(h, [theta.w_out], is_output=True)
+            return add(y, "b_out")
+
+    @property
+    def _is_activated_alone(self) -> bool:
+        """Whether nothing but the activation is between the products."""
+        has_dropout = self.p.dropout_rate and context.current().training
+        is_rounded = context.extension(ProductContext).rounding is not None
+        return not (self.p.use_bias or has_dropout or is_rounded)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap, is_one: bool = False) -> NestedMap:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from lingvo_gshard import kernels
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.lora import CHILD
 from lingvo_gshard.layers.products import ProductContext, is_stored
@@ -69,25 +71,43 @@ class SortedGroups:
     load_E: tf.Tensor
     usual_rows: int
 
-    def multiply(self, x_rM: tf.Tensor, weight_EMH: tf.Tensor, is_output: bool) -> tf.Tensor:
-        """Returns [r,H]: each row times the weight of its expert.
+    def multiply(
+        self, x_rM: tf.Tensor, weights: Sequence[tf.Tensor], is_output: bool
+    ) -> list[tf.Tensor]:
+        """Returns [r,H] for each of the weights: each row times the weight of its expert.
 
-        In a remat unit, the result may be a saved one instead (see core/autodiff/remat_policy.py).
+        In a remat unit, a result may be a saved one instead (see core/autodiff/remat_policy.py).
 
         Args:
           x_rM: the rows.
-          weight_EMH: the weights of the experts.
-          is_output: whether the result is the experts' output, and not hidden.
+          weights: weights [E,M,H] of the experts.
+          is_output: whether the results are the experts' output, and not hidden.
         """
         layouts = _OUTPUT if is_output else _HIDDEN
-        saved = context.current().saved_products
-        known = saved.restore(*layouts) if saved else None
-        weight_EMH = tf.cast(weight_EMH, x_rM.dtype)
+        cast = [tf.cast(weight, x_rM.dtype) for weight in weights]
+        known = [_restored(layouts) for _ in weights]
         rounding = context.extension(ProductContext).rounding
-        y = kernels.grouped.product(x_rM, weight_EMH, self.load_E, self.usual_rows, known, rounding)
-        if saved:
-            saved.save(*layouts, y)
-        return y
+        found = kernels.grouped.products(x_rM, cast, self.load_E, self.usual_rows, known, rounding)
+        return [_saved(layouts, each) for each in found]
+
+    def multiply_activated(
+        self, hidden: Sequence[tf.Tensor], w_out_EHM: tf.Tensor, activation: ActivationCall
+    ) -> tf.Tensor:
+        """Returns the output [r,M] of the experts, without biases, dropout and rounding.
+
+        In a remat unit, it may be a saved one instead (see core/autodiff/remat_policy.py).
+
+        Args:
+          hidden: the arrays [r,H] that the activation takes.
+          w_out_EHM: the weights of the experts.
+          activation: the activation.
+        """
+        weights = tf.cast(w_out_EHM, hidden[0].dtype)
+        known = _restored(_OUTPUT)
+        found = kernels.grouped.activated_product(
+            hidden, weights, self.load_E, activation, self.usual_rows, known
+        )
+        return _saved(_OUTPUT, found)
 
     def add_bias(self, x_rH: tf.Tensor, bias_EH: tf.Tensor) -> tf.Tensor:
         """Returns each row plus the bias of its expert, in the type of the rows."""
@@ -110,3 +130,17 @@ class SortedGroups:
             return tf.gather(bias, tf.minimum(expert_r, experts - 1)), gradient
 
         return add_bias(x_rH, bias_of_rows(tf.cast(bias_EH, tf.float32)))
+
+
+def _restored(layouts: tuple[str, str, str]) -> tf.Tensor | None:
+    """Returns the saved result of a product in a remat unit; None if there is none."""
+    saved = context.current().saved_products
+    return saved.restore(*layouts) if saved else None
+
+
+def _saved(layouts: tuple[str, str, str], product: tf.Tensor) -> tf.Tensor:
+    """Returns the result of a product, which a remat unit may save."""
+    saved = context.current().saved_products
+    if saved:
+        saved.save(*layouts, product)
+    return product

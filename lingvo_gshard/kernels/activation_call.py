@@ -1,0 +1,69 @@
+"""ActivationCall: the elementwise functions between two products, for the bodies of kernels."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from lingvo_gshard.core.lazy import jax, jnp
+
+# The functions of layers/feed_forward.py, by their names, for float32 arrays of jax.
+_FUNCTIONS: dict[str, Any] = {
+    "relu": lambda h: jax.nn.relu(h),
+    # Kernels for TPUs have erf, and not erfc, which jax.nn takes.
+    "gelu": lambda h: 0.5 * h * (1.0 + jax.lax.erf(h * 2.0**-0.5)),
+    "gelu_tanh": lambda h: jax.nn.gelu(h, approximate=True),
+    "silu": lambda h: jax.nn.silu(h),
+    "tanh": lambda h: jnp.tanh(h),
+    "sigmoid": lambda h: jax.nn.sigmoid(h),
+    "linear": lambda h: h,
+}
+_OF_GATES = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "reglu": "relu",
+    "glu": "sigmoid",
+    "bilinear": "linear",
+}
+
+
+class ActivationCall(msgspec.Struct, frozen=True):
+    """An activation of layers/feed_forward.py: of one hidden array, or of two if it is gated.
+
+    Attributes:
+      activation: its name.
+      gate_alpha: as in the Params of layers/feed_forward.py.
+      gate_limit: as in the Params of layers/feed_forward.py.
+    """
+
+    activation: str
+    gate_alpha: float
+    gate_limit: float
+
+    def __call__(self, *hidden: Any) -> Any:
+        """Returns the activated array, in the type of the hidden ones; computed in float32.
+
+        Args:
+          *hidden: an array of jax; if the activation is gated, the factor is the second one.
+        """
+        return self._compute(*(h.astype(jnp.float32) for h in hidden)).astype(hidden[0].dtype)
+
+    def with_gradient(self, d_activated: Any, *hidden: Any) -> tuple:
+        """Returns the gradient of each hidden array, and the activated one, in float32.
+
+        Args:
+          d_activated: float32, the gradient of the activated array.
+          *hidden: as in `__call__`.
+        """
+        activated, gradient = jax.vjp(self._compute, *(h.astype(jnp.float32) for h in hidden))
+        return *cast(tuple, gradient(d_activated)), activated
+
+    def _compute(self, h: Any, factor: Any = None) -> Any:
+        if self.activation == "clamped_swiglu":
+            h = jnp.minimum(h, self.gate_limit)
+            factor = jnp.clip(factor, -self.gate_limit, self.gate_limit) + 1.0
+            return h * jax.nn.sigmoid(self.gate_alpha * h) * factor
+        activated = _FUNCTIONS[_OF_GATES.get(self.activation, self.activation)](h)
+        return activated if factor is None else activated * factor
