@@ -270,7 +270,7 @@ def _is_library_matmul(instruction: Instruction) -> bool:
     if instruction.opcode != "custom-call":
         return False
     target = instruction.proto.custom_call_target.lower()
-    return "matmul" in target or "gemm" in target
+    return any(part in target for part in ("matmul", "gemm", "scaleddot"))
 
 
 def _library_flops(instruction: Instruction) -> int:

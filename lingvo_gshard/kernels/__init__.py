@@ -9,6 +9,13 @@ CUDA. `grouped.products` multiplies the rows of each expert by its weights. Laye
 call.
 """
 
-from lingvo_gshard.kernels import attention, cache_attention, exchange, grouped, kernel
+from lingvo_gshard.kernels import (
+    attention,
+    block_products,
+    cache_attention,
+    exchange,
+    grouped,
+    kernel,
+)
 
-__all__ = ["attention", "cache_attention", "exchange", "grouped", "kernel"]
+__all__ = ["attention", "block_products", "cache_attention", "exchange", "grouped", "kernel"]

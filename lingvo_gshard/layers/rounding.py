@@ -14,7 +14,8 @@ as small as the largest magnitude allows. Multiplying by a power of two is exact
 Programs have products of values that were converted from 8 bits to bfloat16. XLA for TPUs computes
 them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
 factor by one scale. On all other devices, and where a factor has several scales, the result is
-multiplied by the scales. Kernels of grouped products take scales of rows, columns and blocks.
+multiplied by the scales. Kernels of grouped products take scales of rows, columns and blocks, and
+kernels for Blackwell those of blocks of 32 numbers.
 
 A tensor of zeros stays zero. An infinity or a NaN spreads to all numbers that share its scale, so
 that no overflow is hidden.
@@ -30,10 +31,11 @@ import numpy as np
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
+from lingvo_gshard.layers.block_products import BlockProduct
 from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
 
-# Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
-BLOCK = 128
+# Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2, and of an MX format.
+BLOCK, MX_BLOCK = 128, 32
 # The smallest scale: float32 has no smaller number of full precision.
 _SMALLEST = 2.0**-126
 # float32 numbers: the bits of the exponent, and the largest mantissa.
@@ -58,8 +60,18 @@ E5M2 = Format("float8_e5m2", 57344.0)
 INT8 = Format("int8", 127.0)
 
 
+class ByEinsum:
+    """A rounding whose products no kernel computes."""
+
+    def product(
+        self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
+    ) -> tf.Tensor | None:
+        """Returns None; see `einsum.Rounding`."""
+        del left, right, output, weight, first, second
+
+
 @dataclasses.dataclass(frozen=True)
-class TensorScales:
+class TensorScales(ByEinsum):
     """One scale for each tensor, from its largest magnitude in the same step.
 
     Attributes:
@@ -102,7 +114,7 @@ class TensorScales:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockScales:
+class BlockScales(ByEinsum):
     """A scale for each block of numbers, as in DeepSeek-V3, arXiv 2412.19437, section 3.3.
 
     Blocks of activations and gradients are up to 128 numbers along the last dimension that a
@@ -137,7 +149,7 @@ class BlockScales:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowScales:
+class RowScales(ByEinsum):
     """A scale for each row and each column of the two matrices of a product.
 
     The products for gradients of weights are not rounded, as in MaxText's recipe of AQT,
@@ -172,14 +184,55 @@ class RowScales:
         return lambda summed: _rows(x, layout, summed, self.backward)
 
 
+@dataclasses.dataclass(frozen=True)
+class MxScales:
+    """A scale for each 32 numbers along the sum: MXFP8 (Rouhani et al. 2023, arXiv 2310.10537).
+
+    All factors are e4m3, and scales are rounded up, as Mishra et al. 2025, arXiv 2506.08027,
+    recommend. Each factor is rounded for each of its products.
+
+    Attributes:
+      rounds_weight_gradients: see `einsum.Rounding`.
+    """
+
+    rounds_weight_gradients: bool = dataclasses.field(default=True, init=False)
+
+    @property
+    def by_rows(self) -> Rounding:
+        """The rounding of dropless experts: grouped products have blocks of 128."""
+        return BlockScales(rounds_weight_gradients=False)
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: _rounded_blocks(x, [layout.index(summed[-1])], MX_BLOCK)
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
+        del summed
+        return self.activation(x, layout)
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
+        return self.activation(x, layout)
+
+    def product(
+        self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
+    ) -> tf.Tensor | None:
+        """Returns the product by the platform's kernel, if it has one; see `einsum.Rounding`."""
+        return BlockProduct(left, right, output, weight).compute(first, second)
+
+
 # Values of `step.precision` -> the rounding of factors.
 ROUNDINGS: dict[str, Rounding] = {
     "fp8": TensorScales(),
     "fp8_blocks": BlockScales(),
+    "mxfp8": MxScales(),
     "int8": RowScales(),
 }
 # Roundings whose products no compiler computes in 8 bits. Kernels do, of dropless experts.
 SIMULATED = frozenset({"fp8_blocks"})
+# Roundings whose products in 8 bits are kernels.
+BY_KERNELS = frozenset({"mxfp8"})
 
 
 def _last(layout: str, letters: str) -> int:
@@ -237,16 +290,17 @@ def scale_of(
     return tf.where(tf.math.is_finite(largest), power, largest)
 
 
-def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> Factor:
+def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Factor:
     """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
 
     Args:
       x: the tensor.
       axes: the dimensions that blocks extend over. All others have a block for each index.
+      most: the size of a block along these dimensions, where they are as large.
     """
     sizes, counts, shape, block_axes, padding = known_sizes(x.shape), [], [], [], []
     for axis, size in enumerate(sizes):
-        block = min(size, BLOCK) if axis in axes else 1
+        block = min(size, most) if axis in axes else 1
         blocks = -(-size // block)
         padding.append([0, blocks * block - size])
         counts.append(blocks)
@@ -262,5 +316,5 @@ def _rounded_blocks(x: tf.Tensor, axes: Sequence[int]) -> Factor:
         return tf.slice(found, [0] * len(sizes), sizes) if padded is not x else found
 
     narrow = tf.cast(values, x.dtype)
-    blocks = Blocks(whole(narrow), tf.reshape(scale, counts), BLOCK, E4M3.dtype)
+    blocks = Blocks(whole(narrow), tf.reshape(scale, counts), most, E4M3.dtype)
     return Factor(whole(narrow * tf.cast(scale, x.dtype)), blocks=blocks)

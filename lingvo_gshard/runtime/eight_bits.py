@@ -7,18 +7,27 @@ import re
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.rounding import SIMULATED
+from lingvo_gshard.layers.rounding import BY_KERNELS, SIMULATED
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
-# Ada has this compute capability. Earlier NVIDIA GPUs have no FP8.
-_FIRST_CAPABILITY = (8, 9)
+# The compute capabilities of Ada and Blackwell. Earlier NVIDIA GPUs have no FP8 and no MXFP8.
+_FIRST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
 # By precision: patterns of jax's names, in lower case, of TPUs with faster products, and of GPUs
 # without. XLA calls no library for the products of int8 on GPUs.
-_TPUS = {"fp8": re.compile(r"tpu7x"), "int8": re.compile(r"\bv[56]")}
-_OLD_GPUS = {"fp8": re.compile(r"a100|a30|a10\b|a10g|v100|t4\b"), "int8": re.compile("")}
+_TPUS = {
+    "fp8": re.compile(r"tpu7x"),
+    "mxfp8": re.compile(r"(?!)"),
+    "int8": re.compile(r"\bv[56]"),
+}
+_BEFORE_ADA = r"a100|a30|a10\b|a10g|v100|t4\b"
+_OLD_GPUS = {
+    "fp8": re.compile(_BEFORE_ADA),
+    "mxfp8": re.compile(rf"{_BEFORE_ADA}|l4|h[128]00|h20\b|gh200|ada|rtx 40"),
+    "int8": re.compile(""),
+}
 
 
 def check_device(precision: Precision, device: Device) -> None:
@@ -69,17 +78,19 @@ def _has_products(precision: str, platform: str, name: str, capability: str) -> 
     """Returns whether products are faster in a precision of 8 bits than in bfloat16."""
     if platform == "tpu":
         return bool(_TPUS[precision].search(name.lower()))
-    if platform == "cuda" and precision == "fp8" and re.fullmatch(r"\d+\.\d+", capability):
-        return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY
+    is_known = precision in _FIRST_CAPABILITY and re.fullmatch(r"\d+\.\d+", capability)
+    if platform == "cuda" and is_known:
+        return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY[precision]
     return platform != "cuda" or not _OLD_GPUS[precision].search(name.lower())
 
 
-def notes(trainer: Trainer, platform: str) -> list[str]:
+def notes(trainer: Trainer, platform: str, has_kernels: bool = True) -> list[str]:
     """Returns sentences on products that are not computed in the 8 bits of a trainer's precision.
 
     Args:
       trainer: the trainer.
       platform: jax's name of the devices' platform.
+      has_kernels: whether the step uses the platform's kernels.
     """
     precision = trainer.precision
     if not precision.rounding:
@@ -87,8 +98,10 @@ def notes(trainer: Trainer, platform: str) -> list[str]:
     others = ""
     if precision.rounding in SIMULATED:
         reason = "no compiler has products with a scale for each block"
-        if platform == "cuda" and _has_dropless_experts(trainer.task):
+        if platform == "cuda" and has_kernels and _has_dropless_experts(trainer.task):
             others = ", but for those of dropless experts"
+    elif precision.rounding in BY_KERNELS and platform == "cuda" and not has_kernels:
+        reason = "TensorFlow compiles this step, without kernels; --runtime=spmd has them"
     elif platform not in ("tpu", "cuda"):
         reason = f"no products in 8 bits are known on {platform}"
     else:

@@ -257,7 +257,7 @@ def _check_device(trainer: Trainer) -> list[str]:
     details = tf.config.experimental.get_device_details(gpus[0])
     capability = ".".join(map(str, details.get("compute_capability", ())))
     eight_bits.check_name(precision, "cuda", details.get("device_name", ""), capability)
-    return eight_bits.notes(trainer, "cuda")
+    return eight_bits.notes(trainer, "cuda", has_kernels=False)
 
 
 def _key(inputs: Inputs) -> tuple:

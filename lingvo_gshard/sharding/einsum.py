@@ -100,6 +100,21 @@ class Rounding(Protocol):
         """
         ...
 
+    def product(
+        self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
+    ) -> tf.Tensor | None:
+        """Returns the product of two factors by a kernel; None if `einsum` computes it.
+
+        Args:
+          left: Layout of the first factor.
+          right: Layout of the second factor.
+          output: Layout of the result.
+          weight: Which of these is the layout of the weight, or of its gradient.
+          first: The first factor.
+          second: The second factor.
+        """
+        ...
+
 
 def einsum(equation: str, *operands: tf.Tensor, rounding: Rounding | None = None) -> tf.Tensor:
     """Computes tf.einsum(equation, *operands) and annotates the result with its letters.
@@ -191,15 +206,31 @@ def _product(
         factor_y = rounding.weight(y, right, summed) if rounding else lambda _: Factor(y)
 
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: Factor(dz)
-            dx = _contract_factors(output, right, left, factor_dz(of_x), factor_y(of_x))
-            if rounding and rounding.rounds_weight_gradients:
-                return dx, _contract_factors(output, left, right, factor_dz(of_y), factor_x(of_y))
-            return dx, _contract(output, left, right, dz, x)
+            if rounding is None:
+                return (
+                    _contract(output, right, left, dz, y),
+                    _contract(output, left, right, dz, x),
+                )
+            factor_dz = rounding.gradient(dz, output)
+            factors = factor_dz(of_x), factor_y(of_x)
+            dx = rounding.product(output, right, left, right, *factors)
+            if dx is None:
+                dx = _contract_factors(output, right, left, *factors)
+            if not rounding.rounds_weight_gradients:
+                return dx, _contract(output, left, right, dz, x)
+            factors = factor_dz(of_y), factor_x(of_y)
+            dy = rounding.product(output, left, right, right, *factors)
+            if dy is None:
+                dy = _contract_factors(output, left, right, *factors)
+            return dx, dy
 
         if known is not None:
             return known, gradient
         first, second = factor_x(summed), factor_y(summed)
+        if rounding is not None:
+            found = rounding.product(left, right, output, right, first, second)
+            if found is not None:
+                return found, gradient
         result = tf.einsum(f"{left},{right}->{output}", first.values, second.values)
         return _scaled(left, right, output, result, first, second), gradient
 

@@ -39,10 +39,10 @@ def rounded(x: np.ndarray, number_format: np.dtype) -> np.ndarray:
     return (x / scale).astype(np.float32).astype(number_format).astype(np.float64) * scale
 
 
-def rounded_blocks(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Returns a tensor rounded in blocks of up to 128 along some axes and of 1 along the others."""
+def rounded_blocks(x: np.ndarray, axes: tuple[int, ...], most: int = 128) -> np.ndarray:
+    """Returns a tensor rounded in blocks of up to `most` along some axes and of 1 along others."""
     result = np.empty(x.shape)
-    steps = [128 if axis in axes else 1 for axis in range(x.ndim)]
+    steps = [most if axis in axes else 1 for axis in range(x.ndim)]
     blocks = [-(-size // step) for size, step in zip(x.shape, steps, strict=True)]
     for index in np.ndindex(*blocks):
         part = tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, steps, strict=True))
@@ -86,6 +86,19 @@ def expected(rounding, equation, x, w, dz):
             np.einsum(of_x, rounded_rows(dz, in_z, backward), rounded_rows(w, of_z, forward)),
             np.einsum(of_w, x.astype(np.float64), dz.astype(np.float64)),
         )
+    if rounding == "mxfp8":
+
+        def product(equation, x, y):
+            inputs, result = equation.split("->")
+            first, second = inputs.split(",")
+            last = [c for c in first if c in second and c not in result][-1]
+            factors = (
+                rounded_blocks(t, (c.index(last),), 32) for t, c in ((x, first), (y, second))
+            )
+            return np.einsum(equation, *factors)
+
+        of_w = f"{output},{left}->{right}"
+        return product(equation, x, w), product(of_x, dz, w), product(of_w, dz, x)
     # One product, BLM,MH->BLH: sums over M, H, and B and L.
     w = rounded_blocks(w, (0, 1))
     of_weight = rounded_blocks(x, (1,)), rounded_blocks(dz, (1,))
@@ -121,8 +134,15 @@ def arrays(equation, shape_x, shape_w, dtype=ml_dtypes.bfloat16):
 
 
 CASES = [
-    *((rounding, *product) for rounding in ("fp8", "fp8_by_rows", "int8") for product in PRODUCTS),
-    *((rounding, *LARGE) for rounding in ("fp8", "fp8_blocks", "fp8_blocks_by_rows", "int8")),
+    *(
+        (rounding, *product)
+        for rounding in ("fp8", "fp8_by_rows", "mxfp8", "int8")
+        for product in PRODUCTS
+    ),
+    *(
+        (rounding, *LARGE)
+        for rounding in ("fp8", "fp8_blocks", "fp8_blocks_by_rows", "mxfp8", "int8")
+    ),
 ]
 
 

@@ -15,7 +15,9 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step import precision
 from tests.runtime import tiny_translation
 
-FP8, BLOCKS, INT8, BFLOAT16 = map(precision.get, ("fp8", "fp8_blocks", "int8", "bfloat16"))
+FP8, BLOCKS, MXFP8, INT8, BFLOAT16 = map(
+    precision.get, ("fp8", "fp8_blocks", "mxfp8", "int8", "bfloat16")
+)
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 DEVICES = [
     *((chip.key, kind) for chip in CHIPS.values() for kind in chip.device_kinds),
@@ -48,6 +50,16 @@ def test_devices_whose_products_are_no_faster_are_refused(key, kind, precision):
         eight_bits.check_name(BLOCKS, platform, kind)
 
 
+@pytest.mark.parametrize(("key", "kind"), DEVICES)
+def test_blocks_of_32_are_for_blackwell(key, kind):
+    chip = CHIPS[key]
+    if chip.kind == "cpu" or key in ("b200",):
+        eight_bits.check_name(MXFP8, PLATFORMS[chip.kind], kind)
+    else:
+        with pytest.raises(UserError, match=r"step\.precision is 'mxfp8', but products are no"):
+            eight_bits.check_name(MXFP8, PLATFORMS[chip.kind], kind)
+
+
 @pytest.mark.parametrize(
     ("precision", "platform", "kind", "nearest"),
     [
@@ -65,8 +77,11 @@ def test_a_refusal_names_what_is_faster(precision, platform, kind, nearest):
 
 def test_the_compute_capability_of_a_gpu_decides():
     eight_bits.check_name(FP8, "cuda", "a GPU that jax names otherwise", "8.9")
+    eight_bits.check_name(MXFP8, "cuda", "a GPU that jax names otherwise", "10.0")
     with pytest.raises(UserError, match="no faster in it than in bfloat16 on NVIDIA GeForce RTX"):
         eight_bits.check_name(FP8, "cuda", "NVIDIA GeForce RTX 3090", "8.6")
+    with pytest.raises(UserError, match="Set step.precision = 'fp8'"):
+        eight_bits.check_name(MXFP8, "cuda", "NVIDIA GH200 480GB", "9.0")
 
 
 def test_simulated_products_are_named():
@@ -81,6 +96,9 @@ def test_simulated_products_are_named():
     blocks = tiny_translation.trainer(stack_values=dropless, precision="fp8_blocks")
     assert "but for those of dropless experts" in eight_bits.notes(blocks, "cuda")[0]
     assert "dropless" not in eight_bits.notes(blocks, "tpu")[0]
+    blocks = tiny_translation.trainer(precision="mxfp8")
+    assert not eight_bits.notes(blocks, "cuda")
+    assert "--runtime=spmd" in eight_bits.notes(blocks, "cuda", has_kernels=False)[0]
     assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
 
 
@@ -95,11 +113,11 @@ def test_products_are_left_to_cublaslt_in_fp8_alone():
     name = "xla_gpu_enable_triton_gemm"
     for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"):
         assert chosen("cuda", kind, environment={}, precision="fp8")[name] == "False"
-        for other in ("", "bfloat16", "fp8_blocks", "int8"):
+        for other in ("", "bfloat16", "fp8_blocks", "mxfp8", "int8"):
             assert name not in chosen("cuda", kind, environment={}, precision=other)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "int8"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "mxfp8", "int8"])
 @pytest.mark.slow
 def test_state_is_that_of_bfloat16_and_goes_on_to_the_bit(name):
     """A run in fp8 needs no state of its own, so that it may also go on in bfloat16."""

@@ -28,6 +28,7 @@ TYPES = {
     "float16": ("float32", "float16"),
     "fp8": ("float32", "bfloat16"),
     "fp8_blocks": ("float32", "bfloat16"),
+    "mxfp8": ("float32", "bfloat16"),
     "int8": ("float32", "bfloat16"),
 }
 NARROW = (tf.bfloat16, tf.float16)

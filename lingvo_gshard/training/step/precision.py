@@ -4,8 +4,8 @@ Some things are float32 with every precision: routing, softmax, losses, the stat
 sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
 `moment_dtype` says otherwise.
 
-fp8, fp8_blocks and int8 are bfloat16 with rounded factors of products: projections of attention,
-feed-forward layers and experts (layers/rounding.py).
+fp8, fp8_blocks, mxfp8 and int8 are bfloat16 with rounded factors of products: projections of
+attention, feed-forward layers and experts (layers/rounding.py).
 
 With float16, the backward pass computes the gradient of the loss times a scale; the gradient is
 then divided by the scale in float32. The scale is as large as the type allows: it grows after many

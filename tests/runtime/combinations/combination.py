@@ -78,7 +78,7 @@ EXCHANGES: dict[str, Mapping[str, object]] = {
     "chunks": {"chunks": 2},
     "hierarchical": {"hierarchical": True},
 }
-NARROW = ["bfloat16", "bfloat16_weights", "float16", "fp8", "fp8_blocks", "int8"]
+NARROW = ["bfloat16", "bfloat16_weights", "float16", "fp8", "fp8_blocks", "mxfp8", "int8"]
 OPTIMIZERS: dict[str, Made] = {
     "adafactor": (Adafactor, {"min_factored_size": 8}),
     "adam": (Adam, {"weight_decay": 0.1}),

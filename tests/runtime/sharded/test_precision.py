@@ -26,6 +26,7 @@ TOLERANCES = {
     "float16": 1e-2,
     "fp8": 3e-2,
     "fp8_blocks": 3e-2,
+    "mxfp8": 3e-2,
     "int8": 3e-2,
 }
 
