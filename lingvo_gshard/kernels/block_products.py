@@ -57,7 +57,8 @@ def _forward(
             * scales[..., None]
             for values, scales in zip(factors, (left_scales, right_scales), strict=True)
         ]
-        return (jnp.einsum("gmcb,gncb->gmn", *wide).astype(dtype),)
+        first, second = (factor.reshape(*factor.shape[:2], -1) for factor in wide)
+        return (jnp.matmul(first, second.swapaxes(1, 2)).astype(dtype),)
     config = {
         "lhs_batch_dimensions": [0],
         "rhs_batch_dimensions": [0],

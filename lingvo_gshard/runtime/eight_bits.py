@@ -101,7 +101,7 @@ def notes(trainer: Trainer, platform: str, has_kernels: bool = True) -> list[str
         if platform == "cuda" and has_kernels and _has_dropless_experts(trainer.task):
             others = ", but for those of dropless experts"
     elif precision.rounding in BY_KERNELS and platform == "cuda" and not has_kernels:
-        reason = "TensorFlow compiles this step, without kernels; --runtime=spmd has them"
+        reason = "TensorFlow compiles this step, without kernels; the runtime spmd has them"
     elif platform not in ("tpu", "cuda"):
         reason = f"no products in 8 bits are known on {platform}"
     else:

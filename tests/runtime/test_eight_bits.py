@@ -98,7 +98,7 @@ def test_simulated_products_are_named():
     assert "dropless" not in eight_bits.notes(blocks, "tpu")[0]
     blocks = tiny_translation.trainer(precision="mxfp8")
     assert not eight_bits.notes(blocks, "cuda")
-    assert "--runtime=spmd" in eight_bits.notes(blocks, "cuda", has_kernels=False)[0]
+    assert "runtime spmd" in eight_bits.notes(blocks, "cuda", has_kernels=False)[0]
     assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
 
 
