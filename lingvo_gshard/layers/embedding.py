@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import numpy as np
 
-from lingvo_gshard.core import initializers
+from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
 from lingvo_gshard.layers.lora import concatenated, product
 from lingvo_gshard.layers.losses import CrossEntropy
@@ -20,10 +23,13 @@ from lingvo_gshard.layers.products import (
     look_up,
     multiply,
     store,
+    table_dtype,
     unrounded,
     whole_rows,
 )
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding import annotate, xla
+from lingvo_gshard.sharding.manual import mesh_in_use
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 class TokenEmbedding(Layer):
@@ -38,6 +44,12 @@ class TokenEmbedding(Layer):
         p.define("vocabulary_size", 0, "Size of V.", minimum=1)
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("scale", 0.0, "Factor of the embeddings; 0 for sqrt(M).", minimum=0)
+        p.define(
+            "is_softmax_weight",
+            False,
+            "Whether a softmax reads the table as well, which then is gathered for both.",
+            changes_results=False,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -50,9 +62,13 @@ class TokenEmbedding(Layer):
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
         """Returns the float32 embeddings [B,L,M] of integer ids in [0, V)."""
         scale = self.p.scale or math.sqrt(self.p.model_dim)
+        ids_BL = tf.convert_to_tensor(ids_BL)
+        axes = self._exchanged_axes(theta.table, ids_BL)
+        if axes:
+            rows_BLM = _exchanged_rows(theta.table, ids_BL, axes)
+            return annotate(rows_BLM, "BLM") * scale
         table_VM = whole_rows(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
-        ids_BL = tf.convert_to_tensor(ids_BL)
         is_single = ids_BL.shape.num_elements() == 1
         # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
         ids_BL = tf.tile(ids_BL, [1, 2]) if is_single else ids_BL
@@ -60,6 +76,27 @@ class TokenEmbedding(Layer):
         rows_BLM = annotate(look_up(table_VM, ids_BL), "BLM", reserved="V")
         rows_BLM = rows_BLM[:, :1] if is_single else rows_BLM
         return annotate(rows_BLM, "BLM") * scale
+
+    @layer_method
+    def _exchanged_axes(self, table: tf.Tensor | NestedMap, ids_BL: tf.Tensor) -> tuple[str, ...]:
+        """Returns the mesh axes along which parts of rows are exchanged; none to gather the table.
+
+        The axes split M of the table as well as the tokens. Parts of the rows of its tokens are
+        fewer bytes than the table if a device has less than half as many tokens as rows: the
+        gradients of the tokens, float32, are twice as large as a 16-bit table.
+        """
+        current = current_partitioning()
+        is_shared = self.p.is_softmax_weight or isinstance(table, NestedMap)
+        if current is None or is_shared or ids_BL.shape.rank != 2:
+            return ()
+        of_V, of_M = current.spec_split(self.variable_specs().table)
+        batch, length = current.split("BL", path=context.layer_path(), reserved="V")
+        rows, positions = known_sizes(ids_BL.shape)
+        is_even = rows % current.parts(batch) == 0 and self.p.model_dim % current.parts(of_M) == 0
+        if of_V or not of_M or not is_even or not set(of_M) <= set(batch):
+            return ()
+        tokens = rows * positions // current.parts((*batch, *length))
+        return of_M if 2 * tokens <= self.p.vocabulary_size else ()
 
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
@@ -91,6 +128,36 @@ class TokenEmbedding(Layer):
         XLA for CPU would transpose the table in every step.
         """
         return NestedMap(theta, softmax=tf.nest.map_structure(_transposed, theta.table))
+
+
+def _exchanged_rows(table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...]) -> tf.Tensor:
+    """Returns float32 rows [B,L,M] of a table whose M stays split.
+
+    Each device looks up its part of the rows of all tokens. An all-to-all brings the parts of a row
+    together, in the type of rows in training. Gradients go back in float32, so that each device
+    sums all occurrences of its part of a row. No device holds a full gradient of the table.
+
+    Args:
+      table_VM: the table.
+      ids_BL: integers in [0, V).
+      axes: the mesh axes that split M of the table.
+    """
+    mesh, dtype = mesh_in_use(), table_dtype() or table_VM.dtype
+    assert mesh is not None
+    ids_BL, parts_of_M = xla.tile(ids_BL, ((), ()), mesh), ((), (), axes)
+
+    @custom_gradient
+    def compute(table_VM: tf.Tensor) -> Any:
+        def gradient(d_rows_BLM: tf.Tensor) -> tf.Tensor:
+            d_parts_BLM = xla.tile(d_rows_BLM, parts_of_M, mesh)
+            sums_VM = tf.math.unsorted_segment_sum(d_parts_BLM, ids_BL, table_VM.shape[0])
+            rounded_VM = tf.cast(xla.tile(sums_VM, ((), axes), mesh), dtype)
+            return tf.cast(rounded_VM, table_VM.dtype)
+
+        parts_BLM = xla.tile(tf.cast(tf.gather(table_VM, ids_BL), dtype), parts_of_M, mesh)
+        return tf.cast(annotate(parts_BLM, "BLM", reserved="V"), tf.float32), gradient
+
+    return cast(tf.Tensor, compute(xla.tile(table_VM, ((), axes), mesh)))
 
 
 def _transposed(x_VM: tf.Tensor) -> tf.Tensor:

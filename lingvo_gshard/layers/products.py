@@ -131,8 +131,13 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
     """
     if isinstance(table, NestedMap):
         return table
-    dtype = context.extension(ProductContext).table_dtype
+    dtype = table_dtype()
     return annotate(tf.cast(table, dtype) if dtype else table, layout)
+
+
+def table_dtype() -> str:
+    """Returns the type that rows of tables are rounded to in training; empty for the table's."""
+    return context.extension(ProductContext).table_dtype
 
 
 def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:

@@ -204,6 +204,7 @@ class TokenTask(Task):
             vocabulary_size=vocabulary_size,
             model_dim=self.p.model_dim,
             scale=self.p.embedding_scale,
+            is_softmax_weight=self.p.tie_softmax and name == self.EMBEDDING,
         )
         self.create_child(name, embedding)
 

@@ -2,17 +2,22 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
     SinusoidalPositions,
     Softmax,
     TokenEmbedding,
 )
+from lingvo_gshard.layers.products import ProductContext
+from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.testing.layers import assert_close
 
 V, M = 7, 4
@@ -21,11 +26,39 @@ X = np.random.default_rng(1).normal(size=(2, 3, M)).astype(np.float32)
 
 
 def make(cls, **values):
-    layer = cls.params().set(model_dim=M, **values).instantiate(path="layer")
+    layer = cls.params().set(**{"model_dim": M, **values}).instantiate(path="layer")
     return layer, layer.init(1)
 
 
-class EmbeddingTest(testing.TestCase):
+class EmbeddingTest(testing.TestCase, parameterized.TestCase):
+    @parameterized.parameters("float32", "bfloat16")
+    def test_rows_exchanged_between_devices_and_their_gradients(self, dtype):
+        """Rows are rounded to the type of tables, and so is the sum of a row's gradients."""
+        layer, theta = make(TokenEmbedding, vocabulary_size=64, model_dim=8, scale=1.0)
+        generator = np.random.default_rng(2)
+        ids = generator.integers(0, 64, (8, 6)).astype(np.int32)
+        weights = generator.normal(size=(8, 6, 8)).astype(np.float32)
+
+        def step(table, ids, weights):
+            scope = context.override_extension(ProductContext, table_dtype=dtype)
+            with context.scope(training=True, seed=tf.constant([1, 0])), scope:
+                with tf.GradientTape() as tape:
+                    tape.watch(table)
+                    rows = layer.fprop(NestedMap(table=table), ids)
+                return rows, tf.convert_to_tensor(tape.gradient(rows, table, weights))
+
+        split = partition(step, "data=8", "fsdp", layouts=["weights:VM", "BL", "BLM"])
+        arrays = (theta.table, ids, weights)
+        rows, gradient = split(*arrays)
+        self.assertIn("all-to-all", {c.kind for c in split.compile(*arrays).collectives()})
+        narrow = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
+        table = theta.table.numpy().astype(narrow).astype(np.float32)
+        self.assertAllEqual(rows, table[ids])
+        expected = np.zeros((64, 8), np.float32)
+        np.add.at(expected, ids, weights)
+        expected = expected.astype(narrow).astype(np.float32)
+        self.assertAllClose(gradient, expected, rtol=1e-6 if dtype == "float32" else 2**-8)
+
     def test_token_embeddings_are_scaled_rows_of_the_table(self):
         layer, theta = make(TokenEmbedding, vocabulary_size=V)
         table = theta.table.numpy()

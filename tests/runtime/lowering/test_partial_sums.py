@@ -70,7 +70,8 @@ def test_each_weight_is_gathered_once_for_both_passes():
 
 @functools.cache
 def table_layer() -> TokenEmbedding:
-    return TokenEmbedding.params().set(vocabulary_size=V, model_dim=M).instantiate(path="embedding")
+    params = TokenEmbedding.params().set(vocabulary_size=V, model_dim=M, is_softmax_weight=True)
+    return params.instantiate(path="embedding")
 
 
 def tied_table(table, source_BL, target_BL, x_BLM):

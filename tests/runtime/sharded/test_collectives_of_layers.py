@@ -214,10 +214,34 @@ def test_fsdp_all_gathers_weights_and_reduces_gradients(make, partitioner):
         )
 
 
+@pytest.mark.parametrize(("is_softmax_weight", "rows"), [(True, B), (False, 64)])
+def test_a_table_is_gathered_for_a_softmax_or_many_tokens(is_softmax_weight, rows):
+    """64 rows are 128 tokens of each device, as many as the table has rows."""
+    params = TokenEmbedding.params().set(is_softmax_weight=is_softmax_weight)
+    layer = vocabulary(params)
+    options = {"rows": rows}
+    assert counts(layer, "data=8", "fsdp", FORWARD, **options) == {"all-gather": 1}
+    assert counts(layer, "data=8", "fsdp", GRADIENTS, **options) == {"all-reduce": 1}
+
+
+def test_exchanged_rows_are_those_of_the_tokens():
+    """A device receives its tokens' rows forward, and parts of all tokens' gradients backward."""
+    layer = vocabulary(TokenEmbedding.params())
+    for part in (FORWARD, GRADIENTS):
+        found = compiled(layer, "data=8", "fsdp", part).collectives()
+        (exchanged,) = (c for c in found if c.kind == "all-to-all")
+        assert exchanged.bytes == 4 * B * L * M // 8
+        assert sum(c.bytes for c in found if c.kind == "all-gather") == 4 * B * L
+
+
 @pytest.mark.parametrize(
     ("params", "mesh", "strategy", "forward", "gradients"),
     [
-        (TokenEmbedding, "data=8", "fsdp", {"all-gather": 1}, {"all-reduce": 1}),
+        # Ids are gathered, and parts of rows exchanged.
+        (
+            *(TokenEmbedding, "data=8", "fsdp"),
+            *({"all-gather": 1, "all-to-all": 1}, {"all-gather": 1, "all-to-all": 1}),
+        ),
         (TokenEmbedding, "model=8", "tensor", {"all-reduce": 1}, {}),
         (TokenEmbedding, "data=4,model=2", "data_tensor", {"all-reduce": 1}, {"all-reduce": 1}),
         (
