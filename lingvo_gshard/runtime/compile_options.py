@@ -170,7 +170,7 @@ OPTIONS = (
             "POST_SPMD_CONSERVATIVE",
             f"fewer products with {words} become rings of partial products and permutes; off, "
             "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% "
-            "slower; fsdp alone gains 14% on eight v5p, so a search tries them",
+            "slower; fsdp alone gains 17% on eight v5p, so a search tries them",
             _VLLM,
             devices=None,
             variant=COLLECTIVE_PRODUCTS,

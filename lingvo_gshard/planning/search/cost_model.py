@@ -328,6 +328,10 @@ class _EinsumCost:
 
     def add(self) -> None:
         """Adds the forward einsum, its recomputation and its gradients."""
+        axes = self._exchanged_axes()
+        if axes:
+            self._add_exchange(axes)
+            return
         operands = self._operands()
         result = self._at(self._einsum.result)
         forward = self._sharding.shard_einsum(operands, result)
@@ -355,6 +359,34 @@ class _EinsumCost:
             self._cost.hosted += kept * self._times
         else:
             self._cost.saved += kept * self._times
+
+    def _exchanged_axes(self) -> tuple[str, ...]:
+        """Returns axes along which a lookup exchanges parts of rows, as in layers/embedding.py."""
+        einsum = self._einsum
+        if not einsum.is_lookup or einsum.is_tied:
+            return ()
+        table, result = einsum.operands[1], einsum.result
+        stored, tokens = self._sharding.where(table), self._sharding.where(result)
+        rows, _ = table.layout
+        if not stored or rows in stored.values() or len(result.layout) != 3:
+            return ()
+        if any(tokens.get(axis) != result.layout[0] for axis in stored):
+            return ()
+        elements = local_elements(result, tokens, self._sharding.mesh)
+        is_few = 2 * elements // result.shape[-1] <= table.shape[0]
+        return tuple(stored) if is_few else ()
+
+    def _add_exchange(self, axes: tuple[str, ...]) -> None:
+        """Adds a lookup whose rows travel, forward and backward."""
+        result = self._einsum.result
+        local = self._sharding.bytes(result)
+        for phase in (FORWARD, BACKWARD):
+            call = Collective("all-to-all", axes, local)
+            self._sharding.add_calls(self._cost, [call], phase, self._times)
+            seconds = self._sharding.rates.memory_seconds(2 * local)
+            self._cost.compute_seconds += seconds * self._times
+        self._cost.workspace = 2 * local
+        self._add_saved()
 
     def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
         """Returns the operands; a lookup first reshards its table."""

@@ -178,6 +178,13 @@ def test_vocabulary_parallel_lookups_and_softmax():
     assert found.weights == 2 * V * M * FLOAT // 8
 
 
+def test_rows_of_an_untied_table_are_exchanged():
+    """Rows of the source's table travel, forward and backward. The tied table is gathered twice."""
+    rows = cost("vocabulary", "data=8", "fsdp")
+    assert rows.bytes_by_kind()["all-to-all"] == 2 * activations() // 8
+    assert rows.bytes_by_kind()["all-gather"] == 2 * V * M * FLOAT
+
+
 def operand(layout: str, sizes: dict[str, int], **where: str) -> ShardedTensor:
     shape = tuple(sizes[x] for x in layout)
     return ShardedTensor(Tensor(layout, shape, "float32"), {a: x for a, x in where.items() if x})
