@@ -14,7 +14,7 @@ from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,19 +205,19 @@ def _product(
         factor_x = rounding.activation(x, left) if rounding else lambda _: Factor(x)
         factor_y = rounding.weight(y, right, summed) if rounding else lambda _: Factor(y)
 
+        def weight_gradient(dz: tf.Tensor) -> tf.Tensor:
+            return _contract(output, left, right, *_agreed(output, left, right, dz, x))
+
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             if rounding is None:
-                return (
-                    _contract(output, right, left, dz, y),
-                    _contract(output, left, right, dz, x),
-                )
+                return _contract(output, right, left, dz, y), weight_gradient(dz)
             factor_dz = rounding.gradient(dz, output)
             factors = factor_dz(of_x), factor_y(of_x)
             dx = rounding.product(output, right, left, right, *factors)
             if dx is None:
                 dx = _contract_factors(output, right, left, *factors)
             if not rounding.rounds_weight_gradients:
-                return dx, _contract(output, left, right, dz, x)
+                return dx, weight_gradient(dz)
             factors = factor_dz(of_y), factor_x(of_y)
             dy = rounding.product(output, left, right, right, *factors)
             if dy is None:
@@ -304,6 +304,29 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     if batch + left_rest + right_rest != output:
         result = tf.einsum(f"{batch}{left_rest}{right_rest}->{output}", result)
     return result
+
+
+def _agreed(
+    left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns two activations, annotated for a product that is the gradient of a weight.
+
+    Sums over the iterations of a loop (see runtime/lowering/loop_sums.py) must know how their terms
+    are split. Nothing is summed over an axis that splits the result: under sequence parallelism,
+    one axis splits positions of one operand and hidden units of the other, and the positions are
+    gathered.
+    """
+    splits = [
+        (letter, axes)
+        for layout in (left, right)
+        for letter, axes in zip(layout, axes_of(layout), strict=True)
+    ]
+    kept = {axis for letter, axes in splits if letter in output for axis in axes}
+    conflicting = {letter for letter, axes in splits if letter not in output and kept & {*axes}}
+    if not any(axes for _, axes in splits):
+        return x, y
+    unsplit = "".join(sorted(conflicting))
+    return annotate(x, left, unsplit=unsplit), annotate(y, right, unsplit=unsplit)
 
 
 def _are_split(layout: str, letters: str) -> bool:

@@ -169,6 +169,14 @@ class _Source:
         used = [axis for axes in agreed for axis in axes]
         return agreed if used and len(set(used)) == len(used) else None
 
+    def is_known(self, summed_over: Axes) -> bool:
+        """Returns whether it is known how other axes than those of a sum split the result.
+
+        Partial sums are annotated. As unsplit ones, every device would compute them whole.
+        """
+        others = {axis for axis, size in self.mesh.axes if size > 1} - {*summed_over}
+        return not others or self.splits.of(self.operation.results[0]) is not None
+
     def cut(
         self, operand: int, dimensions: Sequence[int], agreed: Sequence[Axes]
     ) -> tuple[ir.Value, list[int], list[int]]:
@@ -255,7 +263,7 @@ def _of_product(source: _Source) -> Partial | None:
         zip(numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions, strict=True)
     )
     agreed = source.agreed([[(0, i), (1, j)] for i, j in contracted])
-    if agreed is None:
+    if agreed is None or not source.is_known(_flat(agreed)):
         return None
 
     def build() -> ir.Value:

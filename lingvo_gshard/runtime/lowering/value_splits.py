@@ -165,20 +165,26 @@ def _read(text: str, rank: int, mesh: Mesh) -> Split | None:
 
 def _of_product(operation: ir.Operation, known: Sequence[Split | None]) -> Split | None:
     """Returns the split of a product's result, the contracted dimensions left out."""
-    if None in known:
-        return None
     numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
-    left, right = known[0] or (), known[1] or ()
+    gone = (
+        [*numbers.lhs_batching_dimensions, *numbers.lhs_contracting_dimensions],
+        [*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions],
+    )
+    ranks = [len(shape_of(operand)) for operand in operation.operands]
+    # An operand of which the result keeps no dimension of its own need not be known.
+    if any(
+        split is None and rank > len(g) for split, rank, g in zip(known, ranks, gone, strict=True)
+    ):
+        return None
+    left, right = (split or ((),) * rank for split, rank in zip(known, ranks, strict=True))
     batch = [
         left[i] or right[j]
         for i, j in zip(
             numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions, strict=True
         )
     ]
-    summed = [*numbers.lhs_batching_dimensions, *numbers.lhs_contracting_dimensions]
-    kept = [axes for i, axes in enumerate(left) if i not in summed]
-    summed = [*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions]
-    kept += [axes for i, axes in enumerate(right) if i not in summed]
+    kept = [axes for i, axes in enumerate(left) if i not in gone[0]]
+    kept += [axes for i, axes in enumerate(right) if i not in gone[1]]
     split, used = [], set()
     for axes in (*batch, *kept):
         split.append(tuple(axis for axis in axes if axis not in used))
