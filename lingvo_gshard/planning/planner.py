@@ -27,6 +27,7 @@ from lingvo_gshard.runtime.compile_options import (
     chosen_for,
     has_parallel_collectives,
     in_words,
+    is_in_parts,
 )
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
@@ -162,7 +163,9 @@ def plan_step(
     device = topology.compile_devices()[0]
     platform = platform_of(device)
     eight_bits.check_name(trainer.precision, PLATFORMS[topology.kind], topology.chip.name)
-    options = chosen_for(device, compile_options, trainer.p.precision)
+    specs = trainer.task.variable_specs().flatten()
+    in_parts = is_in_parts(trainer.p.micro_batches, specs, partitioning)
+    options = chosen_for(device, compile_options, trainer.p.precision, in_parts)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
     simulated = (*eight_bits.notes(trainer, platform), *offloading.notes(trainer, platform))

@@ -14,6 +14,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import eight_bits, offloading, partitioning_log
+from lingvo_gshard.runtime.compile_options import is_in_parts
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.executable import Executable
@@ -115,7 +116,9 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
-        self._compiler = StepCompiler(options.compile_options, trainer.p.precision)
+        specs = trainer.task.variable_specs().flatten()
+        in_parts = is_in_parts(trainer.p.micro_batches, specs, partitioning)
+        self._compiler = StepCompiler(options.compile_options, trainer.p.precision, in_parts)
         unsplit = _unsplit(trainer, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)

@@ -78,15 +78,18 @@ class StepCompiler:
       compilations: the programs compiled so far, in order.
     """
 
-    def __init__(self, compile_options: Sequence[str] = (), precision: str = ""):
+    def __init__(
+        self, compile_options: Sequence[str] = (), precision: str = "", in_parts: bool = False
+    ):
         """Makes an empty cache.
 
         Args:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
           precision: `step.precision` of the run, which chooses some of these options.
+          in_parts: what `compile_options.is_in_parts` says of a training step.
         """
-        self._precision = precision
+        self._precision, self._in_parts = precision, in_parts
         self._compile_options = tuple(compile_options)
         self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
@@ -124,7 +127,8 @@ class StepCompiler:
         if (kind, key) not in self._steps:
             with compiling():
                 program, metric_names = make()
-                options = chosen_for(devices[0], self._compile_options, self._precision)
+                in_parts = self._in_parts and kind == "train"
+                options = chosen_for(devices[0], self._compile_options, self._precision, in_parts)
                 executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)

@@ -24,6 +24,7 @@ from lingvo_gshard.runtime.compile_options import (
     chosen,
     has_parallel_collectives,
     in_words,
+    is_in_parts,
     option_variants,
 )
 from lingvo_gshard.runtime.devices import devices_for
@@ -31,6 +32,8 @@ from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.step_compiler import StepCompiler
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.runtime import tiny_translation
 
 PAGE = "docs/memory_and_communication.md"
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
@@ -193,3 +196,24 @@ def test_a_failed_check_of_the_compiler_is_tried_without_the_options_that_cause_
     assert set(options) - set(fewer) == {name for name in options if "reduce_scatter" in name}
     assert after_failure("INTERNAL: RET_CHECK failure", fewer) is None
     assert after_failure("RESOURCE_EXHAUSTED", options) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "parts", "expected"),
+    [
+        ("zero1_sequence_tensor", "data=2,model=4", 2, True),
+        ("zero1_sequence_tensor", "data=2,model=4", 1, False),
+        ("fsdp_sequence_tensor", "data=2,model=4", 2, False),
+        ("data", "data=8", 2, True),
+        ("expert_fsdp", "data=2,fsdp=4", 2, False),
+    ],
+)
+def test_all_gathers_of_micro_batches_with_whole_weights_are_not_pipelined(
+    strategy, mesh, parts, expected
+):
+    specs = tiny_translation.trainer().task.variable_specs().flatten()
+    found = is_in_parts(parts, specs, Partitioning.make(mesh, strategy))
+    assert found == expected
+    options = chosen("cuda", "NVIDIA H100 80GB HBM3", environment={}, in_parts=found)
+    assert ("xla_gpu_enable_pipelined_all_gather" in options) == (not expected)
+    assert "xla_gpu_enable_pipelined_reduce_scatter" in options
