@@ -224,7 +224,7 @@ def weight_gradient(
 
 
 class _Arrays(NamedTuple):
-    """The numbers of arrays of which a kernel of products holds a tile.
+    """How many arrays of each kind a kernel of products holds a tile from.
 
     Attributes:
       rows: arrays of rows.

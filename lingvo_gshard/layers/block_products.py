@@ -32,7 +32,7 @@ class BlockProduct:
       left: layout of the first factor.
       right: layout of the second factor.
       output: layout of the result.
-      weight: which of these layouts is that of the weight, or of its gradient.
+      weight: which of these layouts the weight has, or its gradient.
     """
 
     left: str

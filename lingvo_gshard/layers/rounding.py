@@ -15,7 +15,7 @@ Programs have products of values that were converted from 8 bits to bfloat16. XL
 them in 8 bits, on devices that can. XLA for GPUs calls cuBLASLt in FP8, which also multiplies each
 factor by one scale. On all other devices, and where a factor has several scales, the result is
 multiplied by the scales. Kernels of grouped products take scales of rows, columns and blocks, and
-kernels for Blackwell those of blocks of 32 numbers.
+kernels for Blackwell take scales of 32 numbers each.
 
 A tensor of zeros stays zero. An infinity or a NaN spreads to all numbers that share its scale, so
 that no overflow is hidden.

@@ -348,7 +348,7 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
 def is_in_parts(
     micro_batches: int, specs: Iterable[VariableSpec], partitioning: Partitioning
 ) -> bool:
-    """Returns whether a step has several micro-batches, for which it does not gather weights.
+    """Returns whether a step has several micro-batches, and gathers no weights in them.
 
     Most weights, of all but experts, are then whole along the axes that split rows. XLA's pipeliner
     takes a gather of activations out of the loop over micro-batches, with the forward pass before

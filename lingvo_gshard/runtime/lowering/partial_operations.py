@@ -170,7 +170,7 @@ class _Source:
         return agreed if used and len(set(used)) == len(used) else None
 
     def is_known(self, summed_over: Axes) -> bool:
-        """Returns whether it is known how other axes than those of a sum split the result.
+        """Returns whether it is known how axes beside the summed ones split the result.
 
         Partial sums are annotated. As unsplit ones, every device would compute them whole.
         """

@@ -171,7 +171,7 @@ def _of_product(operation: ir.Operation, known: Sequence[Split | None]) -> Split
         [*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions],
     )
     ranks = [len(shape_of(operand)) for operand in operation.operands]
-    # An operand of which the result keeps no dimension of its own need not be known.
+    # If all dimensions of an operand are shared or summed, its split need not be known.
     if any(
         split is None and rank > len(g) for split, rank, g in zip(known, ranks, gone, strict=True)
     ):
