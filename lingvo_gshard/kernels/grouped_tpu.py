@@ -224,7 +224,7 @@ def weight_gradient(
 
 
 class _Arrays(NamedTuple):
-    """How many arrays of each kind a kernel of products holds a tile from.
+    """The number of arrays of each kind that a kernel of products holds tiles from.
 
     Attributes:
       rows: arrays of rows.
