@@ -145,7 +145,8 @@ def test_holder_refreshes_and_notices_that_the_lock_was_taken_over(path, monkeyp
         os.utime(path, (0, 0))
         wait_until(lambda: time.time() - path.stat().st_mtime < 60)
         path.unlink()
-        wait_until(path.exists)
+        # The holder creates the file before it writes it.
+        wait_until(lambda: path.exists() and path.stat().st_size > 0)
         lock.check()
         content = leave(path, host="other", namespace="x")
         wait_until(lambda: lock._is_lost)
