@@ -19,7 +19,8 @@ _FUNCTIONS: dict[str, Any] = {
     "sigmoid": lambda h: jax.nn.sigmoid(h),
     "linear": lambda h: h,
 }
-_OF_GATES = {
+# Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.
+GATES = {
     "swiglu": "silu",
     "geglu": "gelu",
     "geglu_tanh": "gelu_tanh",
@@ -27,6 +28,8 @@ _OF_GATES = {
     "glu": "sigmoid",
     "bilinear": "linear",
 }
+# Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
+CLAMPED = "clamped_swiglu"
 
 
 class ActivationCall(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class ActivationCall(msgspec.Struct, frozen=True):
     gate_limit: float
 
     def __call__(self, *hidden: Any) -> Any:
-        """Returns the activated array, in the type of the hidden ones; computed in float32.
+        """Returns the activated array, in the type of the hidden arrays. It is computed in float32.
 
         Args:
           *hidden: an array of jax; if the activation is gated, the factor is the second one.
@@ -61,9 +64,9 @@ class ActivationCall(msgspec.Struct, frozen=True):
         return *cast(tuple, gradient(d_activated)), activated
 
     def _compute(self, h: Any, factor: Any = None) -> Any:
-        if self.activation == "clamped_swiglu":
+        if self.activation == CLAMPED:
             h = jnp.minimum(h, self.gate_limit)
             factor = jnp.clip(factor, -self.gate_limit, self.gate_limit) + 1.0
             return h * jax.nn.sigmoid(self.gate_alpha * h) * factor
-        activated = _FUNCTIONS[_OF_GATES.get(self.activation, self.activation)](h)
+        activated = _FUNCTIONS[GATES.get(self.activation, self.activation)](h)
         return activated if factor is None else activated * factor

@@ -10,23 +10,15 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import attention_cuda, attention_tpu
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
 
 _MODULES = {"tpu": attention_tpu, "cuda": attention_cuda}
 
 FORWARD = register(
-    Kernel(
-        "attention",
-        AttentionCall,
-        {"tpu": attention_tpu.forward, "cuda": attention_cuda.forward},
-    )
+    "attention", AttentionCall, tpu=attention_tpu.forward, cuda=attention_cuda.forward
 )
 BACKWARD = register(
-    Kernel(
-        "attention_gradient",
-        AttentionCall,
-        {"tpu": attention_tpu.backward, "cuda": attention_cuda.backward},
-    )
+    "attention_gradient", AttentionCall, tpu=attention_tpu.backward, cuda=attention_cuda.backward
 )
 
 

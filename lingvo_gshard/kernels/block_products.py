@@ -1,8 +1,8 @@
 """Products of factors of 8 bits with a scale for each block of numbers along the sum.
 
-These are the MX formats of the Open Compute Project (Rouhani et al. 2023, arXiv 2310.10537). Tensor
-cores of Blackwell multiply them; XLA for GPUs calls cuDNN. On older GPUs it would multiply the
-factors in 16 bits.
+These are the MX formats of the Open Compute Project (Rouhani et al. 2023, arXiv 2310.10537). XLA
+for GPUs leaves such products to cuDNN, which multiplies them by the tensor cores of Blackwell. On
+older GPUs XLA would multiply the factors in 16 bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from lingvo_gshard.core.lazy import jax, jnp, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
 
 # Name of the kernel in plans and logs.
 NAME = "products of blocks"
@@ -75,7 +75,7 @@ def _forward(
     return (product(*narrow, *exponents),)
 
 
-_FORWARD = register(Kernel("block_products", BlockCall, {"cuda": _forward}))
+_FORWARD = register("block_products", BlockCall, cuda=_forward)
 
 
 def is_available() -> bool:

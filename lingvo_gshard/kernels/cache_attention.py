@@ -8,17 +8,11 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import cache_tpu, cache_triton
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
 
 _MODULES = {"tpu": cache_tpu, "cuda": cache_triton}
 
-FORWARD = register(
-    Kernel(
-        "cache_attention",
-        CacheCall,
-        {"tpu": cache_tpu.forward, "cuda": cache_triton.forward},
-    )
-)
+FORWARD = register("cache_attention", CacheCall, tpu=cache_tpu.forward, cuda=cache_triton.forward)
 
 
 def obstacle(

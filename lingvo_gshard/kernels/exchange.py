@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import Kernel, is_interpreted, platform_in_use, register
+from lingvo_gshard.kernels.kernel import is_interpreted, platform_in_use, register
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import mesh_in_use
 
@@ -134,7 +134,7 @@ def _forward(call: ExchangeCall, rows: jax.Array, *numbers: jax.Array) -> tuple:
     return (_primitive().bind(rows, result, *numbers, groups=call.groups),)
 
 
-EXCHANGE = register(Kernel("exchange", ExchangeCall, {"tpu": _forward, "cuda": _forward}))
+EXCHANGE = register("exchange", ExchangeCall, tpu=_forward, cuda=_forward)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import grouped_tpu, grouped_triton
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.kernels.grouped_call import GroupedCall
-from lingvo_gshard.kernels.kernel import Kernel, hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
 from lingvo_gshard.sharding.einsum import Factor, Rounding
 
 # Name of the kernel in plans and logs.
@@ -22,39 +22,28 @@ NAME = "grouped products"
 _MODULES = {"tpu": grouped_tpu, "cuda": grouped_triton}
 
 FORWARD = register(
-    Kernel(
-        "grouped_products",
-        GroupedCall,
-        {"tpu": grouped_tpu.forward, "cuda": grouped_triton.forward},
-    )
+    "grouped_products", GroupedCall, tpu=grouped_tpu.forward, cuda=grouped_triton.forward
 )
 SUMMED = register(
-    Kernel(
-        "grouped_products_summed",
-        GroupedCall,
-        {"tpu": grouped_tpu.summed, "cuda": grouped_triton.summed},
-    )
+    "grouped_products_summed", GroupedCall, tpu=grouped_tpu.summed, cuda=grouped_triton.summed
 )
 ACTIVATED = register(
-    Kernel(
-        "grouped_products_activated",
-        GroupedCall,
-        {"tpu": grouped_tpu.activated, "cuda": grouped_triton.activated},
-    )
+    "grouped_products_activated",
+    GroupedCall,
+    tpu=grouped_tpu.activated,
+    cuda=grouped_triton.activated,
 )
 ACTIVATED_GRADIENT = register(
-    Kernel(
-        "grouped_products_activated_gradient",
-        GroupedCall,
-        {"tpu": grouped_tpu.activated_gradient, "cuda": grouped_triton.activated_gradient},
-    )
+    "grouped_products_activated_gradient",
+    GroupedCall,
+    tpu=grouped_tpu.activated_gradient,
+    cuda=grouped_triton.activated_gradient,
 )
 WEIGHT_GRADIENT = register(
-    Kernel(
-        "grouped_products_gradient",
-        GroupedCall,
-        {"tpu": grouped_tpu.weight_gradient, "cuda": grouped_triton.weight_gradient},
-    )
+    "grouped_products_gradient",
+    GroupedCall,
+    tpu=grouped_tpu.weight_gradient,
+    cuda=grouped_triton.weight_gradient,
 )
 
 

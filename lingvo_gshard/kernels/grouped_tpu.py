@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lingvo_gshard.core.lazy import jax, jnp, megablox
@@ -93,7 +94,7 @@ def forward(
     """
     count, dtype = rows_RM.shape[0], rows_RM.dtype
     rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
-    rows_RM, tiles = _fitted(call, rows_RM, weights_EMH)
+    (rows_RM,), tiles = _fitted(call, [rows_RM], [weights_EMH])
     if call.dtypes:
         product = GroupedProduct(tiles, (dtype,), call.is_transposed, finish=_scaled)
         row_scales_R1, column_scales_E1H = _padded(scales[0], rows_RM.shape[0]), scales[1]
@@ -115,8 +116,9 @@ def forward(
 def summed(
     call: GroupedCall, sizes_E: jax.Array, *factors: jax.Array, interpret: bool = False
 ) -> tuple:
-    """Returns the sum [R,H] of the products of several rows. Those after the last group are
-    undefined.
+    """Returns the sum [R,H] of the products of several rows.
+
+    Rows after the last group are undefined.
 
     Args:
       call: the static arguments.
@@ -126,11 +128,10 @@ def summed(
     """
     pairs = len(factors) // 2
     count, dtype = factors[0].shape[0], factors[0].dtype
-    _, tiles = _fitted(call, factors[0], factors[pairs], _Arrays(rows=pairs, weights=pairs))
-    tiles_of_rows = padded_rows(call, count, sizes_E.shape[0])
-    rows = [[_padded(each, tiles_of_rows)] for each in factors[:pairs]]
+    rows, tiles = _fitted(call, factors[:pairs], factors[pairs:])
     product = GroupedProduct(tiles, (dtype,), call.is_transposed)
-    (products,) = product.run(rows, factors[pairs:], sizes_E, interpret=interpret)
+    by_weight = [[each] for each in rows]
+    (products,) = product.run(by_weight, factors[pairs:], sizes_E, interpret=interpret)
     return (products[:count],)
 
 
@@ -152,8 +153,7 @@ def activated(
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
-    hidden, tiles = _fitted(call, hidden_RH[0], weights_EHM, _Arrays(rows=len(hidden_RH)))
-    rows = [_padded(each, hidden.shape[0]) for each in hidden_RH]
+    rows, tiles = _fitted(call, hidden_RH, [weights_EHM])
     product = GroupedProduct(tiles, (dtype,), combine=call.activation)
     (products,) = product.run([rows], [weights_EHM], sizes_E, interpret=interpret)
     return (products[:count],)
@@ -181,8 +181,8 @@ def activated_gradient(
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
-    arrays = _Arrays(results=2 * len(hidden_RH) + 1)
-    rows, tiles = _fitted(call, d_products_RM, weights_EHM, arrays)
+    results = 2 * len(hidden_RH) + 1
+    (rows,), tiles = _fitted(call, [d_products_RM], [weights_EHM], results)
     hidden = [_padded(each, rows.shape[0]) for each in hidden_RH]
     dtypes = (dtype,) * (len(hidden) + 1)
     product = GroupedProduct(
@@ -232,24 +232,31 @@ class _Arrays(NamedTuple):
       results: arrays of the size of the products.
     """
 
-    rows: int = 1
-    weights: int = 1
-    results: int = 1
-
-
-_ONE_OF_EACH = _Arrays()
+    rows: int
+    weights: int
+    results: int
 
 
 def _fitted(
-    call: GroupedCall, rows_RM: Any, weights_EMH: Any, arrays: _Arrays = _ONE_OF_EACH
-) -> tuple[Any, tuple[int, int, int]]:
-    """Returns the rows, padded to whole tiles, and the sizes of a tile along R, M and H."""
-    groups, *sides = weights_EMH.shape
+    call: GroupedCall, rows: Sequence[Any], weights: Sequence[Any], results: int = 1
+) -> tuple[list[Any], tuple[int, int, int]]:
+    """Returns what the tiles of a kernel fit.
+
+    Args:
+      call: the static arguments.
+      rows: arrays [R,M] that are combined or multiplied.
+      weights: arrays [E,M,H], or [E,H,M] if the call is transposed.
+      results: the number of arrays [R,H] that the kernel reads and writes.
+
+    Returns:
+      the rows, padded to whole tiles, and the sizes of a tile along R, M and H.
+    """
+    groups, *sides = weights[0].shape
     inner, outer = reversed(sides) if call.is_transposed else sides
-    tile = row_tile(call, groups)
-    rows = padded_rows(call, rows_RM.shape[0], groups)
-    others = _product_tile(tile, rows, inner, outer, groups, rows_RM.dtype.itemsize, arrays)
-    return _padded(rows_RM, rows), (tile, *others)
+    tile, count = row_tile(call, groups), padded_rows(call, rows[0].shape[0], groups)
+    arrays, itemsize = _Arrays(len(rows), len(weights), results), rows[0].dtype.itemsize
+    others = _product_tile(tile, count, inner, outer, groups, itemsize, arrays)
+    return [_padded(each, count) for each in rows], (tile, *others)
 
 
 def _scaled(sums: Any, row_scales: Any, column_scales: Any) -> tuple:

@@ -27,7 +27,6 @@ class GroupedProduct:
       is_transposed: whether the weights are [E,H,M].
       combine: maps tiles of arrays of rows to the tile that is multiplied.
       finish: maps the sums of a tile, and its tiles of `others`, to a tuple: a tile of each result.
-      name: name of the kernel.
     """
 
     tiles: tuple[int, int, int]
@@ -35,7 +34,6 @@ class GroupedProduct:
     is_transposed: bool = False
     combine: Callable[..., Any] = _only
     finish: Callable[..., tuple] = lambda sums: (sums,)
-    name: str = "grouped_product"
 
     def run(
         self,
@@ -83,7 +81,7 @@ class GroupedProduct:
                 dimension_semantics=("parallel", "arbitrary", "arbitrary")
             ),
             interpret=interpret,
-            name=self.name,
+            name="grouped_product",
         )(metadata, *(x for each in rows for x in each), *weights, *others)
 
     @property
@@ -114,7 +112,7 @@ class GroupedProduct:
     def _compute_tile(
         self, pairs: int, arrays: int, inner: int, metadata: tuple, *refs: Any
     ) -> None:
-        """Adds a step of the sums of a tile; after the last one, stores the rows of the group."""
+        """Adds one step to a tile's sums; in the last step, stores the rows of the tile's group."""
         rows_refs, refs = refs[: pairs * arrays], refs[pairs * arrays :]
         weights_refs, refs = refs[:pairs], refs[pairs:]
         results = len(self.dtypes)

@@ -106,13 +106,7 @@ def summed(
 ) -> tuple:
     """Returns the sum [R,H] of the products of several rows.
 
-    Rows after the last group are undefined.
-
-    Args:
-      call: the static arguments.
-      sizes_E: int32, the number of rows of each group.
-      *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
-      interpret: whether to compute on CPUs, step by step.
+    Rows after the last group are undefined. Arguments are as in grouped_tpu.py.
     """
     pairs = len(factors) // 2
     found = [
@@ -131,14 +125,8 @@ def activated(
 ) -> tuple:
     """Returns the products [R,M] of activated rows. Those after the last group are undefined.
 
-    XLA activates the rows: tensor cores read factors from the shared memory, as they are.
-
-    Args:
-      call: the static arguments, with an activation.
-      weights_EHM: the weights of each group.
-      sizes_E: int32, the number of rows of each group.
-      *hidden_RH: the arrays that the activation takes, one group after another.
-      interpret: whether to compute on CPUs, step by step.
+    XLA activates the rows: tensor cores read factors from the shared memory, as they are. Arguments
+    are as in grouped_tpu.py.
     """
     assert call.activation is not None
     rows_RH = call.activation(*hidden_RH)
@@ -155,15 +143,7 @@ def activated_gradient(
 ) -> tuple:
     """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
 
-    Rows after the last group are undefined.
-
-    Args:
-      call: the static arguments, with an activation; transposed.
-      d_products_RM: the gradient of the products.
-      weights_EHM: the weights of each group.
-      sizes_E: int32, the number of rows of each group.
-      *hidden_RH: as in `activated`.
-      interpret: whether to compute on CPUs, step by step.
+    Rows after the last group are undefined. Arguments are as in grouped_tpu.py.
     """
     assert call.activation is not None
     (d_rows_RH,) = forward(call, d_products_RM, weights_EHM, sizes_E, interpret=interpret)

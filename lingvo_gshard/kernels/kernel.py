@@ -110,10 +110,16 @@ class FusedCall(NamedTuple):
 _kernels: dict[str, Kernel] = {}
 
 
-def register(kernel: Kernel) -> Kernel:
-    """Makes a kernel known to `marked`, and returns it."""
-    _kernels[kernel.name] = kernel
-    return kernel
+def register(name: str, config: type[msgspec.Struct], **bodies: Body) -> Kernel:
+    """Returns a new kernel, which `marked` then knows.
+
+    Args:
+      name: see `Kernel`.
+      config: see `Kernel`.
+      **bodies: hardware -> body; see `Kernel`.
+    """
+    _kernels[name] = Kernel(name, config, bodies)
+    return _kernels[name]
 
 
 def marked(call_target: str) -> Kernel | None:

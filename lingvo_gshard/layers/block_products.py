@@ -17,7 +17,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import collectives
-from lingvo_gshard.sharding.einsum import Factor
+from lingvo_gshard.sharding.einsum import Factor, summed_letters
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
@@ -84,7 +84,7 @@ class BlockProduct:
     @property
     def _summed(self) -> str:
         """The letters that are summed, in the order of the first factor; blocks are of the last."""
-        return "".join(x for x in self.left if x in self.right and x not in self.output)
+        return summed_letters(self.left, self.right, self.output)
 
     def _axes(self) -> dict[str, Axes]:
         """Returns the mesh axes that split each letter during the product."""

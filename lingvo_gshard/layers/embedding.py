@@ -81,9 +81,7 @@ class TokenEmbedding(Layer):
     def _exchanged_axes(self, table: tf.Tensor | NestedMap, ids_BL: tf.Tensor) -> tuple[str, ...]:
         """Returns the mesh axes along which parts of rows are exchanged; none to gather the table.
 
-        The axes split M of the table as well as the tokens. Parts of the rows of its tokens are
-        fewer bytes than the table if a device has less than half as many tokens as rows: the
-        gradients of the tokens, float32, are twice as large as a 16-bit table.
+        The axes split M of the table as well as the tokens.
         """
         current = current_partitioning()
         is_shared = self.p.is_softmax_weight or isinstance(table, NestedMap)
@@ -96,7 +94,7 @@ class TokenEmbedding(Layer):
         if of_V or not of_M or not is_even or not set(of_M) <= set(batch):
             return ()
         tokens = rows * positions // current.parts((*batch, *length))
-        return of_M if 2 * tokens <= self.p.vocabulary_size else ()
+        return of_M if are_few(tokens, self.p.vocabulary_size) else ()
 
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
@@ -130,12 +128,24 @@ class TokenEmbedding(Layer):
         return NestedMap(theta, softmax=tf.nest.map_structure(_transposed, theta.table))
 
 
+def are_few(tokens: int, rows: int) -> bool:
+    """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
+
+    Gradients of the tokens, float32, are twice as large as the rows of a 16-bit table.
+
+    Args:
+      tokens: the number of tokens of a device.
+      rows: the number of rows of the table.
+    """
+    return 2 * tokens <= rows
+
+
 def _exchanged_rows(table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...]) -> tf.Tensor:
     """Returns float32 rows [B,L,M] of a table whose M stays split.
 
-    Each device looks up its part of the rows of all tokens. An all-to-all brings the parts of a row
-    together, in the type of rows in training. Gradients go back in float32, so that each device
-    sums all occurrences of its part of a row. No device holds a full gradient of the table.
+    Each device looks up its part of the rows of all tokens, rounded to `table_dtype`. An all-to-all
+    brings the parts of a row together. Gradients go back in float32, so that each device sums all
+    occurrences of its part of a row. No device holds a full gradient of the table.
 
     Args:
       table_VM: the table.

@@ -13,6 +13,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.activation_call import CLAMPED, GATES
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.layers.products import store
@@ -27,19 +28,7 @@ _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "linear": lambda h: tf.identity(h),
 }
 
-# Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.
-_GATED = {
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "geglu_tanh": "gelu_tanh",
-    "reglu": "relu",
-    "glu": "sigmoid",
-    "bilinear": "linear",
-}
-
-
-# Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
-_CLAMPED = "clamped_swiglu"
+# gpt-oss multiplies by sigmoid(1.702 h), and clamps at 7.
 _ALPHA, _LIMIT = 1.702, 7.0
 
 
@@ -91,19 +80,19 @@ def of(p: Params, path: str) -> Activation:
       UserError: the activation is unknown, or does not read an option that is set.
     """
     name = p.activation
-    if name == _CLAMPED:
+    if name == CLAMPED:
         return _clamped_swiglu(p.gate_alpha, p.gate_limit)
     for option in ("gate_alpha", "gate_limit"):
         if p.get(option) != p.default(option):
             raise UserError(
                 f"{path}.{option}: {p.get(option)} with {path}.activation={name!r}, which does not "
-                f"read it; leave {p.default(option)} or choose {_CLAMPED!r}"
+                f"read it; leave {p.default(option)} or choose {CLAMPED!r}"
             )
-    if name in _GATED:
-        return Activation(_FUNCTIONS[_GATED[name]], True)
+    if name in GATES:
+        return Activation(_FUNCTIONS[GATES[name]], True)
     if name in _FUNCTIONS:
         return Activation(_FUNCTIONS[name], False)
-    nearest = names.nearest(name, [*_FUNCTIONS, *_GATED, _CLAMPED])
+    nearest = names.nearest(name, [*_FUNCTIONS, *GATES, CLAMPED])
     raise UserError(f"{path}.activation: unknown activation {name!r}. {nearest}")
 
 

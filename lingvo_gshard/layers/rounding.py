@@ -66,7 +66,7 @@ class ByEinsum:
     def product(
         self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
     ) -> tf.Tensor | None:
-        """Returns None; see `einsum.Rounding`."""
+        """Returns None: `einsum` computes the product."""
         del left, right, output, weight, first, second
 
 

@@ -23,16 +23,12 @@ from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime import eight_bits, offloading
-from lingvo_gshard.runtime.compile_options import (
-    chosen_for,
-    has_parallel_collectives,
-    in_words,
-    is_in_parts,
-)
+from lingvo_gshard.runtime.compile_options import chosen_for, has_parallel_collectives, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
+from lingvo_gshard.runtime.step_compiler import is_in_parts
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
@@ -163,8 +159,7 @@ def plan_step(
     device = topology.compile_devices()[0]
     platform = platform_of(device)
     eight_bits.check_name(trainer.precision, PLATFORMS[topology.kind], topology.chip.name)
-    specs = trainer.task.variable_specs().flatten()
-    in_parts = is_in_parts(trainer.p.micro_batches, specs, partitioning)
+    in_parts = is_in_parts(trainer, partitioning)
     options = chosen_for(device, compile_options, trainer.p.precision, in_parts)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)

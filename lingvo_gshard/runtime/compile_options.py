@@ -8,18 +8,15 @@ XLA_FLAGS or LIBTPU_INIT_ARGS, keeps the environment's value.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.sharding.partitioning import Partitioning
 
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
@@ -72,7 +69,7 @@ class CompilerOption:
         unless `compile_options` says otherwise. "" is every device, and None is none.
       variant: name of a group of options that a search tries together where they are off.
       precision: the value of `step.precision` that the option is for; "" is every value.
-      suits_parts: whether the option is also for steps in parts; see `is_in_parts`.
+      suits_parts: whether the option is also for steps in parts; see `step_compiler.is_in_parts`.
     """
 
     platform: str
@@ -94,7 +91,7 @@ class CompilerOption:
           platform: jax's name of the device's platform.
           device_kind: jax's name of the device, such as "TPU v5 lite".
           precision: `step.precision` of the run; "" stands for those without a row of their own.
-          in_parts: what `is_in_parts` says of the step.
+          in_parts: what `step_compiler.is_in_parts` says of the step.
         """
         if self.platform != platform or self.devices is None:
             return False
@@ -126,7 +123,7 @@ _MOE = "docs/moe.md"
 # Parts of the names of libtpu's options for products with collectives, and what they mean.
 _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
 # Parts of the names of XLA's options for GPUs, and what they mean.
-# Why all-gathers of steps in parts are not pipelined; see `is_in_parts`.
+# Why all-gathers of steps in parts are not pipelined; see `step_compiler.is_in_parts`.
 _NOT_IN_PARTS = (
     ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
     "twice, and a plan with sequence parallelism takes 36% longer"
@@ -296,7 +293,7 @@ def chosen(
       given: `CompileOptions.compile_options`.
       environment: the environment variables.
       precision: `step.precision` of the run.
-      in_parts: what `is_in_parts` says of the step.
+      in_parts: what `step_compiler.is_in_parts` says of the step.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
@@ -345,31 +342,6 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
     return found
 
 
-def is_in_parts(
-    micro_batches: int, specs: Iterable[VariableSpec], partitioning: Partitioning
-) -> bool:
-    """Returns whether a step has several micro-batches, and gathers no weights in them.
-
-    Most weights, of all but experts, are then whole along the axes that split rows. XLA's pipeliner
-    takes a gather of activations out of the loop over micro-batches, with the forward pass before
-    it, and computes that twice.
-
-    Args:
-      micro_batches: the number of micro-batches.
-      specs: the weights.
-      partitioning: how they are split.
-    """
-    if micro_batches == 1:
-        return False
-    rows = {*partitioning.split("B")[0]}
-    sizes = {True: 0, False: 0}
-    for spec in specs:
-        if "E" not in spec.layout:
-            split = {axis for axes in partitioning.spec_split(spec) for axis in axes}
-            sizes[bool(split & rows)] += math.prod(spec.shape)
-    return sizes[False] > sizes[True]
-
-
 def chosen_for(
     device: Device, given: Sequence[str] = (), precision: str = "", in_parts: bool = False
 ) -> dict[str, str]:
@@ -379,7 +351,7 @@ def chosen_for(
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
       precision: `step.precision` of the run.
-      in_parts: what `is_in_parts` says of the step.
+      in_parts: what `step_compiler.is_in_parts` says of the step.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.

@@ -14,7 +14,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import eight_bits, offloading, partitioning_log
-from lingvo_gshard.runtime.compile_options import is_in_parts
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.executable import Executable
@@ -28,7 +27,13 @@ from lingvo_gshard.runtime.program.step_programs import (
     state_arrays,
     train_program,
 )
-from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key, batch_specs
+from lingvo_gshard.runtime.step_compiler import (
+    CompiledStep,
+    StepCompiler,
+    batch_key,
+    batch_specs,
+    is_in_parts,
+)
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
@@ -116,8 +121,7 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
-        specs = trainer.task.variable_specs().flatten()
-        in_parts = is_in_parts(trainer.p.micro_batches, specs, partitioning)
+        in_parts = is_in_parts(trainer, partitioning)
         self._compiler = StepCompiler(options.compile_options, trainer.p.precision, in_parts)
         unsplit = _unsplit(trainer, partitioning)
         if options.max_replicated_megabytes is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -13,12 +14,36 @@ from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.compile_options import chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, compiling
 from lingvo_gshard.training.run.runtime_protocol import StepMetrics
+from lingvo_gshard.training.step.trainer import Trainer
 
 # The metric that is summed over workers. It weights the others, which are averaged.
 _TOKENS = "tokens"
+
+
+def is_in_parts(trainer: Trainer, partitioning: Partitioning) -> bool:
+    """Returns whether a step has several micro-batches, and gathers no weights in them.
+
+    Most weights, of all but experts, are then whole along the axes that split rows. XLA's pipeliner
+    takes a gather of activations out of the loop over micro-batches, with the forward pass before
+    it, and computes that twice.
+
+    Args:
+      trainer: the trainer.
+      partitioning: how its weights are split.
+    """
+    if trainer.p.micro_batches == 1:
+        return False
+    rows = {*partitioning.split("B")[0]}
+    sizes = {True: 0, False: 0}
+    for spec in trainer.theta_specs.flatten():
+        if "E" not in spec.layout:
+            split = {axis for axes in partitioning.spec_split(spec) for axis in axes}
+            sizes[bool(split & rows)] += math.prod(spec.shape)
+    return sizes[False] > sizes[True]
 
 
 class MeanMetrics:
@@ -87,7 +112,7 @@ class StepCompiler:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
           precision: `step.precision` of the run, which chooses some of these options.
-          in_parts: what `compile_options.is_in_parts` says of a training step.
+          in_parts: what `is_in_parts` says of a training step.
         """
         self._precision, self._in_parts = precision, in_parts
         self._compile_options = tuple(compile_options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -197,47 +197,50 @@ def _product(
       known: The result, if it was saved and needs no computation.
       rounding: See `einsum`.
     """
-    summed = _summed(left, right, output)
-    of_x, of_y = _summed(output, right, left), _summed(output, left, right)
+    summed = summed_letters(left, right, output)
+    of_x, of_y = summed_letters(output, right, left), summed_letters(output, left, right)
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
         factor_x = rounding.activation(x, left) if rounding else lambda _: Factor(x)
         factor_y = rounding.weight(y, right, summed) if rounding else lambda _: Factor(y)
 
-        def weight_gradient(dz: tf.Tensor) -> tf.Tensor:
-            return _contract(output, left, right, *_agreed(output, left, right, dz, x))
+        def multiply(
+            contract: _Contract, layouts: tuple[str, str, str], first: Factor, second: Factor
+        ) -> tf.Tensor:
+            """Returns the product of two factors: by a kernel, or of their values and scales."""
+            found = rounding.product(*layouts, right, first, second) if rounding else None
+            if found is not None:
+                return found
+            result = contract(*layouts, first.values, second.values)
+            return _scaled(*layouts, result, first, second)
 
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if rounding is None:
-                return _contract(output, right, left, dz, y), weight_gradient(dz)
-            factor_dz = rounding.gradient(dz, output)
-            factors = factor_dz(of_x), factor_y(of_x)
-            dx = rounding.product(output, right, left, right, *factors)
-            if dx is None:
-                dx = _contract_factors(output, right, left, *factors)
-            if not rounding.rounds_weight_gradients:
-                return dx, weight_gradient(dz)
-            factors = factor_dz(of_y), factor_x(of_y)
-            dy = rounding.product(output, left, right, right, *factors)
-            if dy is None:
-                dy = _contract_factors(output, left, right, *factors)
-            return dx, dy
+            factor_dz = rounding.gradient(dz, output) if rounding else lambda _: Factor(dz)
+            layouts = output, right, left
+            dx = multiply(_contract, layouts, factor_dz(of_x), factor_y(of_x))
+            layouts = output, left, right
+            if rounding and not rounding.rounds_weight_gradients:
+                return dx, _weight_gradient(*layouts, dz, x)
+            return dx, multiply(_weight_gradient, layouts, factor_dz(of_y), factor_x(of_y))
 
         if known is not None:
             return known, gradient
-        first, second = factor_x(summed), factor_y(summed)
-        if rounding is not None:
-            found = rounding.product(left, right, output, right, first, second)
-            if found is not None:
-                return found, gradient
-        result = tf.einsum(f"{left},{right}->{output}", first.values, second.values)
-        return _scaled(left, right, output, result, first, second), gradient
+        layouts = left, right, output
+        return multiply(_einsum, layouts, factor_x(summed), factor_y(summed)), gradient
 
     return compute(x, y)
 
 
-def _summed(left: str, right: str, output: str) -> str:
+# (left, right, output, x, y) -> the einsum of x and y.
+_Contract: TypeAlias = "Callable[[str, str, str, tf.Tensor, tf.Tensor], tf.Tensor]"
+
+
+def _einsum(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.einsum(f"{left},{right}->{output}", x, y)
+
+
+def summed_letters(left: str, right: str, output: str) -> str:
     """Returns the letters that both operands have, in order of the first, and the result lacks.
 
     Args:
@@ -246,14 +249,6 @@ def _summed(left: str, right: str, output: str) -> str:
       output: Layout of the result.
     """
     return "".join(letter for letter in left if letter in right and letter not in output)
-
-
-def _contract_factors(
-    left: str, right: str, output: str, first: Factor, second: Factor
-) -> tf.Tensor:
-    """Returns `_contract` of two factors, with their scales."""
-    result = _contract(left, right, output, first.values, second.values)
-    return _scaled(left, right, output, result, first, second)
 
 
 def _scaled(
@@ -288,7 +283,7 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     function merges them into one dimension.
     """
     batch = "".join(letter for letter in left if letter in right and letter in output)
-    contracted = _summed(left, right, output)
+    contracted = summed_letters(left, right, output)
     start = batch + contracted
     is_leading = left.startswith(start) and right.startswith(start)
     if len(contracted) < 2 or not is_leading or _are_split(left, contracted[1:]):
@@ -306,15 +301,13 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     return result
 
 
-def _agreed(
-    left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns two activations, annotated for a product that is the gradient of a weight.
+def _weight_gradient(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the einsum of two activations that is the gradient of a weight.
 
-    Sums over the iterations of a loop (see runtime/lowering/loop_sums.py) must know how their terms
-    are split. Nothing is summed over an axis that splits the result: under sequence parallelism,
-    one axis splits positions of one operand and hidden units of the other, and the positions are
-    gathered.
+    Both are annotated: sums over the iterations of a loop (see runtime/lowering/loop_sums.py) must
+    know how their terms are split. Nothing is summed over an axis that splits the result: under
+    sequence parallelism, one axis splits positions of one operand and hidden units of the other,
+    and the positions are gathered.
     """
     splits = [
         (letter, axes)
@@ -323,10 +316,10 @@ def _agreed(
     ]
     kept = {axis for letter, axes in splits if letter in output for axis in axes}
     conflicting = {letter for letter, axes in splits if letter not in output and kept & {*axes}}
-    if not any(axes for _, axes in splits):
-        return x, y
-    unsplit = "".join(sorted(conflicting))
-    return annotate(x, left, unsplit=unsplit), annotate(y, right, unsplit=unsplit)
+    if any(axes for _, axes in splits):
+        unsplit = "".join(sorted(conflicting))
+        x, y = annotate(x, left, unsplit=unsplit), annotate(y, right, unsplit=unsplit)
+    return _contract(left, right, output, x, y)
 
 
 def _are_split(layout: str, letters: str) -> bool:

@@ -24,14 +24,13 @@ from lingvo_gshard.runtime.compile_options import (
     chosen,
     has_parallel_collectives,
     in_words,
-    is_in_parts,
     option_variants,
 )
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.step_compiler import StepCompiler
+from lingvo_gshard.runtime.step_compiler import StepCompiler, is_in_parts
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.runtime import tiny_translation
 
@@ -211,8 +210,8 @@ def test_a_failed_check_of_the_compiler_is_tried_without_the_options_that_cause_
 def test_all_gathers_of_micro_batches_with_whole_weights_are_not_pipelined(
     strategy, mesh, parts, expected
 ):
-    specs = tiny_translation.trainer().task.variable_specs().flatten()
-    found = is_in_parts(parts, specs, Partitioning.make(mesh, strategy))
+    trainer = tiny_translation.trainer(micro_batches=parts)
+    found = is_in_parts(trainer, Partitioning.make(mesh, strategy))
     assert found == expected
     options = chosen("cuda", "NVIDIA H100 80GB HBM3", environment={}, in_parts=found)
     assert ("xla_gpu_enable_pipelined_all_gather" in options) == (not expected)

@@ -13,6 +13,7 @@ import functools
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.layers.embedding import are_few
 from lingvo_gshard.planning.search.candidates import Einsum, Flow, LayerGroup, LayerGroups, Tensor
 from lingvo_gshard.planning.search.choices import SAVE_ALL, Saving
 from lingvo_gshard.planning.search.costs import (
@@ -372,9 +373,8 @@ class _EinsumCost:
             return ()
         if any(tokens.get(axis) != result.layout[0] for axis in stored):
             return ()
-        elements = local_elements(result, tokens, self._sharding.mesh)
-        is_few = 2 * elements // result.shape[-1] <= table.shape[0]
-        return tuple(stored) if is_few else ()
+        count = local_elements(result, tokens, self._sharding.mesh) // result.shape[-1]
+        return tuple(stored) if are_few(count, table.shape[0]) else ()
 
     def _add_exchange(self, axes: tuple[str, ...]) -> None:
         """Adds a lookup whose rows travel, forward and backward."""
