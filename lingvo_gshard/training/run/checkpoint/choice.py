@@ -89,7 +89,10 @@ class KeepBest:
     def check_splits(self, splits: Collection[str]) -> None:
         """Raises UserError if the run keeps the best checkpoint and the data has no dev split."""
         if self._metric and "dev" not in splits:
-            raise UserError(f"run.keep_best={self._metric!r}: the data has no dev split")
+            raise UserError(
+                f"run.keep_best={self._metric!r}: the data has no dev split. Give it one, or set "
+                "run.keep_best='', which keeps the last checkpoints alone"
+            )
 
     def check_metrics(self, names: Collection[str]) -> None:
         """Raises UserError if no metric of the dev split has the name of `run.keep_best`.
