@@ -241,7 +241,7 @@ def _timed(
     mesh, has_streams = planned.program.mesh, has_parallel_collectives(options)
 
     def has_own_links(collective: hlo.Collective) -> bool:
-        return has_streams and interconnect.is_between_hosts(collective, topology, mesh)
+        return has_streams and interconnect.spanned_hosts(collective, topology, mesh) > 1
 
     timed = overlap.hide(roofline.time_operations(operations, topology, mesh), has_own_links)
     if calibration is None:

@@ -216,8 +216,9 @@ def _collective_efficiency(
     chip = topology.chip
     if collective.slices > 1:
         return efficiencies.ACROSS_SLICES
-    if chip.network_bandwidth and interconnect.is_between_hosts(collective, topology, mesh):
-        return efficiencies.network_efficiency(seconds_bound * chip.network_bandwidth)
+    hosts = interconnect.spanned_hosts(collective, topology, mesh)
+    if chip.network_bandwidth and hosts > 1:
+        return efficiencies.network_efficiency(seconds_bound * chip.network_bandwidth, hosts)
     return efficiencies.collective_efficiency(
         collective.kind, collective.bytes, collective.group_size, chip
     )

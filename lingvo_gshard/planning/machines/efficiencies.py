@@ -29,6 +29,10 @@ _BETWEEN_HOSTS = (
     "Bekman, Machine Learning Engineering, Inter-node speed depends on intra-node speed (4 hosts of"
     " 8 B200, 400 Gbit/s for each GPU), https://github.com/stas00/ml-engineering/tree/master/network"
 )
+_BETWEEN_TWO_HOSTS = (
+    "Mysore, Nebius H100 16-GPU multi-node benchmark, 2025-12-15 (2 hosts of 8 H100, InfiniBand), "
+    "https://github.com/drmysore/nebius-h100-16gpu-benchmark"
+)
 _FLASH_3 = (
     "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
     "of 128 on an H100"
@@ -147,7 +151,9 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
-# Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s.
+# Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s. The benchmark waits for each
+# call, which takes about 0.3 ms: an all-reduce of a few bytes over 16 hosts of H100 takes 62 us
+# (https://github.com/NVIDIA/nccl/issues/1469). On these hosts, 64 MiB reach 150 GB/s, too.
 _HOSTS_BUS = {1: 5.37, 4: 18.90, 16: 64.43, 64: 156.74, 256: 229.09, 1024: 361.99, 16384: 381.80}
 HOSTS = tuple(
     MeasuredCollective(
@@ -160,6 +166,20 @@ HOSTS = tuple(
     )
     for mib, rate in _HOSTS_BUS.items()
 )
+
+# All-reduces over two hosts: MiB of the buffer -> seconds. Larger ones are those of four hosts.
+_TWO_HOSTS = {1: 88e-6, 10: 157e-6, 100: 647e-6}
+FEW_HOSTS = (
+    *(
+        MeasuredCollective(
+            "gpu:h100:2x8", "all-reduce", 16, mib * _MIB, seconds, _BETWEEN_TWO_HOSTS
+        )
+        for mib, seconds in _TWO_HOSTS.items()
+    ),
+    *(point for point in HOSTS if point.bytes > max(_TWO_HOSTS) * _MIB),
+)
+# Numbers of hosts -> the measurements that stand for them.
+_BY_HOSTS = {4: FEW_HOSTS, 16: HOSTS}
 
 # Values of `Chip.measured_links` -> the measurements.
 _MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": H100}
@@ -268,20 +288,22 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
     return Efficiency(_interpolate(levels, devices), points[0].source)
 
 
-def network_efficiency(size: float) -> Efficiency:
+def network_efficiency(size: float, hosts: int) -> Efficiency:
     """Returns the efficiency of a collective between hosts of GPUs: its bound over its time.
 
     Args:
       size: bytes through the network adapter of one GPU, in one direction.
+      hosts: number of hosts of a group.
     """
-    return Efficiency(_interpolate(_hosts_points(), size), HOSTS[0].source)
+    levels = [(n, _interpolate(_hosts_points(n), size)) for n in _BY_HOSTS]
+    return Efficiency(_interpolate(levels, hosts), f"{_BETWEEN_TWO_HOSTS}; {_BETWEEN_HOSTS}")
 
 
 @functools.cache
-def _hosts_points() -> list[tuple[float, float]]:
-    """Returns (bytes through the adapter of one GPU, efficiency) for each row of HOSTS."""
+def _hosts_points(hosts: int) -> list[tuple[float, float]]:
+    """Returns (bytes through the adapter of one GPU, efficiency) for each measurement."""
     points = []
-    for point in HOSTS:
+    for point in _BY_HOSTS[hosts]:
         rate = topologies.get(point.topology).chip.network_bandwidth
         assert rate
         points.append((point.efficiency * point.seconds * rate, point.efficiency))
@@ -296,7 +318,7 @@ def sources(chip: Chip) -> tuple[str, ...]:
     for kind in ("all-reduce", "all-gather", "all-to-all"):
         found += [point.source for point in _points(kind, chip)]
     if chip.kind == "gpu":
-        found.append(HOSTS[0].source)
+        found += [_BETWEEN_TWO_HOSTS, _BETWEEN_HOSTS]
     return tuple(dict.fromkeys(found))
 
 

@@ -103,17 +103,17 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
     return 1e-6 * _hops(call, topology, mesh) if topology.kind == "tpu" else 0.0
 
 
-def is_between_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> bool:
-    """Returns whether a group of a collective spans several hosts of GPUs."""
+def spanned_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> int:
+    """Returns the number of hosts of GPUs that a group of a collective spans; 1 for other chips."""
     if topology.kind != "gpu":
-        return False
-    return _is_between_hosts(dataclasses.replace(collective, bytes=1), topology, mesh)
+        return 1
+    return _spanned_hosts(dataclasses.replace(collective, bytes=1), topology, mesh)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_between_hosts(call: Collective, topology: Topology, mesh: Mesh) -> bool:
-    host = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
-    return bool((host != host[:, :1]).any())
+def _spanned_hosts(call: Collective, topology: Topology, mesh: Mesh) -> int:
+    hosts = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
+    return max(len(np.unique(group)) for group in hosts)
 
 
 def spanned_slices(axes: tuple[str, ...], topology: Topology, mesh: Mesh) -> int:
@@ -383,9 +383,8 @@ def _hops(call: Collective, topology: Topology, mesh: Mesh) -> int:
 @functools.lru_cache(maxsize=1024)
 def _seconds_to_begin(call: Collective, topology: Topology, mesh: Mesh) -> float:
     """Returns NCCL's latency of a collective by its faster algorithm, a ring or a tree."""
-    members = make_network(topology, mesh).node_of[_members(call, topology, mesh)]
-    devices = members.shape[1]
-    hosts = max(len(np.unique(group)) for group in members)
+    devices = _members(call, topology, mesh).shape[1]
+    hosts = _spanned_hosts(call, topology, mesh)
     factor = _AMONG_HOSTS if hosts > 1 else 1.0
     pattern = _PATTERNS[call.kind]
     if devices == 1:

@@ -18,7 +18,12 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.inference.decoding.precision import stored_weights
 from lingvo_gshard.layers import products
-from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter, stacked_experts
+from lingvo_gshard.layers.moe import (
+    MixtureOfExperts,
+    TopKRouter,
+    exact_shards,
+    stacked_experts,
+)
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -142,6 +147,22 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
     def test_devices_share_experts_and_hidden_units(self):
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
         self.check(80, 8, 2, partitioning)
+
+    def test_devices_with_the_same_tokens_send_a_part_of_the_columns_each(self):
+        partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
+        whole = self.check(80, 8, 2, partitioning)
+        self.enter_context(mock.patch.object(exact_shards, "_DEVICES_OF_A_HOST", 4))
+        parts = self.check(80, 8, 2, partitioning)
+
+        def gathered(executable, axis):
+            calls = executable.collectives()
+            return sum(c.bytes for c in calls if c.kind == "all-gather" and c.axes == (axis,))
+
+        tokens, choices = 8 * 2 * M * 4, 8 * 2 * 2 * K * 4
+        self.assertEqual(gathered(whole, "data"), tokens + choices)
+        self.assertEqual(gathered(parts, "data"), tokens // 2 + choices)
+        # The tokens of four devices, and the results of one.
+        self.assertEqual(gathered(parts, "model"), tokens + tokens // 4)
 
     @parameterized.parameters(
         # Experts or hidden units over devices; fewer tokens than devices.
