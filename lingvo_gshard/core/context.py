@@ -81,6 +81,7 @@ class Context:
       frozen: Paths of the weights that are not trained and need no gradient.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
+      has_histories: Whether the tree of weights has the arrays of `Layer.create_history`, too.
     """
 
     training: bool = False
@@ -97,6 +98,7 @@ class Context:
     frozen: Collection[str] = ()
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
+    has_histories: bool = False
 
     def random_seed(self, path: str) -> tf.Tensor:
         """Returns a key that depends only on the pass's seed and on `path`.

@@ -168,6 +168,7 @@ class Layer(Configurable):
         self.path = path
         self._children: dict[str, Layer | list[Layer]] = {}
         self._variables: dict[str, VariableSpec] = {}
+        self._histories: dict[str, VariableSpec] = {}
 
     @property
     def children(self) -> dict[str, Layer | list[Layer]]:
@@ -178,6 +179,11 @@ class Layer(Configurable):
     def variables(self) -> dict[str, VariableSpec]:
         """The weights of this layer without its children's, by name in the order of creation."""
         return dict(self._variables)
+
+    @property
+    def histories(self) -> dict[str, VariableSpec]:
+        """The arrays of `create_history` of this layer, by name in the order of creation."""
+        return dict(self._histories)
 
     def create_child(self, name: str, params: Params) -> None:
         """Creates a child layer `self.<name>`, whose weights are `theta.<name>`."""
@@ -252,6 +258,33 @@ class Layer(Configurable):
             is_frozen=is_frozen,
         )
 
+    def create_history(
+        self,
+        name: str,
+        layout: str,
+        sizes: dict[str, int],
+        initializer: Initializer,
+        update_rule: UpdateRule,
+    ) -> None:
+        """Declares float32 numbers `theta.<name>` that training keeps from step to step.
+
+        They are no weights: theta has them in the passes of a training step alone, whose context
+        says `has_histories`. The step keeps them beside the weights, and updates them by their
+        gradients.
+
+        Args:
+          name: Name in theta.
+          layout: One letter for each dimension.
+          sizes: The size of each letter.
+          initializer: The initial numbers.
+          update_rule: Maps the numbers and their gradient to the numbers after a step.
+        """
+        self._check_new(name)
+        shape = tuple(sizes[letter] for letter in layout)
+        self._histories[name] = VariableSpec(
+            self._join(name), layout, shape, "float32", initializer, update_rule=update_rule
+        )
+
     @property
     def has_manual_regions(self) -> bool:
         """Whether the layer itself computes in manual regions on a mesh; see sharding/manual.py."""
@@ -270,6 +303,8 @@ class Layer(Configurable):
     def variable_specs(self) -> NestedMap:
         """Returns the declarations of all weights, in the structure of theta."""
         specs = NestedMap(self._variables)
+        if context.current().has_histories:
+            specs.update(self._histories)
         for name, child in self._children.items():
             if isinstance(child, list):
                 specs[name] = [c.variable_specs() for c in child]
@@ -419,7 +454,7 @@ class Layer(Configurable):
         return f"{self.path}/{name}" if self.path else name
 
     def _check_new(self, name: str) -> None:
-        if name in self._children or name in self._variables:
+        if name in self._children or name in self._variables or name in self._histories:
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
 
 

@@ -30,6 +30,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.products import multiply, unrounded
 from lingvo_gshard.sharding.partitioning import matches_path
@@ -230,7 +231,7 @@ def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tens
       equation: see `products.multiply`.
       x: the activations.
     """
-    y = multiply(equation, x, theta[name])
+    y = multiply(equation, x, theta[name], history_of(theta, name))
     return add_adapter(layer, theta, name, equation, x, y)
 
 

@@ -28,6 +28,8 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import delayed_scales
+from lingvo_gshard.layers.rounding import DelayedScales
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import parts_of
@@ -96,7 +98,12 @@ def is_stored(weight: Any) -> bool:
     return isinstance(weight, NestedMap) and (INT8 in weight or INT8_WEIGHTS in weight)
 
 
-def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.Tensor:
+def multiply(
+    equation: str,
+    x: tf.Tensor,
+    weight: tf.Tensor | NestedMap,
+    history_fh: tf.Tensor | None = None,
+) -> tf.Tensor:
     """Returns einsum(equation, x, weight) in the type of x.
 
     Args:
@@ -104,10 +111,16 @@ def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.T
         the other ones make the result, in order.
       x: activations.
       weight: a weight, or what `store` returned for it.
+      history_fh: the weight's history, which delayed scales are made of; see delayed_scales.py.
     """
     if not isinstance(weight, NestedMap):
         rounding = context.extension(ProductContext).rounding
-        return einsum(equation, x, tf.cast(weight, x.dtype), rounding=rounding)
+        weight = tf.cast(weight, x.dtype)
+        if history_fh is None or not isinstance(rounding, DelayedScales):
+            return einsum(equation, x, weight, rounding=rounding)
+        rounding = delayed_scales.known(rounding, history_fh)
+        y = einsum(equation, x, weight, rounding=rounding)
+        return delayed_scales.measured(y, history_fh, x, weight)
     inputs, _, output = equation.partition("->")
     left, right = inputs.split(",")
     sizes = dict(zip(right, known_sizes(_values(weight).shape), strict=True))

@@ -92,25 +92,62 @@ class TensorScales(ByEinsum):
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded activations; see `einsum.Rounding`."""
         del layout
-        return self._of_any_product(x, self.forward)
+        return self._of_any_product(x, 0, self.forward)
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded weight; see `einsum.Rounding`."""
         del layout, summed
-        return self._of_any_product(x, self.forward)
+        return self._of_any_product(x, 1, self.forward)
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the rounded gradient; see `einsum.Rounding`."""
         del layout
-        return self._of_any_product(x, self.backward)
+        return self._of_any_product(x, 2, self.backward)
 
-    def _of_any_product(self, x: tf.Tensor, number_format: Format) -> FactorFor:
-        """Returns the rounded tensor, which is the same for all products."""
-        values, scale = _round(tf.cast(x, tf.float32), number_format)
-        factor = Factor(tf.cast(values, x.dtype), scale)
+    def _of_any_product(self, x: tf.Tensor, role: int, number_format: Format) -> FactorFor:
+        """Returns the rounded tensor, which is the same for all products.
+
+        Args:
+          x: the tensor.
+          role: 0 for activations, 1 for a weight, 2 for a gradient.
+          number_format: the type of 8 bits.
+        """
+        values, scale = self._scaled(tf.cast(x, tf.float32), role, number_format)
+        factor = Factor(tf.cast(_narrow(values, scale, number_format), x.dtype), scale)
         if hardware_of(platform_in_use()) == "cuda":
             factor = Factor(factor.values * tf.cast(scale, x.dtype))
         return lambda summed: factor
+
+    def _scaled(
+        self, values: tf.Tensor, role: int, number_format: Format
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns what is divided by a scale, and the scale; see `_of_any_product`."""
+        del role
+        return values, scale_of(values, number_format)
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedScales(TensorScales):
+    """One scale for each tensor, from its largest magnitudes in earlier steps.
+
+    Numbers that are larger now are clipped. A product whose weight has no history has scales of its
+    own step, as with `TensorScales`. See delayed_scales.py.
+
+    Attributes:
+      largest: float32 [3], the magnitudes of activations, weight and gradients; None without a
+        history.
+    """
+
+    largest: tf.Tensor | None = None
+
+    def _scaled(
+        self, values: tf.Tensor, role: int, number_format: Format
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        if self.largest is None:
+            return super()._scaled(values, role, number_format)
+        # A clipped infinity would be hidden.
+        values = tf.where(tf.math.is_inf(values), np.nan, values)
+        return values, _power_of_two(self.largest[role], number_format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,9 +299,20 @@ def _round(
       number_format: the type of 8 bits.
       axes: the dimensions that share a scale; None for all, with a scalar as the scale.
     """
-    scale, most = scale_of(values, number_format, axes), number_format.largest
+    scale = scale_of(values, number_format, axes)
+    return _narrow(values, scale, number_format), scale
+
+
+def _narrow(values: tf.Tensor, scale: tf.Tensor, number_format: Format) -> tf.Tensor:
+    """Returns numbers of 8 bits: values over their scale, or the largest that there is."""
+    most = number_format.largest
     fitting = tf.clip_by_value(values / scale, -most, most)
-    return tf.cast(fitting, tf.as_dtype(number_format.dtype)), scale
+    return tf.cast(fitting, tf.as_dtype(number_format.dtype))
+
+
+def largest_magnitude(x: tf.Tensor) -> tf.Tensor:
+    """Returns the largest magnitude of a tensor, a float32 scalar; infinity if there is a NaN."""
+    return tf.reduce_max(_magnitudes(tf.cast(x, tf.float32)))
 
 
 def _magnitudes(values: tf.Tensor) -> tf.Tensor:
@@ -283,6 +331,11 @@ def scale_of(
       axes: the dimensions that share a scale, of size 1 in the result; None for one scalar.
     """
     largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
+    return _power_of_two(largest, number_format)
+
+
+def _power_of_two(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
+    """Returns the smallest scales with which these magnitudes fit into a type of 8 bits."""
     ratio = tf.maximum(largest / number_format.largest, _SMALLEST)
     # The next power of two has no mantissa.
     bits = tf.bitcast(ratio, tf.int32) + _MANTISSA

@@ -318,8 +318,20 @@ def _weight_gradient(left: str, right: str, output: str, x: tf.Tensor, y: tf.Ten
     conflicting = {letter for letter, axes in splits if letter not in output and kept & {*axes}}
     if any(axes for _, axes in splits):
         unsplit = "".join(sorted(conflicting))
-        x, y = annotate(x, left, unsplit=unsplit), annotate(y, right, unsplit=unsplit)
+        x, y = _annotated_factor(x, left, unsplit), _annotated_factor(y, right, unsplit)
     return _contract(left, right, output, x, y)
+
+
+def _annotated_factor(x: tf.Tensor, layout: str, unsplit: str) -> tf.Tensor:
+    """Returns an annotated factor, which a conversion from 8 bits still precedes at once.
+
+    XLA for TPUs finds products in 8 bits by this conversion.
+    """
+    if not tf.executing_eagerly() and x.op.type == "Cast":
+        narrow = x.op.inputs[0]
+        if narrow.dtype.size < x.dtype.size:
+            return tf.cast(annotate(narrow, layout, unsplit=unsplit), x.dtype)
+    return annotate(x, layout, unsplit=unsplit)
 
 
 def _are_split(layout: str, letters: str) -> bool:

@@ -16,6 +16,7 @@ from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.training.step.precision import Fp8
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 
@@ -33,7 +34,7 @@ E4M3, E5M2 = "f8e4m3fn", "f8e5m2"
 FORWARD, BACKWARD = (E4M3, E4M3), (E4M3, E5M2)
 
 
-def trainer_of(precision="fp8", execution=None, experts=0, model_dim=1024):
+def trainer_of(precision="fp8", execution=None, experts=0, model_dim=1024, delayed=False):
     """Returns a trainer of a small model like Llama, or one whose layers have experts."""
     task = LanguageModelTask.params().set(
         vocabulary_size=4096, model_dim=model_dim, add_positions=False
@@ -47,7 +48,8 @@ def trainer_of(precision="fp8", execution=None, experts=0, model_dim=1024):
         decoder.moe_every = 1
         decoder.moe.set(num_experts=experts, group_size=LENGTH, router=Top2Router.params())
     decoder.execution = execution or sequential()
-    return Trainer.params().set(precision=precision).instantiate(task)
+    fp8 = Fp8.params().set(delayed_scales=delayed)
+    return Trainer.params().set(precision=precision, fp8=fp8).instantiate(task)
 
 
 def batch_specs():
@@ -82,9 +84,10 @@ def types_of_products(instructions, *layers):
 
 
 @needs_cuda
+@pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("strategy", ["data", "fsdp"])
-def test_cublaslt_multiplies_in_fp8(strategy):
-    instructions = compiled(H100, trainer_of(), strategy)
+def test_cublaslt_multiplies_in_fp8(strategy, delayed):
+    instructions = compiled(H100, trainer_of(delayed=delayed), strategy)
     count = LAYERS * (ATTENTION + FEED_FORWARD)
     layers = ("self_attention", "feed_forward")
     assert types_of_products(instructions, *layers) == {FORWARD: count, BACKWARD: 2 * count}
@@ -144,12 +147,12 @@ def test_tpus_multiply_in_their_own_type(topology, precision, expected):
     assert set(types_of_products(instructions, "embedding")) == {("bf16", "bf16")}
 
 
-def plan(precision, topology=H100):
+def plan(precision, topology=H100, delayed=False):
     """Returns the plan of a model with products so large that rounding pays."""
     partitioning = Partitioning.make("data=8", "data")
     machine = topologies.get(topology)
     return planner.plan_step(
-        trainer_of(precision, model_dim=4096),
+        trainer_of(precision, model_dim=4096, delayed=delayed),
         batch_specs(),
         partitioning,
         machine,
@@ -164,6 +167,7 @@ def test_plans_in_fp8_are_faster():
     assert narrow.seconds_per_step < wide.seconds_per_step
     assert narrow.seconds_per_step_bound < wide.seconds_per_step_bound
     assert any("xla_gpu_enable_triton_gemm=False" in note for note in narrow.notes)
+    assert plan("fp8", delayed=True).seconds_per_step < 0.97 * narrow.seconds_per_step
 
 
 @needs_cuda

@@ -18,6 +18,7 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
+from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
@@ -273,7 +274,10 @@ class GatedDeltaNet(Layer):
         w_MNf = theta.get("w_input")
         if w_MNf is None:
             w_MNf = self._joined(theta)
-        parts = tf.split(multiply("BLM,MNf->BLNf", x_BLM, w_MNf), [*self._features.values()], -1)
+        # The weights are rounded as one, with the history of the first.
+        history_fh = history_of(theta, f"w_{next(iter(_FROM_INPUT))}")
+        joined_BLNf = multiply("BLM,MNf->BLNf", x_BLM, w_MNf, history_fh)
+        parts = tf.split(joined_BLNf, [*self._features.values()], -1)
         found = {}
         for (name, letters), part_BLNf in zip(_FROM_INPUT.items(), parts, strict=True):
             part = self._with_letters(part_BLNf, f"BL{letters}")

@@ -18,6 +18,7 @@ from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
+from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
@@ -259,9 +260,8 @@ class LatentAttention(Attention):
         """
         p = self.p
         w_Md = theta.get("w_down")
-        down_BLd = multiply(
-            "BLM,Md->BLd", x_BLM, self._join_down(theta, "w") if w_Md is None else w_Md
-        )
+        w_Md = self._join_down(theta, "w") if w_Md is None else w_Md
+        down_BLd = multiply("BLM,Md->BLd", x_BLM, w_Md, history_of(theta, "w_latent"))
         if p.use_bias:
             down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
         parts = tf.split(down_BLd, list(self._down.values()), -1)
@@ -290,7 +290,7 @@ class LatentAttention(Attention):
         p = self.p
         w_rND = tf.concat([theta.w_key, theta.w_value], -1)
         equation = "BLr,rND->BLND"
-        both_BLND = multiply(equation, latent_BLr, w_rND)
+        both_BLND = multiply(equation, latent_BLr, w_rND, history_of(theta, "w_key"))
         parts = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
         plain_BLND, values_BLND = (
             add_adapter(self, theta, name, equation, latent_BLr, y_BLND)

@@ -14,6 +14,7 @@ from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
@@ -134,7 +135,9 @@ class MultiHeadAttention(Attention):
         if w_NDM is None:
             joined = theta.get(_joined(weights))
             w_MND = _join(theta, weights) if joined is None else joined
-            projected_BLND = multiply(equation, x_BLM, w_MND)
+            # The weights are rounded as one, with the history of the first.
+            history_fh = history_of(theta, weights[0])
+            projected_BLND = multiply(equation, x_BLM, w_MND, history_fh)
         else:
             projected_BLND = multiply("BLM,NDM->BLND", x_BLM, w_NDM)
         sizes = [self._size_of(name) for name in weights]

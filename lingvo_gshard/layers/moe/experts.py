@@ -13,6 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
@@ -206,14 +207,15 @@ class Experts(Layer):
             w_EUMH = tf.transpose(
                 tf.reshape(theta[name], [experts, model_dim, parts, part]), (0, 2, 1, 3)
             )
-            h_EUGCH = multiply("EUGCM,EUMH->EUGCH", x_EUGCM, w_EUMH)
+            history_fh = history_of(theta, name)
+            h_EUGCH = multiply("EUGCM,EUMH->EUGCH", x_EUGCM, w_EUMH, history_fh)
             h_EGCUH = tf.transpose(h_EUGCH, (0, 2, 3, 1, 4))
             return annotate(tf.reshape(h_EGCUH, [experts, groups, slots, parts * part]), "EGCH")
 
         h_EGCH = self._hidden(theta, project)
         h_EUGCH = _parts_first(tf.reshape(h_EGCH, [experts, groups, slots, parts, part]), "H")
         w_EUHM = tf.reshape(theta.w_out, [experts, parts, part, model_dim])
-        y_EUGCM = multiply("EUGCH,EUHM->EUGCM", h_EUGCH, w_EUHM)
+        y_EUGCM = multiply("EUGCH,EUHM->EUGCM", h_EUGCH, w_EUHM, history_of(theta, "w_out"))
         if self.p.use_bias:
             # The first part alone adds it.
             b_EUM = tf.pad(theta.b_out[:, tf.newaxis], [[0, 0], [0, parts - 1], [0, 0]])

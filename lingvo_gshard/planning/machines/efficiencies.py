@@ -151,9 +151,9 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
-# Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s. The benchmark waits for each
-# call, which takes about 0.3 ms: an all-reduce of a few bytes over 16 hosts of H100 takes 62 us
-# (https://github.com/NVIDIA/nccl/issues/1469). On these hosts, 64 MiB reach 150 GB/s, too.
+# Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s. The benchmark waits for
+# each call, which takes about 0.3 ms: an all-reduce of a few bytes over 16 hosts of H100 takes
+# 62 us (https://github.com/NVIDIA/nccl/issues/1469). On these hosts, 64 MiB reach 150 GB/s, too.
 _HOSTS_BUS = {1: 5.37, 4: 18.90, 16: 64.43, 64: 156.74, 256: 229.09, 1024: 361.99, 16384: 381.80}
 HOSTS = tuple(
     MeasuredCollective(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -10,6 +11,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.delayed_scales import is_history
 from lingvo_gshard.sharding import annotate, annotate_like
 
 TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
@@ -141,7 +143,7 @@ class _Sums:
     def one_by_one(self) -> list[tf.Tensor]:
         """Returns the sums, computed eagerly."""
         parts = [self._terms(tf.constant(i)) for i in range(self._count)]
-        return [tf.add_n(column) for column in zip(*parts, strict=True)]
+        return functools.reduce(self._combined, parts)
 
     def by_loop(self) -> list[tf.Tensor]:
         """Returns the sums, computed by a loop in the graph."""
@@ -150,11 +152,17 @@ class _Sums:
         zeros = self._as_weights([tf.zeros(shape) for shape in shapes])
 
         def body(i: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            pairs = zip(sums, self._terms(i), strict=True)
-            return i + 1, self._as_weights([total + part for total, part in pairs])
+            return i + 1, self._as_weights(self._combined(sums, self._terms(i)))
 
         start = (tf.constant(0), zeros)
         return tf.while_loop(lambda i, _: i < self._count, body, start)[1]
+
+    def _combined(self, sums: list[tf.Tensor], terms: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns sums with the terms of one more part; for histories, the larger of both."""
+        specs = self._specs.flatten()
+        histories = [False] * (len(sums) - len(specs)) + [*map(is_history, specs)]
+        triples = zip(sums, terms, histories, strict=True)
+        return [tf.maximum(a, b) if measured else a + b for a, b, measured in triples]
 
     def _terms(self, i: tf.Tensor) -> list[tf.Tensor]:
         """Returns the terms of part i: weight, loss, each metric and its weight, gradients."""

@@ -33,8 +33,9 @@ from lingvo_gshard.core.layer import TABLE, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import ProductContext
-from lingvo_gshard.layers.rounding import ROUNDINGS
+from lingvo_gshard.layers.rounding import E4M3, E5M2, ROUNDINGS, DelayedScales, TensorScales
 from lingvo_gshard.sharding import annotate_like
+from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.tasks.task import Task
 
@@ -123,6 +124,28 @@ class LossScale(Configurable):
 
 _PARAM = "step.precision"
 _DEFAULT = "float32"
+FP8 = "fp8"
+_GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}
+
+
+class Fp8(Configurable):
+    """How products are rounded with precision "fp8"."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "gradients",
+            "e5m2",
+            "Type of gradients: e5m2, whose range is larger, or e4m3, which has one bit more.",
+        )
+        p.define(
+            "delayed_scales",
+            False,
+            "Whether scales are made of the largest magnitudes of earlier steps, so that no "
+            "product waits for those of its factors.",
+        )
+        return p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +159,7 @@ class Precision:
       scales_loss: whether to scale the loss, since gradients may be too small for the type.
       rounding: how factors of products are rounded, a key of `layers.rounding.ROUNDINGS`; empty if
         they are not.
+      chosen: a rounding in place of that.
     """
 
     name: str
@@ -143,6 +167,7 @@ class Precision:
     weights: str = "float32"
     scales_loss: bool = False
     rounding: str = ""
+    chosen: Rounding | None = None
 
     @property
     def has_master_weights(self) -> bool:
@@ -160,8 +185,28 @@ class Precision:
     @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
-        rounding, dtype = ROUNDINGS.get(self.rounding), self.table_dtype
+        rounding, dtype = self.chosen or ROUNDINGS.get(self.rounding), self.table_dtype
         return {ProductContext: ProductContext(rounding=rounding, table_dtype=dtype)}
+
+    def with_fp8(self, p: Params) -> Precision:
+        """Returns this precision, with the rounding that the Params of Fp8 choose.
+
+        Raises:
+          UserError: they choose one, but the precision is not fp8; or a type is unknown.
+        """
+        if self.name != FP8:
+            for name, value in p.items():
+                if value != p.default(name):
+                    raise UserError(
+                        f"step.fp8.{name} is {value!r}, but step.precision is {self.name!r}. "
+                        f"Set step.precision = {FP8!r}, or leave step.fp8.{name} out"
+                    )
+            return self
+        if p.gradients not in _GRADIENTS:
+            hint = names.nearest(p.gradients, _GRADIENTS)
+            raise UserError(f"step.fp8.gradients is {p.gradients!r}. {hint}")
+        kind = DelayedScales if p.delayed_scales else TensorScales
+        return dataclasses.replace(self, chosen=kind(backward=_GRADIENTS[p.gradients]))
 
     def layer_weights(self, specs: NestedMap, theta: NestedMap) -> NestedMap:
         """Returns the weights that layers compute with, made of the weights of the state.

@@ -23,6 +23,7 @@ from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import (
     averages,
+    histories,
     micro_batches,
     offload,
     optimizer,
@@ -33,7 +34,7 @@ from lingvo_gshard.training.step import spikes as spikes
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.training.step.precision import Fp8, LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
 
@@ -52,6 +53,7 @@ class Trainer(Configurable):
         moments     the moments of the optimizer
         averages    averages of the weights, with `average_decay`
         loss_scale  the scale of the loss, with a precision that needs one
+        histories   what delayed scales are made of
         spikes      running statistics of loss and gradient norm, with a policy for spikes
 
     Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
@@ -82,6 +84,12 @@ class Trainer(Configurable):
             "precision",
             "float32",
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
+            changes_results=False,
+        )
+        p.define(
+            "fp8",
+            Fp8.params(),
+            "How products are rounded, with precision fp8.",
             changes_results=False,
         )
         p.define(
@@ -136,7 +144,7 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         micro_batches.check_reduce_dtype(params.reduce_dtype)
-        dtypes = precision.get(params.precision)
+        dtypes = precision.get(params.precision).with_fp8(params.fp8)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
         self.precision = dtypes
@@ -147,11 +155,16 @@ class Trainer(Configurable):
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
+        self._histories = self._make_histories()
         self.optimizer.check(specs)
         self._frozen = frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
+        )
+        # The weights, and their histories if there are any, as layers read them in a step.
+        self._pass_specs = self._with_histories(
+            self.theta_specs, self._histories and self._histories.specs
         )
         if params.offload_moments and params.update_ratios_every:
             raise UserError(
@@ -160,6 +173,18 @@ class Trainer(Configurable):
                 "memory. Set step.update_ratios_every = 0 or step.offload_moments = False"
             )
         self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
+
+    def _make_histories(self) -> histories.Histories | None:
+        """Returns what delayed scales are made of, if the Params choose them."""
+        if not self.p.fp8.delayed_scales:
+            return None
+        if self.p.local_updates.every:
+            raise UserError(
+                "step.fp8.delayed_scales is True, but step.local_updates.every is "
+                f"{self.p.local_updates.every}: workers have no histories of their own. Set one of "
+                "them to its default"
+            )
+        return histories.Histories(self.task)
 
     @property
     def evaluated_part(self) -> str:
@@ -195,6 +220,8 @@ class Trainer(Configurable):
             specs[precision.PART] = self.loss_scale.specs()
         if self.spikes:
             specs[spikes.PART] = self.spikes.specs()
+        if self._histories:
+            specs[histories.PART] = self._histories.specs
         return specs
 
     def init_state(self) -> NestedMap:
@@ -219,6 +246,8 @@ class Trainer(Configurable):
             parts[precision.PART] = self.loss_scale.begin()
         if self.spikes:
             parts[spikes.PART] = self.spikes.begin()
+        if self._histories:
+            parts[histories.PART] = self._histories.begin()
         return parts
 
     def should_stop(self, metrics: dict[str, float]) -> bool:
@@ -242,6 +271,8 @@ class Trainer(Configurable):
     ) -> micro_batches.Result:
         """Returns the loss, the metrics and the gradients of the next step.
 
+        Those of histories, if there are any, are the entry `histories.PART` of the gradients.
+
         Args:
           state: the state before the step.
           batch: feature name -> tensor.
@@ -249,7 +280,13 @@ class Trainer(Configurable):
         """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         scale = state.loss_scale.scale if self.loss_scale else None
-        return self.gradients(state.theta, batch, key, scale=scale, on_result=on_result)
+        own = state.histories if self._histories else None
+        loss, metrics, gradients, measured = self._gradients(
+            state.theta, own, batch, key, None, scale, on_result
+        )
+        if measured:
+            gradients[histories.PART] = measured
+        return loss, metrics, gradients
 
     def apply(
         self,
@@ -264,8 +301,10 @@ class Trainer(Configurable):
           state: the state before the step.
           loss: the training loss.
           metrics: name -> (value, weight).
-          gradients: the gradients of the weights, in the structure of theta.
+          gradients: the gradients, from `step_gradients`.
         """
+        gradients = NestedMap(gradients)
+        measured = gradients.pop(histories.PART, None) if self._histories else None
         scale = state.loss_scale.scale if self.loss_scale else None
         with tf.name_scope(f"{optimizer.SCOPE}/"):
             specs = self.theta_specs
@@ -279,7 +318,12 @@ class Trainer(Configurable):
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
         verdict = self.spikes.judge(state.spikes, loss, norm, finite) if self.spikes else None
-        new_state, ratios = self._next_state(state, clipped, learning_rate, finite, verdict)
+        new_state, ratios, is_skipped = self._next_state(
+            state, clipped, learning_rate, finite, verdict
+        )
+        if self._histories and measured:
+            own = self._histories.updated(state.histories, measured, is_skipped)
+            new_state[histories.PART] = own
         values.update(ratios)
         if verdict:
             values.update(verdict.metrics)
@@ -294,8 +338,8 @@ class Trainer(Configurable):
         learning_rate: tf.Tensor,
         finite: tf.Tensor,
         verdict: spikes.Verdict | None,
-    ) -> tuple[NestedMap, dict[str, tf.Tensor]]:
-        """Returns the state after a step, and update-to-weight ratios.
+    ) -> tuple[NestedMap, dict[str, tf.Tensor], tf.Tensor]:
+        """Returns the state after a step, update-to-weight ratios, and whether it is skipped.
 
         Args:
           state: the state before the step.
@@ -324,7 +368,7 @@ class Trainer(Configurable):
         if verdict:
             new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
         ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_skipped)
-        return new_state, ratios
+        return new_state, ratios, is_skipped
 
     def _updated(
         self,
@@ -392,10 +436,35 @@ class Trainer(Configurable):
             gradients are divided by it.
           on_result: called with the results of each layer, as in `context.Context`.
         """
-        weights = self.layer_weights(theta)
+        own = self._histories.begin() if self._histories else None
+        return self._gradients(theta, own, batch, key, on_output, scale, on_result)[:3]
+
+    def _gradients(
+        self,
+        theta: NestedMap,
+        own: NestedMap | None,
+        batch: TensorBatch,
+        key: tf.Tensor,
+        on_output: Callable[[str, tf.Tensor], None] | None,
+        scale: tf.Tensor | None,
+        on_result: context.ResultObserver | None,
+    ) -> tuple[tf.Tensor, dict[str, context.Metric], NestedMap, NestedMap | None]:
+        """Returns what `gradients` does, and the gradients of histories, if there are any.
+
+        Args:
+          theta: the weights.
+          own: the histories, if there are any.
+          batch: as in `gradients`, like all that follow.
+          key: see there.
+          on_output: see there.
+          scale: see there.
+          on_result: see there.
+        """
+        weights = self._with_histories(self.layer_weights(theta), own)
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
             passing = self.training_context(key, on_output, on_result)
+            passing = dataclasses.replace(passing, has_histories=own is not None)
             return self._gradients_of_part(weights, part, passing, scale)
 
         if self.p.micro_batches == 1:
@@ -406,14 +475,21 @@ class Trainer(Configurable):
                 batch,
                 key,
                 self.p.micro_batches,
-                self._trained(self.theta_specs),
+                self._trained(self._pass_specs),
                 self.p.reduce_dtype,
             )
         found = iter(gradients.flatten())
-        specs = self.theta_specs.flatten()
-        pairs = zip(specs, theta.flatten(), strict=True)
-        complete = [tf.zeros_like(w) if s.path in self._frozen else next(found) for s, w in pairs]
-        return loss, metrics, theta.pack(complete)
+        pairs = zip(self._pass_specs.flatten(), weights.flatten(), strict=True)
+        complete = [
+            tf.zeros(w.shape, s.dtype) if s.path in self._frozen else next(found) for s, w in pairs
+        ]
+        if self._histories is None:
+            return loss, metrics, theta.pack(complete), None
+        return loss, metrics, *self._histories.parted(theta, complete)
+
+    def _with_histories(self, theta: NestedMap, own: NestedMap | None) -> NestedMap:
+        """Returns a tree like the weights, joined with one like the histories if there are any."""
+        return self._histories.joined(theta, own) if self._histories and own else theta
 
     def training_context(
         self,
@@ -438,8 +514,8 @@ class Trainer(Configurable):
         )
 
     def _trained(self, tree: NestedMap) -> NestedMap:
-        """Returns the leaves of a tree like theta that are not frozen, in their order."""
-        pairs = zip(self.theta_specs.flatten(), tree.flatten(), strict=True)
+        """Returns the leaves of a tree like `_pass_specs` that are not frozen, in their order."""
+        pairs = zip(self._pass_specs.flatten(), tree.flatten(), strict=True)
         return NestedMap(leaves=[leaf for spec, leaf in pairs if spec.path not in self._frozen])
 
     def _gradients_of_part(
@@ -452,7 +528,7 @@ class Trainer(Configurable):
         trained = self._trained(theta)
         with context.use(passing) as scope, tf.GradientTape() as tape:
             tape.watch(trained.flatten())
-            weights = stop_frozen(self.theta_specs.flatten(), theta.flatten())
+            weights = stop_frozen(self._pass_specs.flatten(), theta.flatten())
             loss, metrics = self.task.loss(theta.pack(weights), batch)
         flat = tape.gradient(
             loss,

@@ -9,7 +9,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.precision import get
+from lingvo_gshard.training.step.precision import Fp8, get
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
@@ -25,6 +25,7 @@ TOLERANCES = {
     "bfloat16_weights": 3e-2,
     "float16": 1e-2,
     "fp8": 3e-2,
+    "fp8 with delayed scales": 3e-2,
     "fp8_blocks": 3e-2,
     "mxfp8": 3e-2,
     "int8": 3e-2,
@@ -40,13 +41,15 @@ def make_trainer(precision: str, repeat: bool) -> Trainer:
         stack.set(num_layers=2, num_heads=4, hidden_dim=32, residual_dropout_rate=0.1)
         stack.moe.set(num_experts=8, group_size=tiny_translation.LENGTH)
         stack.execution = loop("full") if repeat else sequential()
+    name, _, delayed = precision.partition(" with ")
     params = Trainer.params().set(
         clip_norm=1.0,
         optimizer=Adam.params(),
         schedule=Constant.params().set(learning_rate=0.01),
         micro_batches=2 if repeat else 1,
         average_decay=0.9,
-        precision=precision,
+        precision=name,
+        fp8=Fp8.params().set(delayed_scales=bool(delayed)),
     )
     return params.instantiate(task)
 
@@ -58,7 +61,7 @@ def test_trains_as_on_one_device(precision, repeat):
     check_split(precision, repeat, Partitioning.make(mesh, "expert_zero1"), devices)
 
 
-@pytest.mark.parametrize("precision", ["fp8", "int8"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8 with delayed scales", "int8"])
 def test_weights_that_are_split_along_all_dimensions_have_the_same_scales(precision):
     check_split(precision, False, Partitioning.make("data=4,model=2", "fsdp_tensor"), 8)
 
@@ -81,7 +84,8 @@ def check_split(precision, repeat, partitioning, devices):
     one, other = (np.asarray(r.state().averages.encoder.final_norm.scale) for r in (local, split))
     # In 8 bits more gradients change their sign by rounding, which Adam's first steps follow. On
     # one device, bfloat16 weights that begin one bit away have scales that differ by 0.01 to 0.03.
-    is_coarse = get(precision).rounding or get(precision).weights == "bfloat16"
+    types = get(precision.partition(" with ")[0])
+    is_coarse = types.rounding or types.weights == "bfloat16"
     np.testing.assert_allclose(one, other, atol=4e-2 if is_coarse else 1e-2)
     for runtime in (local, split):
         assert abs(runtime.eval_step(batch)["loss"][0] - rows[-1][0]["loss"]) < 1.0

@@ -270,6 +270,7 @@ PART_NAMES = {
     "moments": "optimizer moments",
     "averages": "averages of weights",
     "loss_scale": "loss scale",
+    "histories": "histories of magnitudes",
     "spikes": "statistics of spikes",
     local_updates.WORKERS: "states of the workers",
     local_updates.OUTER: "moments of the outer optimizer",
