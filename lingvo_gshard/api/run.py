@@ -25,6 +25,7 @@ from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import BEST
+from lingvo_gshard.training.run.monitoring.metrics import read_rows
 
 
 def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
@@ -139,8 +140,7 @@ class Run(LoadedRun):
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
-        text = (self.logdir.path / "metrics.jsonl").read_bytes()
-        return [msgspec.json.decode(line) for line in text.splitlines()]
+        return read_rows(self.logdir.path)
 
     def report(self, html: str | os.PathLike | None = None) -> Report:
         """Returns what `report` does of this run, and writes it to the file `html` as a page."""

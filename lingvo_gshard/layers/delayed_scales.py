@@ -2,8 +2,8 @@
 
 A scale of the same step needs the largest magnitude of a tensor before the first number of it can
 be rounded: a reduction, on a mesh with a collective, ahead of every product. A delayed scale is
-known before the step. XLA then rounds a tensor where it computes it, and what the step measures is
-for later ones. NVIDIA's Transformer Engine calls this delayed scaling
+known before the step, so that XLA rounds a tensor where it computes it. NVIDIA's Transformer Engine
+calls this delayed scaling
 (https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html).
 
 Each weight has a history: the largest magnitudes of the activations that it is multiplied with, of
@@ -26,7 +26,7 @@ LOCAL_LETTERS = {
     "h": "steps, the last first",
 }
 
-# Steps of a history.
+# More steps clip less often after a large magnitude, and lose range for longer.
 STEPS = 16
 _SUFFIX = "_history"
 # Magnitudes before the first step, with room to spare: normalized activations and initial weights
@@ -44,7 +44,7 @@ def add(model: Layer) -> None:
 
 
 def is_history(spec: VariableSpec) -> bool:
-    """Returns whether a spec of a tree of weights is that of a history."""
+    """Returns whether a spec in a tree of weights declares a history."""
     return spec.path.endswith(_SUFFIX)
 
 

@@ -335,7 +335,7 @@ def scale_of(
 
 
 def _power_of_two(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """Returns the smallest scales with which these magnitudes fit into a type of 8 bits."""
+    """Returns the smallest scales that bring magnitudes into the range of a type of 8 bits."""
     ratio = tf.maximum(largest / number_format.largest, _SMALLEST)
     # The next power of two has no mantissa.
     bits = tf.bitcast(ratio, tf.int32) + _MANTISSA

@@ -4,8 +4,9 @@
     python -m studies recipes --folder=runs/recipes --compare=optimizers --steps=1000
 
 trains both quickstarts in each way, with equal seeds, data and steps, and scores each run on its
-dev split: perplexity of the references, and for translations chrF of greedy decoding. Each run is a
-directory of --folder. The same command continues a study that was interrupted.
+dev split: perplexity of the references, and for translations chrF of greedy decoding. Beside it is
+the perplexity of the last fifth of the training. Each run is a directory of --folder. The same
+command continues a study that was interrupted.
 
     python -m studies recipes --folder=runs/mine --experiments=language_model.quickstart \\
         --way='base:' --way='slow: step.schedule.learning_rate = 1e-3'
@@ -34,7 +35,12 @@ _MUON = "step.optimizer = @lingvo_gshard.training.step.muon.Muon"
 # name of a comparison -> way -> gin statements. The first way is what others are compared with.
 COMPARISONS = {
     "precisions": {
-        name: (f"step.precision = '{name}'",) for name in ("bfloat16", "fp8", "fp8_blocks", "int8")
+        **{name: (f"step.precision = '{name}'",) for name in ("bfloat16", "fp8")},
+        "fp8_e4m3": ("step.precision = 'fp8'", "step.fp8.gradients = 'e4m3'"),
+        "fp8_delayed": ("step.precision = 'fp8'", "step.fp8.delayed_scales = True"),
+        **{name: (f"step.precision = '{name}'",) for name in ("fp8_blocks", "mxfp8", "int8")},
+        # Two runs that differ in the last digits at first drift apart by chance.
+        "chance": ("step.precision = 'bfloat16'", "step.clip_norm = 1.0001"),
     },
     "optimizers": {
         "adam": (),

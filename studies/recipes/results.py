@@ -11,6 +11,7 @@ import rich.console
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation.evaluation import Table, perplexity
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.training.run.monitoring import metrics
 from studies.member import Member
 
 
@@ -24,6 +25,7 @@ class RunResult(msgspec.Struct, frozen=True):
       step: step of the checkpoint that was scored.
       perplexity: of the references.
       chrf: of greedy translations, the mean over languages; None for a language model.
+      training_perplexity: of the last fifth of the steps, on the batches that they train with.
     """
 
     experiment: str
@@ -32,6 +34,7 @@ class RunResult(msgspec.Struct, frozen=True):
     step: int
     perplexity: float
     chrf: float | None
+    training_perplexity: float
 
 
 def read(members: Sequence[Member]) -> list[RunResult]:
@@ -53,7 +56,8 @@ def comparison(runs: Sequence[RunResult]) -> Table:
     """Returns a row for each way, in the order of runs, compared with the way of the first run.
 
     A difference is a mean over seeds that both ways have, and, after ±, the standard error of that
-    mean.
+    mean. Perplexity in training is measured on many more tokens than a small split has, the same
+    in all ways.
     """
     by_way: dict[str, dict[int, RunResult]] = {}
     for run in runs:
@@ -62,6 +66,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
     has_chrf = runs[0].chrf is not None
     columns = ["way", "seeds", "steps", "perplexity", "against the first"]
     columns += ["chrF", "difference"] if has_chrf else []
+    columns += ["in training", "against that of the first"]
     rows = []
     for name, seeds in by_way.items():
         pairs = [(seeds[seed], first[seed]) for seed in seeds if seed in first]
@@ -70,9 +75,12 @@ def comparison(runs: Sequence[RunResult]) -> Table:
         row.append(f"{statistics.mean(run.perplexity for run in values):.3f}")
         changes = [(own.perplexity / base.perplexity - 1) * 100 for own, base in pairs]
         row.append(_spread(changes, "%"))
+        trained = [own.training_perplexity / base.training_perplexity for own, base in pairs]
         if has_chrf:
             row.append(f"{statistics.mean(run.chrf or 0 for run in values):.2f}")
             row.append(_spread([(own.chrf or 0) - (base.chrf or 0) for own, base in pairs]))
+        row.append(f"{statistics.mean(run.training_perplexity for run in values):.3f}")
+        row.append(_spread([(ratio - 1) * 100 for ratio in trained], "%"))
         rows.append(row)
     return Table(columns, rows)
 
@@ -88,7 +96,15 @@ def _result(member: Member) -> RunResult:
         step=row.step,
         perplexity=perplexity(row.scores["cross_entropy"]),
         chrf=average["translated"]["chrf"] if average else None,
+        training_perplexity=_training_perplexity(member),
     )
+
+
+def _training_perplexity(member: Member) -> float:
+    """Returns the perplexity of the last fifth of the steps; see `RunResult`."""
+    rows = metrics.read_rows(member.logdir)
+    last = rows[-max(1, len(rows) // 5) :]
+    return perplexity(statistics.mean(row["cross_entropy"] for row in last))
 
 
 def _spread(changes: Sequence[float], unit: str = "") -> str:

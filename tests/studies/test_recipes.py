@@ -29,8 +29,8 @@ def run_here(capsys, *flags):
     return code, captured.out, captured.err
 
 
-def result(way, seed, perplexity, chrf=None):
-    return RunResult("task.tiny", way, seed, 7, perplexity, chrf)
+def result(way, seed, perplexity, chrf=None, trained=8.0):
+    return RunResult("task.tiny", way, seed, 7, perplexity, chrf, trained)
 
 
 def test_differences_are_means_over_the_seeds_of_both_ways():
@@ -38,8 +38,8 @@ def test_differences_are_means_over_the_seeds_of_both_ways():
         [
             result("base", 1, 10.0, 40.0),
             result("base", 2, 20.0, 42.0),
-            result("other", 1, 11.0, 41.0),
-            result("other", 2, 20.0, 44.0),
+            result("other", 1, 11.0, 41.0, 8.4),
+            result("other", 2, 20.0, 44.0, 8.2),
             result("other", 3, 90.0, 10.0),
         ]
     )
@@ -52,14 +52,18 @@ def test_differences_are_means_over_the_seeds_of_both_ways():
         f"+5.00% ± {math.sqrt(50) / math.sqrt(2):.2f}",
         f"{(41 + 44 + 10) / 3:.2f}",
         "+1.50 ± 0.50",
+        f"{(8.4 + 8.2 + 8.0) / 3:.3f}",
+        "+3.75% ± 1.25",
     ]
-    assert list(table.rows[0])[4:] == ["+0.00% ± 0.00", "41.00", "+0.00 ± 0.00"]
+    equal = "+0.00% ± 0.00"
+    assert list(table.rows[0])[4:] == [equal, "41.00", "+0.00 ± 0.00", "8.000", equal]
 
 
 def test_a_language_model_has_no_chrf():
     table = comparison([result("base", 1, 10.0), result("other", 2, 9.0)])
-    assert list(table.columns) == ["way", "seeds", "steps", "perplexity", "against the first"]
-    assert list(table.rows[1])[3:] == ["9.000", "-"]
+    first, last = ["way", "seeds", "steps"], ["in training", "against that of the first"]
+    assert list(table.columns) == [*first, "perplexity", "against the first", *last]
+    assert list(table.rows[1])[3:] == ["9.000", "-", "8.000", "-"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +103,9 @@ def test_a_comparison_trains_what_is_missing(capsys, tmp_path):
         ("slow", 2),
     ]
     assert found[0]["perplexity"] < found[1]["perplexity"]
+    rows = (tmp_path / "language_model.quickstart-base-seed1/metrics.jsonl").read_text()
+    last = json.loads(rows.splitlines()[-1])
+    assert math.log(found[0]["training_perplexity"]) == pytest.approx(last["cross_entropy"])
     written = tmp_path / "language_model.quickstart-slow-seed2"
     before = (Logdir(written).path / "metrics.jsonl").stat().st_mtime_ns
     code, again, _ = run_here(capsys, *flags, *ways)

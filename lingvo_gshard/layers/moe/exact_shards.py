@@ -31,7 +31,7 @@ from lingvo_gshard.sharding.strategies import Split
 LOCAL_LETTERS = {"k": "choices of a token", "c": "an expert and a gate for each choice"}
 
 Axes = tuple[str, ...]
-# The most GPUs of one host.
+# No host has more GPUs, so that a larger mesh has links between hosts.
 _DEVICES_OF_A_HOST = 8
 # (weights, x_TM, expert_kT, gate_kT) -> y_TM
 Compute: TypeAlias = "Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]"

@@ -167,7 +167,8 @@ HOSTS = tuple(
     for mib, rate in _HOSTS_BUS.items()
 )
 
-# All-reduces over two hosts: MiB of the buffer -> seconds. Larger ones are those of four hosts.
+# All-reduces over two hosts: MiB of the buffer -> seconds. Those over four hosts stand for larger
+# buffers.
 _TWO_HOSTS = {1: 88e-6, 10: 157e-6, 100: 647e-6}
 FEW_HOSTS = (
     *(

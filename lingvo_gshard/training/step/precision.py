@@ -129,7 +129,7 @@ _GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}
 
 
 class Fp8(Configurable):
-    """How products are rounded with precision "fp8"."""
+    """Chooses how products are rounded with precision "fp8"."""
 
     @classmethod
     def params(cls) -> Params:

@@ -33,6 +33,12 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(dict[str, int | float | None])
 
 
+def read_rows(logdir: pathlib.Path) -> list[dict[str, float]]:
+    """Returns the rows of a run's metrics.jsonl: each has `step` and the metrics of that step."""
+    lines = (logdir / METRICS_FILE).read_bytes().splitlines()
+    return [msgspec.json.decode(line) for line in lines]
+
+
 class MetricsWriter:
     """Appends rows to <logdir>/metrics.jsonl and points to <logdir>/events.
 
