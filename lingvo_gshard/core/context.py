@@ -82,6 +82,8 @@ class Context:
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
       has_histories: Whether the tree of weights has the arrays of `Layer.create_history`, too.
+      gathers_ahead: Whether stacked weights come split like their masters, so that loops over
+        layers gather them, those of the next layer while they compute one.
     """
 
     training: bool = False
@@ -99,6 +101,7 @@ class Context:
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
     has_histories: bool = False
+    gathers_ahead: bool = False
 
     def random_seed(self, path: str) -> tf.Tensor:
         """Returns a key that depends only on the pass's seed and on `path`.

@@ -28,7 +28,7 @@ from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
-from lingvo_gshard.runtime.step_compiler import is_in_parts
+from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
@@ -159,8 +159,9 @@ def plan_step(
     device = topology.compile_devices()[0]
     platform = platform_of(device)
     eight_bits.check_name(trainer.precision, PLATFORMS[topology.kind], topology.chip.name)
-    in_parts = is_in_parts(trainer, partitioning)
-    options = chosen_for(device, compile_options, trainer.p.precision, in_parts)
+    # `lower_step` pads the state.
+    traits = traits_of(trainer, partitioning.with_padded_state())
+    options = chosen_for(device, compile_options, traits)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
     simulated = (*eight_bits.notes(trainer, platform), *offloading.notes(trainer, platform))

@@ -56,6 +56,24 @@ class CompileOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class Traits:
+    """What the options of a step depend on, beside its devices; see `step_compiler.traits_of`.
+
+    Attributes:
+      precision: `step.precision` of the run.
+      in_parts: whether the step has several micro-batches, and gathers no weights in them.
+      gathers_ahead: whether loops gather the weights of a layer while they compute another one.
+    """
+
+    precision: str = ""
+    in_parts: bool = False
+    gathers_ahead: bool = False
+
+
+_PLAIN = Traits()
+
+
+@dataclasses.dataclass(frozen=True)
 class CompilerOption:
     """An option of a compiler, and what it is for.
 
@@ -69,7 +87,8 @@ class CompilerOption:
         unless `compile_options` says otherwise. "" is every device, and None is none.
       variant: name of a group of options that a search tries together where they are off.
       precision: the value of `step.precision` that the option is for; "" is every value.
-      suits_parts: whether the option is also for steps in parts; see `step_compiler.is_in_parts`.
+      suits_parts: whether the option is also for steps in parts; see `Traits`.
+      needs_gathers_ahead: whether the option is only for steps that gather weights ahead.
     """
 
     platform: str
@@ -81,23 +100,23 @@ class CompilerOption:
     variant: str = ""
     precision: str = ""
     suits_parts: bool = True
+    needs_gathers_ahead: bool = False
 
-    def is_on(
-        self, platform: str, device_kind: str, precision: str = "", in_parts: bool = False
-    ) -> bool:
+    def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
 
         Args:
           platform: jax's name of the device's platform.
           device_kind: jax's name of the device, such as "TPU v5 lite".
-          precision: `step.precision` of the run; "" stands for those without a row of their own.
-          in_parts: what `step_compiler.is_in_parts` says of the step.
+          traits: the step's; those of a step without any by default.
         """
         if self.platform != platform or self.devices is None:
             return False
-        if in_parts and not self.suits_parts:
+        if traits.in_parts and not self.suits_parts:
             return False
-        if self.precision not in ("", precision):
+        if self.needs_gathers_ahead and not traits.gathers_ahead:
+            return False
+        if self.precision not in ("", traits.precision):
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
@@ -123,7 +142,7 @@ _MOE = "docs/moe.md"
 # Parts of the names of libtpu's options for products with collectives, and what they mean.
 _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
 # Parts of the names of XLA's options for GPUs, and what they mean.
-# Why all-gathers of steps in parts are not pipelined; see `step_compiler.is_in_parts`.
+# Why all-gathers of steps in parts are not pipelined; see `Traits`.
 _NOT_IN_PARTS = (
     ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
     "twice, and a plan with sequence parallelism takes 36% longer"
@@ -264,6 +283,17 @@ OPTIONS = (
             devices=None,
         )
         for collective, words in _GPU_COLLECTIVES
+        if collective != "all_gather"
+    ),
+    CompilerOption(
+        "cuda",
+        "xla_gpu_all_gather_combine_threshold_bytes",
+        "536870912",
+        "the weights of a layer are gathered together, since large messages between hosts are "
+        "faster; on where a loop gathers them one layer ahead, as with zero1; else off, since "
+        "larger all-gathers hide less",
+        _NVIDIA,
+        needs_gathers_ahead=True,
     ),
     CompilerOption(
         "cuda",
@@ -282,8 +312,7 @@ def chosen(
     device_kind: str,
     given: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
-    precision: str = "",
-    in_parts: bool = False,
+    traits: Traits = _PLAIN,
 ) -> dict[str, str]:
     """Returns the options that steps are compiled with, by name.
 
@@ -292,8 +321,7 @@ def chosen(
       device_kind: jax's name of the devices, such as "TPU v5 lite".
       given: `CompileOptions.compile_options`.
       environment: the environment variables.
-      precision: `step.precision` of the run.
-      in_parts: what `step_compiler.is_in_parts` says of the step.
+      traits: the step's.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
@@ -303,9 +331,7 @@ def chosen(
     found = {
         each.name: each.value
         for each in OPTIONS
-        if NONE not in given
-        and each.is_on(platform, device_kind, precision, in_parts)
-        and each.name not in kept
+        if NONE not in given and each.is_on(platform, device_kind, traits) and each.name not in kept
     }
     for text in given:
         if text == NONE:
@@ -343,21 +369,19 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
 
 
 def chosen_for(
-    device: Device, given: Sequence[str] = (), precision: str = "", in_parts: bool = False
+    device: Device, given: Sequence[str] = (), traits: Traits = _PLAIN
 ) -> dict[str, str]:
     """Returns the options that steps for devices of this kind are compiled with, by name.
 
     Args:
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
-      precision: `step.precision` of the run.
-      in_parts: what `step_compiler.is_in_parts` says of the step.
+      traits: the step's.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
     """
-    kind, platform = device.device_kind, platform_of(device)
-    return chosen(platform, kind, given, precision=precision, in_parts=in_parts)
+    return chosen(platform_of(device), device.device_kind, given, traits=traits)
 
 
 def in_words(options: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from lingvo_gshard.runtime.step_compiler import (
     StepCompiler,
     batch_key,
     batch_specs,
-    is_in_parts,
+    traits_of,
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
@@ -121,8 +121,8 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._held: list[Any] = []
-        in_parts = is_in_parts(trainer, partitioning)
-        self._compiler = StepCompiler(options.compile_options, trainer.p.precision, in_parts)
+        traits = traits_of(trainer, partitioning)
+        self._compiler = StepCompiler(options.compile_options, traits)
         unsplit = _unsplit(trainer, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)

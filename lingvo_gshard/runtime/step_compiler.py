@@ -11,10 +11,10 @@ import numpy as np
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import partitioning_log
-from lingvo_gshard.runtime.compile_options import chosen_for
+from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, compiling
 from lingvo_gshard.training.run.runtime_protocol import StepMetrics
@@ -24,16 +24,26 @@ from lingvo_gshard.training.step.trainer import Trainer
 _TOKENS = "tokens"
 
 
-def is_in_parts(trainer: Trainer, partitioning: Partitioning) -> bool:
+def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
+    """Returns what the compiler options of a training step depend on.
+
+    Args:
+      trainer: the trainer.
+      partitioning: how its weights are split.
+    """
+    specs = [spec for spec in trainer.theta_specs.flatten() if spec.slices and spec.inputs]
+    is_ahead = trainer.gathers_ahead and any(
+        partitioning.spec_split(spec, MASTERS) != partitioning.spec_split(spec) for spec in specs
+    )
+    return Traits(trainer.p.precision, _is_in_parts(trainer, partitioning), is_ahead)
+
+
+def _is_in_parts(trainer: Trainer, partitioning: Partitioning) -> bool:
     """Returns whether a step has several micro-batches, and gathers no weights in them.
 
     Most weights, of all but experts, are then whole along the axes that split rows. XLA's pipeliner
     takes a gather of activations out of the loop over micro-batches, with the forward pass before
     it, and computes that twice.
-
-    Args:
-      trainer: the trainer.
-      partitioning: how its weights are split.
     """
     if trainer.p.micro_batches == 1:
         return False
@@ -103,18 +113,15 @@ class StepCompiler:
       compilations: the programs compiled so far, in order.
     """
 
-    def __init__(
-        self, compile_options: Sequence[str] = (), precision: str = "", in_parts: bool = False
-    ):
+    def __init__(self, compile_options: Sequence[str] = (), traits: Traits | None = None):
         """Makes an empty cache.
 
         Args:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
-          precision: `step.precision` of the run, which chooses some of these options.
-          in_parts: what `is_in_parts` says of a training step.
+          traits: those of the training steps, which choose some of these options.
         """
-        self._precision, self._in_parts = precision, in_parts
+        self._traits = traits or Traits()
         self._compile_options = tuple(compile_options)
         self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
@@ -152,8 +159,9 @@ class StepCompiler:
         if (kind, key) not in self._steps:
             with compiling():
                 program, metric_names = make()
-                in_parts = self._in_parts and kind == "train"
-                options = chosen_for(devices[0], self._compile_options, self._precision, in_parts)
+                is_training = kind == "train"
+                traits = self._traits if is_training else Traits(self._traits.precision)
+                options = chosen_for(devices[0], self._compile_options, traits)
                 executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)

@@ -11,7 +11,7 @@ from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import compilers, cuda, topologies
-from lingvo_gshard.runtime.compile_options import chosen_for
+from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -63,7 +63,7 @@ def compiled(topology, trainer, strategy="data"):
     device = machine.compile_devices()[0]
     partitioning = Partitioning.make("data=8", strategy).on(platform_of(device))
     program, _ = train_program(trainer, partitioning, "gspmd", batch_specs())
-    options = chosen_for(device, precision=trainer.p.precision)
+    options = chosen_for(device, traits=Traits(trainer.p.precision))
     module = compilation.compile_for(program, machine, options=options).module
     return [each for computation in module.computations for each in computation.instructions]
 

@@ -64,7 +64,9 @@ def test_sums_over_micro_batches_are_reduced_in_16_bits_where_asked():
 def test_zero1_gathers_each_weight_once_in_16_bits(micro_batches):
     found = calls("zero1", micro_batches)
     assert total(found, "all-gather", dtype="float32") <= (REST - 1) * 4 * MATRICES
-    once = 2 * (MATRICES + TABLES)
+    # Gathering one layer ahead, the last iteration of a loop gathers its own layer once more.
+    layers = LAYERS + (micro_batches == 1)
+    once = 2 * (MATRICES * layers // LAYERS + TABLES)
     assert once <= total(found, "all-gather", dtype="bfloat16") <= REST * once
 
 

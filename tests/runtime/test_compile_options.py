@@ -30,8 +30,9 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.step_compiler import StepCompiler, is_in_parts
+from lingvo_gshard.runtime.step_compiler import StepCompiler, traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 
 PAGE = "docs/memory_and_communication.md"
@@ -211,8 +212,29 @@ def test_all_gathers_of_micro_batches_with_whole_weights_are_not_pipelined(
     strategy, mesh, parts, expected
 ):
     trainer = tiny_translation.trainer(micro_batches=parts)
-    found = is_in_parts(trainer, Partitioning.make(mesh, strategy))
-    assert found == expected
-    options = chosen("cuda", "NVIDIA H100 80GB HBM3", environment={}, in_parts=found)
+    found = traits_of(trainer, Partitioning.make(mesh, strategy))
+    assert found.in_parts == expected
+    options = chosen("cuda", "NVIDIA H100 80GB HBM3", environment={}, traits=found)
     assert ("xla_gpu_enable_pipelined_all_gather" in options) == (not expected)
     assert "xla_gpu_enable_pipelined_reduce_scatter" in options
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "parts", "repeats", "expected"),
+    [
+        ("zero1", "bfloat16", 1, True, True),
+        ("zero1", "bfloat16", 2, True, False),
+        ("zero1", "bfloat16", 1, False, False),
+        ("zero1", "float32", 1, True, False),
+        ("fsdp", "bfloat16", 1, True, False),
+    ],
+)
+def test_weights_that_loops_gather_ahead_are_gathered_together(
+    strategy, precision, parts, repeats, expected
+):
+    stack = {"execution": loop()} if repeats else {}
+    trainer = tiny_translation.trainer(precision=precision, micro_batches=parts, stack_values=stack)
+    found = traits_of(trainer, Partitioning.make("data=8", strategy))
+    assert found.gathers_ahead == expected
+    options = chosen("cuda", "NVIDIA H100 80GB HBM3", environment={}, traits=found)
+    assert ("xla_gpu_all_gather_combine_threshold_bytes" in options) == expected

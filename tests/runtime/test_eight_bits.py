@@ -7,7 +7,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import DroplessDispatch
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime import eight_bits
-from lingvo_gshard.runtime.compile_options import chosen
+from lingvo_gshard.runtime.compile_options import Traits, chosen
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -112,9 +112,9 @@ def test_runtimes_say_that_they_simulate():
 def test_products_are_left_to_cublaslt_in_fp8_alone():
     name = "xla_gpu_enable_triton_gemm"
     for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"):
-        assert chosen("cuda", kind, environment={}, precision="fp8")[name] == "False"
+        assert chosen("cuda", kind, environment={}, traits=Traits("fp8"))[name] == "False"
         for other in ("", "bfloat16", "fp8_blocks", "mxfp8", "int8"):
-            assert name not in chosen("cuda", kind, environment={}, precision=other)
+            assert name not in chosen("cuda", kind, environment={}, traits=Traits(other))
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "mxfp8", "int8"])

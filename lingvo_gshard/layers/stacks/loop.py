@@ -26,6 +26,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.core.shapes import known_sizes, write_slice
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding import annotate, annotate_like, recording
 from lingvo_gshard.sharding.manual import (
@@ -35,7 +36,7 @@ from lingvo_gshard.sharding.manual import (
     shards_in,
     stack_of_shards,
 )
-from lingvo_gshard.sharding.partitioning import MASTERS
+from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
@@ -120,6 +121,72 @@ class _TracedBody:
         return stack if layout is None or self.saves_on_host else annotate(stack, f"R{layout}")
 
 
+class _Weights:
+    """The weights of the iterations of a loop, some of them gathered one iteration ahead.
+
+    A gather of one layer then runs beside the products of the layer before. All weights at once
+    would be gathered before the first product, and those of the same layer right before its own.
+    """
+
+    def __init__(self, stacks: Tensors, specs: Sequence[VariableSpec], times: int):
+        """Takes the stacked weights, and their specs in one of `times` iterations."""
+        self._stacks, self._specs, self._last = stacks, specs, times - 1
+        is_ahead = context.current().gathers_ahead and times > 1
+        self._ahead = [i for i, spec in enumerate(specs) if is_ahead and _is_gathered(spec)]
+
+    def ahead(self, r: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the weights to gather ahead, for iteration r or the last one."""
+        r = tf.minimum(r, self._last)
+        slices = [(read(self._stacks[i], r), self._specs[i]) for i in self._ahead]
+        return [annotate_like(annotate_like(w, spec, MASTERS), spec) for w, spec in slices]
+
+    def annotated(self, gathered: Tensors) -> list[tf.Tensor]:
+        """Returns what was gathered as a loop carries it: whole, lest XLA splits it in between."""
+        specs = (self._specs[i] for i in self._ahead)
+        return [annotate_like(w, spec) for w, spec in zip(gathered, specs, strict=True)]
+
+    def empty_stacks(self) -> list[tf.Tensor]:
+        """Returns stacks for what is gathered."""
+        return self._annotated_stacks([tf.zeros_like(self._stacks[i]) for i in self._ahead])
+
+    def written(self, stacks: Tensors, r: tf.Tensor, gathered: Tensors) -> list[tf.Tensor]:
+        """Returns the stacks with what iteration r reads, which the backward pass reads again."""
+        pairs = zip(stacks, gathered, strict=True)
+        return self._annotated_stacks([write_slice(s, w[tf.newaxis], r) for s, w in pairs])
+
+    def of_iteration(self, r: tf.Tensor, gathered: Tensors) -> list[tf.Tensor]:
+        """Returns the weights of iteration r.
+
+        Args:
+          r: the iteration.
+          gathered: `ahead(r)`.
+        """
+        known = dict(zip(self._ahead, gathered, strict=True))
+        pairs = enumerate(zip(self._stacks, self._specs, strict=True))
+        return [known[i] if i in known else annotate_like(read(w, r), s) for i, (w, s) in pairs]
+
+    def with_gathered(self, stacks: Tensors) -> list[tf.Tensor]:
+        """Returns the stacked weights, with stacks of what was gathered in their place."""
+        known = dict(zip(self._ahead, stacks, strict=True))
+        return [known.get(i, stack) for i, stack in enumerate(self._stacks)]
+
+    def _annotated_stacks(self, stacks: Tensors) -> list[tf.Tensor]:
+        found = []
+        for i, stack in zip(self._ahead, stacks, strict=True):
+            spec, shape = self._specs[i], known_sizes(stack.shape)
+            spec = dataclasses.replace(spec, layout=f"R{spec.layout}", shape=tuple(shape))
+            found.append(annotate_like(stack, spec))
+        return found
+
+
+def _is_gathered(spec: VariableSpec) -> bool:
+    """Returns whether products read a weight that is split less than its master."""
+    current = current_partitioning()
+    if current is None or not spec.inputs:
+        return False
+    return current.spec_split(spec, MASTERS) != current.spec_split(spec)
+
+
 @dataclasses.dataclass(frozen=True)
 class Loop:
     """Runs a body `repetition.times` times.
@@ -150,7 +217,8 @@ class Loop:
 
         @custom_gradient
         def compute(*tensors: tf.Tensor):
-            x, values, saved = self._forward(tensors, traced)
+            x, values, saved, weights = self._forward(tensors, traced)
+            tensors = (*tensors[: self._first_weight(tensors)], *weights)
 
             def gradient(dx: tf.Tensor, *d_values: tf.Tensor) -> list[tf.Tensor | None]:
                 return self._backward(tensors, traced, saved, dx, d_values)
@@ -203,23 +271,30 @@ class Loop:
 
     def _forward(
         self, tensors: Tensors, traced: _TracedBody
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the output, the values of the reports and the saved tensors, both stacked."""
-        joint = traced.joint
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the output, then stacks: values of reports, saved tensors, and weights."""
+        joint, first = traced.joint, self._first_weight(tensors)
+        weights = _Weights(tensors[first:], self.weight_specs, self.repetition.times)
 
-        def step(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
-            (output, *values), saved = joint.forward([x], self._inputs_of_iteration(r, tensors))
+        def step(
+            r: tf.Tensor, x: tf.Tensor, stacks: list, gathered: list, kept: list
+        ) -> tuple[Any, ...]:
+            following, gathered = weights.ahead(r + 1), weights.annotated(gathered)
+            inputs = [*tensors[1:first], *weights.of_iteration(r, gathered), r]
+            (output, *values), saved = joint.forward([x], inputs)
             results = [*values, *traced.leave(saved)]
             stacks = [s.write(r, y) for s, y in zip(stacks, results, strict=True)]
-            return r + 1, output, stacks
+            return r + 1, output, stacks, following, weights.written(kept, r, gathered)
 
         reported = joint.outputs[1:]
         stacks = [self._stack_of(x) for x in (*reported, *traced.carried_specs())]
-        _, output, stacks = self._while(step, (tf.constant(0), tensors[0], stacks))
+        ahead = (weights.ahead(tf.constant(0)), weights.empty_stacks())
+        start = (tf.constant(0), tensors[0], stacks, *ahead)
+        _, output, stacks, _, kept = self._while(step, start)
         recording.add_loop(output, joint.graph)
         stacked = [stack.stack() for stack in stacks]
         saved = traced.annotate_stacks(stacked[len(reported) :])
-        return output, stacked[: len(reported)], saved
+        return output, stacked[: len(reported)], saved, weights.with_gathered(kept)
 
     def _backward(
         self,
@@ -268,12 +343,9 @@ class Loop:
 
     def _inputs_of_iteration(self, r: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
         """Returns the shared tensors, the weights of iteration r, and r."""
-        first_weight = self._first_weight(tensors)
-        weights = [
-            annotate_like(read(stack, r), spec)
-            for stack, spec in zip(tensors[first_weight:], self.weight_specs, strict=True)
-        ]
-        return [*tensors[1:first_weight], *weights, r]
+        first = self._first_weight(tensors)
+        pairs = zip(tensors[first:], self.weight_specs, strict=True)
+        return [*tensors[1:first], *(annotate_like(read(w, r), spec) for w, spec in pairs), r]
 
     def _stack_of(self, element: tf.Tensor | tf.TensorSpec) -> tf.TensorArray:
         times = self.repetition.times

@@ -33,7 +33,7 @@ from lingvo_gshard.runtime.step_compiler import (
     StepCompiler,
     batch_key,
     batch_specs,
-    is_in_parts,
+    traits_of,
 )
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -148,8 +148,8 @@ class LocalUpdatesRuntime:
         self._states: dict[int, list[jax.Array]] = {}
         self._outer_moments: list[jax.Array] = []
         self._steps_taken = 0
-        in_parts = is_in_parts(trainer, self._workers.partitioning)
-        self._compiler = StepCompiler(options.compile_options, trainer.p.precision, in_parts)
+        traits = traits_of(trainer, self._workers.partitioning)
+        self._compiler = StepCompiler(options.compile_options, traits)
         self._messages = _unused_steps_warning(trainer)
 
     @property

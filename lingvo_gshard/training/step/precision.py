@@ -125,6 +125,8 @@ class LossScale(Configurable):
 _PARAM = "step.precision"
 _DEFAULT = "float32"
 FP8 = "fp8"
+# The letter of the layers of a loop.
+_LOOP = "R"
 _GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}
 
 
@@ -208,7 +210,9 @@ class Precision:
         kind = DelayedScales if p.delayed_scales else TensorScales
         return dataclasses.replace(self, chosen=kind(backward=_GRADIENTS[p.gradients]))
 
-    def layer_weights(self, specs: NestedMap, theta: NestedMap) -> NestedMap:
+    def layer_weights(
+        self, specs: NestedMap, theta: NestedMap, gathers_ahead: bool = False
+    ) -> NestedMap:
         """Returns the weights that layers compute with, made of the weights of the state.
 
         A weight that is split as its master weight is, or that no partitioning splits, is the
@@ -217,11 +221,16 @@ class Precision:
         Args:
           specs: the weights' tree of VariableSpec.
           theta: the weights of the state.
+          gathers_ahead: whether loops gather the weights that they stack; see `context.Context`.
         """
         if not self.has_master_weights:
             return theta
-        pairs = zip(specs.flatten(), theta.flatten(), strict=True)
-        return theta.pack(_gathered(spec, weight, self._narrow(spec)) for spec, weight in pairs)
+
+        def weight_of(spec: VariableSpec, master: tf.Tensor) -> tf.Tensor:
+            is_ahead = gathers_ahead and spec.layout.startswith(_LOOP) and bool(spec.slices)
+            return _gathered(spec, master, self._narrow(spec), is_ahead)
+
+        return theta.pack(map(weight_of, specs.flatten(), theta.flatten()))
 
     def _narrow(self, spec: VariableSpec) -> str:
         """Returns the type that layers cast a weight to before anything else; "" if to none."""
@@ -267,12 +276,15 @@ class Precision:
         )
 
 
-def _gathered(spec: VariableSpec, master: tf.Tensor, dtype: str) -> tf.Tensor:
+def _gathered(spec: VariableSpec, master: tf.Tensor, dtype: str, is_ahead: bool) -> tf.Tensor:
+    """Returns the weight that layers read; one that a loop gathers, as its master is split."""
     current = None if tf.executing_eagerly() else current_partitioning()
     if current is None or current.spec_split(spec, MASTERS) == current.spec_split(spec):
         return master
     if dtype:
         master = annotate_like(tf.cast(master, dtype), spec, MASTERS)
+        if is_ahead:
+            return master
     return annotate_like(master, spec)
 
 

@@ -205,6 +205,14 @@ class Trainer(Configurable):
         """Returns the weights that layers compute with, made of the state's weights."""
         return self.precision.layer_weights(self.theta_specs, theta)
 
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether loops over layers gather weights one layer ahead; see `context.Context`.
+
+        Each of several micro-batches would gather them again.
+        """
+        return self.precision.has_master_weights and self.p.micro_batches == 1
+
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
         zero = constant(0)
@@ -460,11 +468,15 @@ class Trainer(Configurable):
           scale: see there.
           on_result: see there.
         """
-        weights = self._with_histories(self.layer_weights(theta), own)
+        ahead = self.gathers_ahead
+        weights = self.precision.layer_weights(self.theta_specs, theta, gathers_ahead=ahead)
+        weights = self._with_histories(weights, own)
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
             passing = self.training_context(key, on_output, on_result)
-            passing = dataclasses.replace(passing, has_histories=own is not None)
+            passing = dataclasses.replace(
+                passing, has_histories=own is not None, gathers_ahead=ahead
+            )
             return self._gradients_of_part(weights, part, passing, scale)
 
         if self.p.micro_batches == 1:

@@ -43,7 +43,10 @@ def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
     traced = trace(experiment.step.instantiate(task, experiment.run.steps), batch(rows, length))
     topology = topologies.get("v3:16x16")
     result = search(traced, topology.devices, rates_of(topology), most_axes=2)
-    assert result.best.candidate.mesh == "data=512" and not result.best.candidate.overrides
+    assert result.best.candidate.mesh == "data=512"
+    # Tables of which a step reads few rows are split, too: their rows travel by all-to-alls.
+    split = {pattern for pattern, _ in result.best.candidate.overrides}
+    assert split <= {"source_embedding", "target_embedding"}
     _, tables = strategy(result)
     assert tables.activations == dict.fromkeys("BGE", ("data",))
     assert tables.weights == tables.moments == {"E": ("data",)}
