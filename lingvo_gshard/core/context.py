@@ -82,8 +82,8 @@ class Context:
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
       has_histories: Whether the tree of weights has the arrays of `Layer.create_history`, too.
-      gathers_ahead: Whether stacked weights come split like their masters, so that loops over
-        layers gather them, those of the next layer while they compute one.
+      gathers_ahead: Whether stacked weights come split like their masters. Loops over layers gather
+        the weights of the next layer while they compute one.
     """
 
     training: bool = False

@@ -57,7 +57,7 @@ class CompileOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What the options of a step depend on, beside its devices; see `step_compiler.traits_of`.
+    """Describes a step for the choice of its options; see `step_compiler.traits_of`.
 
     Attributes:
       precision: `step.precision` of the run.
@@ -108,7 +108,7 @@ class CompilerOption:
         Args:
           platform: jax's name of the device's platform.
           device_kind: jax's name of the device, such as "TPU v5 lite".
-          traits: the step's; those of a step without any by default.
+          traits: the step's; by default it has none.
         """
         if self.platform != platform or self.devices is None:
             return False

@@ -119,7 +119,7 @@ class StepCompiler:
         Args:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
-          traits: those of the training steps, which choose some of these options.
+          traits: of the training steps; they choose some of these options.
         """
         self._traits = traits or Traits()
         self._compile_options = tuple(compile_options)
