@@ -124,8 +124,8 @@ class _TracedBody:
 class _Weights:
     """The weights of the iterations of a loop, some of them gathered one iteration ahead.
 
-    A gather of one layer then runs beside the products of the layer before. Nothing would run beside
-    a gather of all layers, which all products need.
+    A gather of one layer then runs beside the products of the layer before. Nothing would run
+    beside a gather of all layers, which all products need.
     """
 
     def __init__(self, stacks: Tensors, specs: Sequence[VariableSpec], times: int):
