@@ -177,7 +177,9 @@ def test_a_loop_of_unknown_length_counts_as_its_name_tells(name, times):
         with jax.named_scope(name):
             return jax.lax.fori_loop(0, count, lambda i, y: y @ x, x)
 
-    module = read_module(jax.jit(run).lower(3, jnp.ones((8, 8))).compile())
+    # A cache of compiled programs would take programs for equal that differ by a name alone.
+    x = jnp.ones((8 + times, 8 + times))
+    module = read_module(jax.jit(run).lower(3, x).compile())
     found = read_operations(module, Mesh.parse("data=1"))
     assert {o.times for o in found.operations if o.matmul_flops} == {times}
     assert any("depends on data" in note for note in found.notes)

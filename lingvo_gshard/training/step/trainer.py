@@ -86,18 +86,9 @@ class Trainer(Configurable):
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
             changes_results=False,
         )
-        p.define(
-            "fp8",
-            Fp8.params(),
-            "How products are rounded, with precision fp8.",
-            changes_results=False,
-        )
-        p.define(
-            "loss_scale",
-            LossScale.params(),
-            "How the loss is scaled, with float16.",
-            changes_results=False,
-        )
+        p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
+        scaling = "How the loss is scaled, with float16."
+        p.define("loss_scale", LossScale.params(), scaling, changes_results=False)
         p.define(
             "spikes",
             spikes.Spikes.params(),
