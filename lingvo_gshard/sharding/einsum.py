@@ -255,12 +255,13 @@ def _scaled(
     left: str, right: str, output: str, result: tf.Tensor, first: Factor, second: Factor
 ) -> tf.Tensor:
     """Returns the product of the values of two factors, times their scales."""
+    if first.scale is None and second.scale is None:
+        return result
     scaled = tf.cast(result, tf.float32)
     for layout, factor in ((left, first), (right, second)):
         if factor.scale is not None:
             scaled *= _broadcast(factor.scale, layout, output)
-    has_scale = first.scale is not None or second.scale is not None
-    return tf.cast(scaled, result.dtype) if has_scale else result
+    return tf.cast(scaled, result.dtype)
 
 
 def _broadcast(scale: tf.Tensor, layout: str, output: str) -> tf.Tensor:
