@@ -54,6 +54,15 @@ def test_small_experiments_stay_as_they_are():
     assert found.notes == () and found.params == experiment("translation.quickstart")
 
 
+def test_the_settings_of_fp8_go_with_its_precision():
+    params = experiment("language_model.quickstart", ["step.precision = 'fp8'"])
+    params.step.fp8.set(delayed_scales=True, gradients="e4m3")
+    partitioning = Partitioning.make("data=2", "data")
+    found = shrinking.shrink(params, partitioning, VerifyOptions())
+    assert found.params.step.fp8 == params.step.fp8.cls.params()
+    assert any("step.fp8.delayed_scales = False instead of True" in n for n in found.notes)
+
+
 def test_dropout_is_switched_off_with_a_line_that_says_so():
     found = shrunk("translation.quickstart", "data=8", "data", dropout=False)
     assert not shrinking.has_dropout(found.params)
