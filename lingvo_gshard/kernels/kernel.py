@@ -111,7 +111,7 @@ _kernels: dict[str, Kernel] = {}
 
 
 def register(name: str, config: type[msgspec.Struct], **bodies: Body) -> Kernel:
-    """Returns a new kernel, which `marked` then knows.
+    """Makes a kernel, which `marked` finds by its name from then on.
 
     Args:
       name: see `Kernel`.

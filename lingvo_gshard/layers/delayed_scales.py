@@ -45,7 +45,7 @@ def add(model: Layer) -> None:
 
 def is_history(spec: VariableSpec) -> bool:
     """Returns whether a spec in a tree of weights declares a history."""
-    return spec.path.endswith(_SUFFIX)
+    return spec.update_rule is updated
 
 
 def history_of(theta: NestedMap, name: str) -> tf.Tensor | None:

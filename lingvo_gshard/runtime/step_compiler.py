@@ -14,10 +14,11 @@ from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, compiling
 from lingvo_gshard.training.run.runtime_protocol import StepMetrics
+from lingvo_gshard.training.step.precision import may_be_ahead
 from lingvo_gshard.training.step.trainer import Trainer
 
 # The metric that is summed over workers. It weights the others, which are averaged.
@@ -31,9 +32,9 @@ def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
       trainer: the trainer.
       partitioning: how its weights are split.
     """
-    specs = [spec for spec in trainer.theta_specs.flatten() if spec.slices and spec.inputs]
     is_ahead = trainer.gathers_ahead and any(
-        partitioning.spec_split(spec, MASTERS) != partitioning.spec_split(spec) for spec in specs
+        may_be_ahead(spec) and partitioning.is_gathered(spec)
+        for spec in trainer.theta_specs.flatten()
     )
     return Traits(trainer.p.precision, _is_in_parts(trainer, partitioning), is_ahead)
 
@@ -119,7 +120,7 @@ class StepCompiler:
         Args:
           compile_options: changes to the options of `runtime/compile_options.py`, which the
             programs are compiled with.
-          traits: of the training steps; they choose some of these options.
+          traits: what `traits_of` says of the training steps; some of these options depend on it.
         """
         self._traits = traits or Traits()
         self._compile_options = tuple(compile_options)

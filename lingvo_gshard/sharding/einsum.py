@@ -324,9 +324,9 @@ def _weight_gradient(left: str, right: str, output: str, x: tf.Tensor, y: tf.Ten
 
 
 def _annotated_factor(x: tf.Tensor, layout: str, unsplit: str) -> tf.Tensor:
-    """Returns an annotated factor, which a conversion from 8 bits still precedes at once.
+    """Returns a factor, annotated; one that was converted from 8 bits, before the conversion.
 
-    XLA for TPUs finds products in 8 bits by this conversion.
+    XLA for TPUs finds products in 8 bits by the conversion right before them.
     """
     if not tf.executing_eagerly() and x.op.type == "Cast":
         narrow = x.op.inputs[0]

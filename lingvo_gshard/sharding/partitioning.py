@@ -266,6 +266,10 @@ class Partitioning:
         """Returns the split of a weight, or of its moments or master weights; see `split`."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
 
+    def is_gathered(self, spec: VariableSpec) -> bool:
+        """Returns whether products read a weight that is split less than its master weight."""
+        return self.spec_split(spec, MASTERS) != self.spec_split(spec)
+
     def with_padded_state(self) -> Partitioning:
         """Returns this partitioning for a state that is padded in storage; see `pads_state`."""
         return dataclasses.replace(self, pads_state=True)

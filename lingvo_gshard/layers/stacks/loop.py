@@ -132,7 +132,10 @@ class _Weights:
         """Takes the stacked weights, and their specs in one of `times` iterations."""
         self._stacks, self._specs, self._last = stacks, specs, times - 1
         is_ahead = context.current().gathers_ahead and times > 1
-        self._ahead = [i for i, spec in enumerate(specs) if is_ahead and _is_gathered(spec)]
+        current = current_partitioning() if is_ahead else None
+        self._ahead = [
+            i for i, s in enumerate(specs) if current and s.inputs and current.is_gathered(s)
+        ]
 
     def ahead(self, r: tf.Tensor) -> list[tf.Tensor]:
         """Returns the weights to gather ahead, for iteration r or the last one."""
@@ -177,14 +180,6 @@ class _Weights:
             spec = dataclasses.replace(spec, layout=f"R{spec.layout}", shape=tuple(shape))
             found.append(annotate_like(stack, spec))
         return found
-
-
-def _is_gathered(spec: VariableSpec) -> bool:
-    """Returns whether products read a weight that is split less than its master."""
-    current = current_partitioning()
-    if current is None or not spec.inputs:
-        return False
-    return current.spec_split(spec, MASTERS) != current.spec_split(spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,7 @@ class _Sums:
         return tf.while_loop(lambda i, _: i < self._count, body, start)[1]
 
     def _combined(self, sums: list[tf.Tensor], terms: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns sums with the terms of one more part; for histories, the larger of both."""
+        """Returns the sums after one more part. For histories it keeps the larger numbers."""
         specs = self._specs.flatten()
         histories = [False] * (len(sums) - len(specs)) + [*map(is_history, specs)]
         triples = zip(sums, terms, histories, strict=True)

@@ -227,7 +227,7 @@ class Precision:
             return theta
 
         def weight_of(spec: VariableSpec, master: tf.Tensor) -> tf.Tensor:
-            is_ahead = gathers_ahead and spec.layout.startswith(_LOOP) and bool(spec.slices)
+            is_ahead = gathers_ahead and may_be_ahead(spec)
             return _gathered(spec, master, self._narrow(spec), is_ahead)
 
         return theta.pack(map(weight_of, specs.flatten(), theta.flatten()))
@@ -276,16 +276,19 @@ class Precision:
         )
 
 
+def may_be_ahead(spec: VariableSpec) -> bool:
+    """Returns whether a weight is one of those that loops over layers gather ahead."""
+    return bool(spec.slices and spec.inputs) and spec.layout.startswith(_LOOP)
+
+
 def _gathered(spec: VariableSpec, master: tf.Tensor, dtype: str, is_ahead: bool) -> tf.Tensor:
     """Returns the weight that layers read; one that a loop gathers, as its master is split."""
     current = None if tf.executing_eagerly() else current_partitioning()
-    if current is None or current.spec_split(spec, MASTERS) == current.spec_split(spec):
+    if current is None or not current.is_gathered(spec):
         return master
     if dtype:
         master = annotate_like(tf.cast(master, dtype), spec, MASTERS)
-        if is_ahead:
-            return master
-    return annotate_like(master, spec)
+    return master if is_ahead else annotate_like(master, spec)
 
 
 PRECISIONS = {

@@ -200,7 +200,7 @@ class Trainer(Configurable):
     def gathers_ahead(self) -> bool:
         """Whether loops over layers gather weights one layer ahead; see `context.Context`.
 
-        Each of several micro-batches would gather them again.
+        With several micro-batches they do not, since each would gather all weights again.
         """
         return self.precision.has_master_weights and self.p.micro_batches == 1
 
@@ -279,13 +279,14 @@ class Trainer(Configurable):
         """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         scale = state.loss_scale.scale if self.loss_scale else None
-        own = state.histories if self._histories else None
-        loss, metrics, gradients, measured = self._gradients(
-            state.theta, own, batch, key, None, scale, on_result
+        return self.gradients(
+            state.theta,
+            batch,
+            key,
+            scale=scale,
+            on_result=on_result,
+            own_histories=state.get(histories.PART),
         )
-        if measured:
-            gradients[histories.PART] = measured
-        return loss, metrics, gradients
 
     def apply(
         self,
@@ -421,10 +422,12 @@ class Trainer(Configurable):
         on_output: Callable[[str, tf.Tensor], None] | None = None,
         scale: tf.Tensor | None = None,
         on_result: context.ResultObserver | None = None,
+        own_histories: NestedMap | None = None,
     ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
-        Those of frozen weights are not computed, and are 0.
+        Those of frozen weights are not computed, and are 0. Those of histories that are given are
+        the entry `histories.PART`.
 
         Args:
           theta: the weights.
@@ -434,31 +437,9 @@ class Trainer(Configurable):
           scale: a float32 scalar that multiplies the loss in the backward pass. The returned
             gradients are divided by it.
           on_result: called with the results of each layer, as in `context.Context`.
+          own_histories: the histories of the state; by default those before the first step.
         """
-        own = self._histories.begin() if self._histories else None
-        return self._gradients(theta, own, batch, key, on_output, scale, on_result)[:3]
-
-    def _gradients(
-        self,
-        theta: NestedMap,
-        own: NestedMap | None,
-        batch: TensorBatch,
-        key: tf.Tensor,
-        on_output: Callable[[str, tf.Tensor], None] | None,
-        scale: tf.Tensor | None,
-        on_result: context.ResultObserver | None,
-    ) -> tuple[tf.Tensor, dict[str, context.Metric], NestedMap, NestedMap | None]:
-        """Returns what `gradients` does, and the gradients of histories, if there are any.
-
-        Args:
-          theta: the weights.
-          own: the histories, if there are any.
-          batch: as in `gradients`, like all that follow.
-          key: see there.
-          on_output: see there.
-          scale: see there.
-          on_result: see there.
-        """
+        own = self._histories and (own_histories or self._histories.begin())
         ahead = self.gathers_ahead
         weights = self.precision.layer_weights(self.theta_specs, theta, gathers_ahead=ahead)
         weights = self._with_histories(weights, own)
@@ -487,8 +468,11 @@ class Trainer(Configurable):
             tf.zeros(w.shape, s.dtype) if s.path in self._frozen else next(found) for s, w in pairs
         ]
         if self._histories is None:
-            return loss, metrics, theta.pack(complete), None
-        return loss, metrics, *self._histories.parted(theta, complete)
+            return loss, metrics, theta.pack(complete)
+        gradients, measured = self._histories.parted(theta, complete)
+        if own_histories is not None:
+            gradients[histories.PART] = measured
+        return loss, metrics, gradients
 
     def _with_histories(self, theta: NestedMap, own: NestedMap | None) -> NestedMap:
         """Returns a tree like the weights, joined with one like the histories if there are any."""
