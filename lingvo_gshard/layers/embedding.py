@@ -47,7 +47,7 @@ class TokenEmbedding(Layer):
         p.define(
             "is_softmax_weight",
             False,
-            "Whether a softmax reads the table as well, which then is gathered for both.",
+            "Whether a softmax reads the table as well, which then is gathered once for both.",
             changes_results=False,
         )
         return p
@@ -65,7 +65,8 @@ class TokenEmbedding(Layer):
         ids_BL = tf.convert_to_tensor(ids_BL)
         axes = self._exchanged_axes(theta.table, ids_BL)
         if axes:
-            rows_BLM = _exchanged_rows(theta.table, ids_BL, axes)
+            is_gathered = self.p.is_softmax_weight
+            rows_BLM = _exchanged_rows(theta.table, ids_BL, axes, is_gathered)
             return annotate(rows_BLM, "BLM") * scale
         table_VM = whole_rows(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
@@ -84,8 +85,11 @@ class TokenEmbedding(Layer):
         The axes split M of the table as well as the tokens.
         """
         current = current_partitioning()
-        is_shared = self.p.is_softmax_weight or isinstance(table, NestedMap)
-        if current is None or is_shared or ids_BL.shape.rank != 2:
+        # XLA adds the float32 gradients of both uses before it sums them over devices.
+        is_summed_once = self.p.is_softmax_weight and not table_dtype()
+        if current is None or is_summed_once or isinstance(table, NestedMap):
+            return ()
+        if ids_BL.shape.rank != 2:
             return ()
         of_V, of_M = current.spec_split(self.variable_specs().table)
         batch, length = current.split("BL", path=context.layer_path(), reserved="V")
@@ -140,7 +144,9 @@ def are_few(tokens: int, rows: int) -> bool:
     return 2 * tokens <= rows
 
 
-def _exchanged_rows(table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...]) -> tf.Tensor:
+def _exchanged_rows(
+    table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...], is_gathered: bool
+) -> tf.Tensor:
     """Returns float32 rows [B,L,M] of a table whose M stays split.
 
     Each device looks up its part of the rows of all tokens, rounded to `table_dtype`. An all-to-all
@@ -151,21 +157,28 @@ def _exchanged_rows(table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...
       table_VM: the table.
       ids_BL: integers in [0, V).
       axes: the mesh axes that split M of the table.
+      is_gathered: whether the step gathers the table anyway. Then rows are looked up in all of it,
+        and only their gradients are exchanged.
     """
     mesh, dtype = mesh_in_use(), table_dtype() or table_VM.dtype
     assert mesh is not None
-    ids_BL, parts_of_M = xla.tile(ids_BL, ((), ()), mesh), ((), (), axes)
+    whole_ids_BL, parts_of_M = xla.tile(ids_BL, ((), ()), mesh), ((), (), axes)
 
     @custom_gradient
     def compute(table_VM: tf.Tensor) -> Any:
         def gradient(d_rows_BLM: tf.Tensor) -> tf.Tensor:
             d_parts_BLM = xla.tile(d_rows_BLM, parts_of_M, mesh)
-            sums_VM = tf.math.unsorted_segment_sum(d_parts_BLM, ids_BL, table_VM.shape[0])
+            sums_VM = tf.math.unsorted_segment_sum(d_parts_BLM, whole_ids_BL, table_VM.shape[0])
             rounded_VM = tf.cast(xla.tile(sums_VM, ((), axes), mesh), dtype)
             return tf.cast(rounded_VM, table_VM.dtype)
 
-        parts_BLM = xla.tile(tf.cast(tf.gather(table_VM, ids_BL), dtype), parts_of_M, mesh)
-        return tf.cast(annotate(parts_BLM, "BLM", reserved="V"), tf.float32), gradient
+        if is_gathered:
+            local_ids_BL = annotate(ids_BL, "BL", reserved="V")
+            rows_BLM = tf.gather(whole_rows(table_VM, "VM"), local_ids_BL)
+        else:
+            rows_BLM = tf.cast(tf.gather(table_VM, whole_ids_BL), dtype)
+            rows_BLM = xla.tile(rows_BLM, parts_of_M, mesh)
+        return tf.cast(annotate(rows_BLM, "BLM", reserved="V"), tf.float32), gradient
 
     return cast(tf.Tensor, compute(xla.tile(table_VM, ((), axes), mesh)))
 

@@ -136,7 +136,8 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
     """Returns a table as `look_up` and `multiply` read it, in the type of the context.
 
     If the table is split along a row, this gathers it. XLA would look up parts of rows and then
-    reshard them. Rounding before the gather makes it smaller.
+    reshard them. The table is rounded before it is gathered. For that the rounded table is
+    annotated like the table: else XLA splits it like its use, and gathers the table itself.
 
     Args:
       table: the table, or what `store` returned for it.
@@ -144,8 +145,9 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
     """
     if isinstance(table, NestedMap):
         return table
-    dtype = table_dtype()
-    return annotate(tf.cast(table, dtype) if dtype else table, layout)
+    if dtype := table_dtype():
+        table = annotate(tf.cast(table, dtype), layout, "weights")
+    return annotate(table, layout)
 
 
 def table_dtype() -> str:

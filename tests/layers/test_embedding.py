@@ -31,10 +31,14 @@ def make(cls, **values):
 
 
 class EmbeddingTest(testing.TestCase, parameterized.TestCase):
-    @parameterized.parameters("float32", "bfloat16")
-    def test_rows_exchanged_between_devices_and_their_gradients(self, dtype):
-        """Rows are rounded to the type of tables, and so is the sum of a row's gradients."""
-        layer, theta = make(TokenEmbedding, vocabulary_size=64, model_dim=8, scale=1.0)
+    @parameterized.parameters(("float32", False), ("bfloat16", False), ("bfloat16", True))
+    def test_rows_exchanged_between_devices_and_their_gradients(self, dtype, is_tied):
+        """Rows are rounded to the type of tables, and so is the sum of a row's gradients.
+
+        A table that is the weight of a softmax as well is rounded before devices gather it.
+        """
+        options = {"vocabulary_size": 64, "model_dim": 8, "is_softmax_weight": is_tied}
+        layer, theta = make(TokenEmbedding, scale=1.0, **options)
         generator = np.random.default_rng(2)
         ids = generator.integers(0, 64, (8, 6)).astype(np.int32)
         weights = generator.normal(size=(8, 6, 8)).astype(np.float32)
@@ -48,9 +52,12 @@ class EmbeddingTest(testing.TestCase, parameterized.TestCase):
                 return rows, tf.convert_to_tensor(tape.gradient(rows, table, weights))
 
         split = partition(step, "data=8", "fsdp", layouts=["weights:VM", "BL", "BLM"])
-        arrays = (theta.table, ids, weights)
+        arrays, table_bytes = (theta.table, ids, weights), 64 * 8 * tf.as_dtype(dtype).size
         rows, gradient = split(*arrays)
-        self.assertIn("all-to-all", {c.kind for c in split.compile(*arrays).collectives()})
+        collectives = split.compile(*arrays).collectives()
+        self.assertIn("all-to-all", {c.kind for c in collectives})
+        of_table = [c.kind for c in collectives if c.bytes >= table_bytes]
+        self.assertEqual(of_table, ["all-gather"] if is_tied else [])
         narrow = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
         table = theta.table.numpy().astype(narrow).astype(np.float32)
         self.assertAllEqual(rows, table[ids])

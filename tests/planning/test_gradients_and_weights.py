@@ -1,4 +1,4 @@
-"""Counts what a TPU's training steps reduce and gather: gradients once, weights in 16 bits."""
+"""Counts what training steps reduce and gather: gradients once, weights in 16 bits."""
 
 import functools
 
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.hlo.operations import CollectiveCall
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines import cuda, topologies
 from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -20,13 +20,16 @@ pytest.importorskip("libtpu")
 B, L, M, H, V, LAYERS = 32, 128, 256, 1024, 512, 2
 MATRICES = LAYERS * (4 * M * M + 2 * M * H)
 TABLES = V * M
+on_gpus = pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
 # Biases and norms, less than this share of the bytes.
 REST = 1.02
 
 
 @functools.cache
-def calls(strategy: str, micro_batches: int, **changes: str) -> list[CollectiveCall]:
-    """Returns the collectives of a bfloat16 step on eight TPU v5p."""
+def calls(
+    strategy: str, micro_batches: int, machine: str = "v5p:2x2x2", **changes: str
+) -> list[CollectiveCall]:
+    """Returns the collectives of a bfloat16 step on eight devices."""
     task = LanguageModelTask.params().set(vocabulary_size=V, model_dim=M)
     task.decoder.set(num_layers=LAYERS, num_heads=2, hidden_dim=H, moe_every=0)
     task.decoder.execution = loop("full")
@@ -38,7 +41,7 @@ def calls(strategy: str, micro_batches: int, **changes: str) -> list[CollectiveC
     partitioning = Partitioning.make("data=8", strategy)
     trainer = params.instantiate(task)
     program, _ = step_programs.train_program(trainer, partitioning, "gspmd", batch)
-    return Executable(program, topologies.get("v5p:2x2x2").compile_devices()).collectives()
+    return Executable(program, topologies.get(machine).compile_devices()).collectives()
 
 
 def total(found: list[CollectiveCall], *kinds: str, dtype: str = "") -> float:
@@ -70,6 +73,7 @@ def test_zero1_gathers_each_weight_once_in_16_bits(micro_batches):
     assert once <= total(found, "all-gather", dtype="bfloat16") <= REST * once
 
 
-def test_fsdp_gathers_weights_in_16_bits():
-    found = calls("fsdp", 1)
+@pytest.mark.parametrize("machine", ["v5p:2x2x2", pytest.param("gpu:h100:1x8", marks=on_gpus)])
+def test_fsdp_gathers_weights_in_16_bits(machine):
+    found = calls("fsdp", 1, machine)
     assert total(found, "all-gather", dtype="float32") <= (REST - 1) * 4 * MATRICES

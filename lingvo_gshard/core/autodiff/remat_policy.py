@@ -223,7 +223,8 @@ def _repeats_annotation(operation: tf.Operation) -> bool:
     return source.type == _SHARDING and source.get_attr("sharding") == sharding
 
 
-# Returns whether to save the product of layouts (left, right, output).
+# Returns whether to save the product of layouts (left, right, output). Rows that devices send each
+# other for experts have no right layout.
 SavePolicy = Callable[[str, str, str], bool]
 
 NONE = "none"
@@ -239,6 +240,7 @@ def _has_weight_operand(left: str, right: str, output: str) -> bool:
 ON_DEVICE: dict[str, SavePolicy] = {
     NONE: lambda left, right, output: True,
     "full": lambda left, right, output: False,
+    "exchanges": lambda left, right, output: not right,
     "products": _has_weight_operand,
     "products_but_hidden": lambda left, right, output: (
         _has_weight_operand(left, right, output) and not set(letters.HIDDEN) & set(output)

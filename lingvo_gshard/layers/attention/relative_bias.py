@@ -100,7 +100,9 @@ def bucket_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal: 
 
 def bias_of(table_bN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
     """Returns the float32 bias [N,L,K] of each head, given the bucket of each query and key."""
-    bias_LKN = lookup(table_bN, buckets_LK)
+    # If there are as many rows as positions, XLA would compute a part of L on each device, as it
+    # does with rows, and gather the biases.
+    bias_LKN = lookup(table_bN, annotate(buckets_LK, "LK"))
     return annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 
@@ -15,6 +16,8 @@ from lingvo_gshard.planning.machines.gpu_targets import GpuTarget
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
 FP8 = "fp8"
+# jax reads the share of a GPU's memory that it takes from here.
+_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _RATES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64"),
@@ -152,12 +155,29 @@ def rate_of(dtype: str) -> str:
 def get(key: str) -> Chip:
     """Returns the chip of a key, such as "v3".
 
+    A program may use the share of a GPU's memory that the environment has jax take.
+
     Raises:
-      UserError: if there is none; names --topology and the nearest key.
+      UserError: if there is none; names --topology and the nearest key. Or the environment's share
+        is not one that jax accepts.
     """
     if key not in CHIPS:
         raise UserError(f"`topology`: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
-    return CHIPS[key]
+    chip, share = CHIPS[key], os.environ.get(_SHARE)
+    if chip.kind != "gpu" or share is None:
+        return chip
+    try:
+        is_share = 0 < float(share) <= 1
+    except ValueError:
+        is_share = False
+    if not is_share:
+        raise UserError(f"{_SHARE}={share}: a share above 0 and up to 1 was expected")
+    source = f"the share that jax takes with {_SHARE}={share}"
+    return dataclasses.replace(
+        chip,
+        usable_bytes=int(chip.memory_bytes * float(share)),
+        sources={**chip.sources, "usable_bytes": source},
+    )
 
 
 def of_device(platform: str, device_kind: str) -> Chip | None:

@@ -11,6 +11,7 @@ from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
@@ -186,6 +187,22 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
 
         for one, other in zip(pass_of(stack, theta), pass_of(layers, flat), strict=True):
             assert_close(one.numpy()[REAL], other.numpy()[REAL], "order")
+
+    def test_relative_biases_are_not_gathered_with_as_many_rows_as_positions(self):
+        """XLA merges equal constants of rows and of positions, and would split both alike."""
+        length, heads = 64, 8
+
+        def step(table_bN, ids_BL):
+            position = tf.range(length)
+            distances_LK = position[None, :] - position[:, None]
+            buckets_LK = relative_bias.bucket_of(distances_LK, 8, 32, is_causal=True)
+            bias_NLK = relative_bias.bias_of(table_bN, buckets_LK)
+            return tf.minimum(tf.maximum(ids_BL, 0), 32), bias_NLK
+
+        split = partition(step, "data=8", "fsdp", layouts=["weights:bN", "BL"])
+        table, ids = np.zeros((8, heads), np.float32), np.zeros((length, length), np.int32)
+        largest = max(c.bytes for c in split.compile(table, ids).collectives())
+        self.assertLessEqual(largest, 4 * length * length)
 
     @parameterized.parameters(
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 .*attention.num_heads, 4"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.planning.machines import chips, compilers
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.planning.machines import chips, compilers, topologies
 
 
 @pytest.mark.parametrize("key", chips.CHIPS)
@@ -51,6 +52,21 @@ def test_the_usable_share_of_the_memory_is_explained():
     h100 = chips.get("h100").capacity_reason
     assert "a program may use 59.33 of the 79.11 GiB of a device (75%): " in h100
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in h100
+
+
+def test_the_environment_sets_the_share_of_a_gpus_memory(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    topology = topologies.get("gpu:h100:2x8")
+    assert topology.chip.usable_bytes == int(0.9 * topology.chip.memory_bytes)
+    assert topology.chip.capacity_reason.endswith("XLA_PYTHON_CLIENT_MEM_FRACTION=0.9")
+    assert chips.get("v3") == chips.CHIPS["v3"]
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "90%", ""])
+def test_a_share_that_jax_refuses_is_refused(monkeypatch, share):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+    with pytest.raises(UserError, match=f"MEM_FRACTION={share}: a share above 0"):
+        chips.get("h100")
 
 
 def test_per_device_figures_divide_the_chip_by_its_partitions():
