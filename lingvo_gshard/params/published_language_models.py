@@ -1,8 +1,9 @@
 """Published language models at their sizes: to train on pods, and to plan.
 
 Each experiment follows its paper, and names what the paper leaves open and what differs here. All
-repeat their layers in a loop with full rematerialization, keep float32 weights and compute bfloat16
-activations. Several micro-batches make a step if the activations of one would not fit.
+repeat their layers in a loop that keeps only the inputs of layers and rows that devices exchange,
+have float32 weights and compute bfloat16 activations. Several micro-batches make a step if the
+activations of one would not fit.
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ def glam_64b_64e() -> Params:
     )
     run = RunOptions.params().set(steps=572_000)
     input_ = _input(vocabulary=256_000, rows=1024, length=1024)
-    return _experiment(input_, task, step, run, "data=64,model=16", "expert_fsdp_tensor")
+    return _experiment(input_, task, step, run, "data=64,fsdp=16", "expert_fsdp")
 
 
 @registry.register("language_model.deepseek_v3_like")
 def deepseek_v3_like() -> Params:
-    """After DeepSeek-V3: 675 billion weights, 41 billion used by a token, on 2,048 TPU v5p chips.
+    """After DeepSeek-V3: 675 billion weights, 41 billion used by a token, on 1,024 TPU v5p chips.
 
     Purpose: many small experts and a shared one, balanced by a bias. Published (arXiv
     2412.19437, section 4.2): 61 layers of 7168, the first three dense of 18432, then 1 shared and
@@ -113,7 +114,7 @@ def deepseek_v3_like() -> Params:
     each head is rotated by position. One token is predicted, not two. Matrix products are bfloat16,
     not FP8. Experts have capacity for 1.25 times an even load, where the original drops no token.
 
-        gshard-plan --experiment=language_model.deepseek_v3_like --topology=v5p:8x16x16
+        gshard-plan --experiment=language_model.deepseek_v3_like --topology=v5p:8x8x16
     """
     decoder = TransformerStack.params().set(
         num_layers=61,
@@ -139,7 +140,7 @@ def deepseek_v3_like() -> Params:
     )
     run = RunOptions.params().set(steps=235_000)
     input_ = _input(vocabulary=129_280, rows=15_360, length=4096)
-    return _experiment(input_, task, step, run, "data=256,model=8", "expert_fsdp_tensor")
+    return _experiment(input_, task, step, run, "data=256,fsdp=4", "expert_fsdp")
 
 
 def _deepseek_experts() -> Params:
@@ -163,7 +164,8 @@ def _deepseek_experts() -> Params:
 
 
 def _task(model_dim: int, decoder: Params) -> Params:
-    decoder.set(is_causal=True, execution=Repeat.params().set(rematerialize="full"))
+    policy = "exchanges" if decoder.moe_every else "full"
+    decoder.set(is_causal=True, execution=Repeat.params().set(rematerialize=policy))
     return LanguageModelTask.params().set(model_dim=model_dim, decoder=decoder)
 
 

@@ -11,18 +11,21 @@ from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 
 WITH_WEIGHT = [("BLM", "MH", "BLH"), ("BLM", "MND", "BLND"), ("EGCM", "EMH", "EGCH")]
 BETWEEN_ACTIVATIONS = [("BLND", "BKND", "BNLK"), ("BNLK", "BKND", "BLND"), ("GSEC", "GSM", "EGCM")]
+# Rows that devices send each other.
+EXCHANGED = ("GECM", "", "EGCM")
 
 
 class RematPolicyTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        ("none", [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS]),
+        ("none", [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS, EXCHANGED]),
         ("full", []),
-        ("products", WITH_WEIGHT),
-        ("products_but_hidden", [WITH_WEIGHT[1]]),
+        ("exchanges", [EXCHANGED]),
+        ("products", [*WITH_WEIGHT, EXCHANGED]),
+        ("products_but_hidden", [WITH_WEIGHT[1], EXCHANGED]),
     )
     def test_a_policy_selects_products(self, policy, saved):
         is_saved = remat_policy.POLICIES[policy]
-        products = [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS]
+        products = [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS, EXCHANGED]
         self.assertEqual([product for product in products if is_saved(*product)], saved)
 
     def test_an_unknown_policy_lists_the_valid_ones(self):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
@@ -78,7 +79,15 @@ EXCHANGES: dict[str, Mapping[str, object]] = {
     "chunks": {"chunks": 2},
     "hierarchical": {"hierarchical": True},
 }
-NARROW = ["bfloat16", "bfloat16_weights", "float16", "fp8", "fp8_blocks", "mxfp8", "int8"]
+# Precisions with settings of step.fp8.
+FP8: dict[str, dict[str, Any]] = {
+    "fp8_e4m3": {"gradients": "e4m3"},
+    "fp8_delayed": {"delayed_scales": True},
+}
+NARROW = [
+    *("bfloat16", "bfloat16_weights", "float16"),
+    *("fp8", "fp8_blocks", "mxfp8", "int8", *FP8),
+]
 OPTIMIZERS: dict[str, Made] = {
     "adafactor": (Adafactor, {"min_factored_size": 8}),
     "adam": (Adam, {"weight_decay": 0.1}),
@@ -143,7 +152,7 @@ class Combination:
       lora: rank of adapters; 0 for none.
       micro_batches: of the trainer.
       optimizer: of the trainer.
-      precision: of the trainer.
+      precision: of the trainer, with settings of `fp8`.
       clip_norm: of the trainer.
       average_decay: of the trainer.
       rows: of a batch.
@@ -200,7 +209,7 @@ class Combination:
             strategy=strategy,
             task=often("language_model", ["translation"], 0.85),
             stack=stack,
-            rematerialize=rng.choice(["none", "none", "products", "products_but_hidden", "full"]),
+            rematerialize=rng.choice(["none", "none", *remat_policy.ON_DEVICE]),
             router=rng.choice(list(ROUTERS)),
             dispatch=dispatch,
             exchange=often("", list(EXCHANGES), 0.7 if is_buffered else 0.98),
@@ -235,9 +244,10 @@ class Combination:
             optimizer=_made(OPTIMIZERS[self.optimizer]),
             schedule=Linear.params().set(learning_rate=0.01, warmup_steps=0, total_steps=40),
             micro_batches=self.micro_batches,
-            precision=self.precision,
+            precision="fp8" if self.precision in FP8 else self.precision,
             average_decay=self.average_decay,
         )
+        params.fp8.set(**FP8.get(self.precision, {}))
         return params.instantiate(task, steps=10)
 
     def _task(self) -> Params:

@@ -116,10 +116,11 @@ def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
 
 
 @pytest.mark.parametrize(
-    ("policy", "recomputed"), [("full", 2), ("products", 0), ("products_but_hidden", 0)]
+    ("policy", "recomputed"),
+    [("full", 2), ("exchanges", 0), ("products", 0), ("products_but_hidden", 0)],
 )
 @pytest.mark.parametrize("precision", ["", pytest.param("int8", marks=pytest.mark.slow)])
-def test_policies_that_save_products_send_rows_once(policy, recomputed, precision):
+def test_policies_that_save_rows_send_rows_once(policy, recomputed, precision):
     calls = compiled(policy=policy, precision=precision).collectives(frozenset({"moe"}))
     sent = collections.Counter(
         call.phase for call in calls if call.kind == "all-to-all" and call.bytes >= ROWS * M
