@@ -159,6 +159,6 @@ def test_two_processes_compute_steps_twice_and_replay_them(tmp_path):
     experiment = "--experiment=tests.training.spikes.spiked.without"
     main, other = train_in_two([experiment, *mesh, "--steps=14", "--check_determinism_every=5"])
     assert "step 5: computed twice in " in main and "equal in every bit on 8 devices" in main
-    main, other = train_in_two([*mesh, "--replay_step=14"])
+    main, other = train_in_two([*mesh, "--replay_step=14", "--import=tests"])
     assert "step 14 is equal to what the run recorded, in every bit: batch, loss " in main
     assert "replay" not in other.lower()
