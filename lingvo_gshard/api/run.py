@@ -25,7 +25,7 @@ from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import BEST
-from lingvo_gshard.training.run.monitoring.metrics import read_rows
+from lingvo_gshard.training.run.monitoring.metrics import rows_of_run
 
 
 def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
@@ -140,7 +140,7 @@ class Run(LoadedRun):
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
-        return read_rows(self.logdir.path)
+        return rows_of_run(self.logdir.path)
 
     def report(self, html: str | os.PathLike | None = None) -> Report:
         """Returns what `report` does of this run, and writes it to the file `html` as a page."""

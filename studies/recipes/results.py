@@ -102,7 +102,7 @@ def _result(member: Member) -> RunResult:
 
 def _training_perplexity(member: Member) -> float:
     """Returns the perplexity of the last fifth of the steps; see `RunResult`."""
-    rows = metrics.read_rows(member.logdir)
+    rows = metrics.rows_of_run(member.logdir)
     last = rows[-max(1, len(rows) // 5) :]
     return perplexity(statistics.mean(row["cross_entropy"] for row in last))
 

@@ -12,6 +12,7 @@ from lingvo_gshard.training.run.monitoring.metrics import (
     METRICS_FILE,
     MetricsWriter,
     first_and_last,
+    rows_of_run,
 )
 
 
@@ -46,6 +47,14 @@ def test_resuming_drops_later_and_damaged_rows(tmp_path):
         *((n, 1.0) for n in range(1, 6)),
         (6, 2.0),
     ]
+
+
+def test_rows_are_read_while_one_is_written(tmp_path):
+    assert rows_of_run(tmp_path) == []
+    write_rows(tmp_path, 0, [(n, {"loss": 1.0 / n}) for n in (1, 2)])
+    with open(tmp_path / METRICS_FILE, "a") as file:
+        file.write('{"step": 3, "lo')
+    assert rows_of_run(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
 def test_rows_are_kept_until_the_disk_has_space(tmp_path, monkeypatch):

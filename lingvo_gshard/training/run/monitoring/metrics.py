@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -33,10 +34,13 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(dict[str, int | float | None])
 
 
-def read_rows(logdir: pathlib.Path) -> list[dict[str, float]]:
-    """Returns the rows of a run's metrics.jsonl: each has `step` and the metrics of that step."""
-    lines = (logdir / METRICS_FILE).read_bytes().splitlines()
-    return [msgspec.json.decode(line) for line in lines]
+def rows_of_run(logdir: pathlib.Path) -> list[MetricsRow]:
+    """Returns the rows of a run's metrics.jsonl: each has `step` and the metrics of that step.
+
+    The file may be missing. A row that is still being written is left out.
+    """
+    rows = rows_until(logdir / METRICS_FILE, sys.maxsize)
+    return [{"step": step, **row} for step, row in rows]
 
 
 class MetricsWriter:
