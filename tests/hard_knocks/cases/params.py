@@ -393,7 +393,7 @@ CASES = (
         _MODEL + "--gin_param='task.encoder.execution = @lingvo_gshard.layers.stacks.loop.Repeat' "
         "--gin_param='task.encoder.execution.rematerialize = \"al\"'",
         error="task.encoder: encoder.execution.rematerialize: unknown rematerialization "
-        "policy 'al'. Valid: full, full_offloaded, none, products, products_but_hidden, "
-        "products_but_hidden_offloaded, products_offloaded.",
+        "policy 'al'. Valid: exchanges, exchanges_offloaded, full, full_offloaded, none, "
+        "products, products_but_hidden, products_but_hidden_offloaded, products_offloaded.",
     ),
 )
