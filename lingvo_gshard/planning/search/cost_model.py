@@ -508,8 +508,8 @@ class CostModel:
     def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
         sharding = self._sharding(strategy)
         for (kind, axes, times, phase), bytes in summed.items():
-            # Gradients of whole weights are reduced once. Every micro-batch reduces those that are
-            # split like their weights, of which no device holds a whole sum.
+            # Gradients of whole weights are reduced once. Those that are split like their weights
+            # are reduced by every micro-batch, since no device holds a whole sum of them.
             is_repeated = phase == BACKWARD and kind != "all-reduce"
             repeats = self.micro_batches if is_repeated else 1
             sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times * repeats)
