@@ -38,6 +38,8 @@ FOUND = {
         group_size=4,
     ),
 }
+# Regions are traced backward outside of their context, where annotations have an effect.
+IN_A_REGION = Combination(mesh="data=2,model=2", strategy="expert_tensor", dispatch="dropless")
 # The number of seeds that `make test-all` runs.
 ALL = 200
 # Combinations of one process, which imports for as long as it compiles one of them.
@@ -54,6 +56,10 @@ def check(combinations: list[Combination]) -> None:
         assert found["verdict"] in ("equal", "refused"), f"{combination}: {found['reason']}"
     if len(verdicts) < len(combinations):
         pytest.fail(f"{combinations[len(verdicts)]} ended the process: {ended.stderr[-2000:]}")
+
+
+def test_dropless_experts_that_are_split_by_hidden_units():
+    check([IN_A_REGION])
 
 
 @pytest.mark.slow
