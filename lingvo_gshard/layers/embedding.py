@@ -87,9 +87,8 @@ class TokenEmbedding(Layer):
         current = current_partitioning()
         # XLA adds the float32 gradients of both uses before it sums them over devices.
         is_summed_once = self.p.is_softmax_weight and not table_dtype()
-        if current is None or is_summed_once or isinstance(table, NestedMap):
-            return ()
-        if ids_BL.shape.rank != 2:
+        is_stored = isinstance(table, NestedMap)
+        if current is None or is_summed_once or is_stored or ids_BL.shape.rank != 2:
             return ()
         of_V, of_M = current.spec_split(self.variable_specs().table)
         batch, length = current.split("BL", path=context.layer_path(), reserved="V")
@@ -147,18 +146,21 @@ def are_few(tokens: int, rows: int) -> bool:
 def _exchanged_rows(
     table_VM: tf.Tensor, ids_BL: tf.Tensor, axes: tuple[str, ...], is_gathered: bool
 ) -> tf.Tensor:
-    """Returns float32 rows [B,L,M] of a table whose M stays split.
+    """Returns float32 rows [B,L,M] of a table that is split along M.
 
-    Each device looks up its part of the rows of all tokens, rounded to `table_dtype`. An all-to-all
-    brings the parts of a row together. Gradients go back in float32, so that each device sums all
-    occurrences of its part of a row. No device holds a full gradient of the table.
+    Rows are rounded to `table_dtype`. Each device looks up its part of the rows of all tokens, and
+    an all-to-all brings the parts of a row together. If the table is gathered, each device looks up
+    whole rows of its own tokens instead.
+
+    Gradients of the rows are always exchanged, in float32. Each device receives its part of the
+    gradients of all tokens and adds up those with equal ids. No device holds a full gradient of the
+    table.
 
     Args:
       table_VM: the table.
       ids_BL: integers in [0, V).
       axes: the mesh axes that split M of the table.
-      is_gathered: whether the step gathers the table anyway. Then rows are looked up in all of it,
-        and only their gradients are exchanged.
+      is_gathered: whether the table is gathered, since a softmax reads all of it in any case.
     """
     mesh, dtype = mesh_in_use(), table_dtype() or table_VM.dtype
     assert mesh is not None

@@ -267,7 +267,7 @@ class Partitioning:
         return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
 
     def is_gathered(self, spec: VariableSpec) -> bool:
-        """Returns whether products read a weight that is split less than its master weight."""
+        """Returns whether a step gathers a weight from its master weight, which is split more."""
         return self.spec_split(spec, MASTERS) != self.spec_split(spec)
 
     def with_padded_state(self) -> Partitioning:

@@ -16,13 +16,14 @@ from lingvo_gshard.planning.machines.gpu_targets import GpuTarget
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
 FP8 = "fp8"
-# jax reads the share of a GPU's memory that it takes from here.
-_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _RATES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64"),
     "int8": ("s8", "int8", "u8", "uint8", "s4", "int4", "u4", "uint4"),
 }
+
+# The environment variable with the share of a GPU's memory that jax takes.
+_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,11 +156,12 @@ def rate_of(dtype: str) -> str:
 def get(key: str) -> Chip:
     """Returns the chip of a key, such as "v3".
 
-    A program may use the share of a GPU's memory that the environment has jax take.
+    If XLA_PYTHON_CLIENT_MEM_FRACTION is set, it is the share of a GPU's memory that a program may
+    use.
 
     Raises:
-      UserError: if there is none; names --topology and the nearest key. Or the environment's share
-        is not one that jax accepts.
+      UserError: if there is none; names --topology and the nearest key. Or that variable is no
+        share.
     """
     if key not in CHIPS:
         raise UserError(f"`topology`: unknown chip {key!r}. {names.nearest(key, CHIPS)}")

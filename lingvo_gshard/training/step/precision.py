@@ -277,7 +277,10 @@ class Precision:
 
 
 def may_be_ahead(spec: VariableSpec) -> bool:
-    """Returns whether a weight is one of those that loops over layers gather ahead."""
+    """Returns whether a loop over layers can gather a weight one layer ahead.
+
+    It can if the weight is a factor of products and is stacked over the loop's layers.
+    """
     return bool(spec.slices and spec.inputs) and spec.layout.startswith(_LOOP)
 
 

@@ -37,7 +37,7 @@ _DECODER = msgspec.json.Decoder(dict[str, int | float | None])
 def rows_of_run(logdir: pathlib.Path) -> list[MetricsRow]:
     """Returns the rows of a run's metrics.jsonl: each has `step` and the metrics of that step.
 
-    The file may be missing. A row that is still being written is left out.
+    There are none if the file is missing. A row that is still being written is left out.
     """
     rows = rows_until(logdir / METRICS_FILE, sys.maxsize)
     return [{"step": step, **row} for step, row in rows]
