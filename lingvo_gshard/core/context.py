@@ -6,7 +6,9 @@ and metrics that layers report.
 
 Only this module defines ambient state. There are four scopes: the context of the current forward
 pass (core/context.py), its partitioning (sharding/partitioning.py), what is recorded of it
-(sharding/recording.py), and how plans are compiled (planning/compiling/cache.py).
+(sharding/recording.py), and how plans are compiled (planning/compiling/cache.py). Hand-written
+gradients, which TensorFlow computes after the forward pass, compute under the partitioning and for
+the layer of the call that they belong to; see `captured`.
 """
 
 from __future__ import annotations
@@ -24,18 +26,24 @@ from lingvo_gshard.core.repetition import Iteration
 Value = TypeVar("Value")
 
 
+_held_in_gradients: list[Scope] = []
+
+
 class Scope(Generic[Value]):
     """A value of one type, separate for every thread.
 
     Args:
       name: Name for debugging.
       default: The value outside of every `use` block.
+      holds_in_gradients: Whether the value of a call holds in its hand-written gradient.
     """
 
-    def __init__(self, name: str, default: Value):
+    def __init__(self, name: str, default: Value, holds_in_gradients: bool = False):
         self._variable: contextvars.ContextVar[Value] = contextvars.ContextVar(
             name, default=default
         )
+        if holds_in_gradients:
+            _held_in_gradients.append(self)
 
     def get(self) -> Value:
         """Returns the value of the innermost `use` block."""
@@ -191,6 +199,24 @@ def current() -> Context:
 def layer_path() -> str:
     """Returns the path of the layer that is computing, empty at the root and outside of layers."""
     return current().layer_path
+
+
+def captured() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Returns what makes this layer, and scopes that hold in gradients, current again.
+
+    The returned function does so inside a `with` block.
+    """
+    path = layer_path()
+    values = [(scope, scope.get()) for scope in _held_in_gradients]
+
+    @contextlib.contextmanager
+    def restored() -> Iterator[None]:
+        with override(layer_path=path), contextlib.ExitStack() as stack:
+            for scope, value in values:
+                stack.enter_context(scope.use(value))
+            yield
+
+    return restored
 
 
 @contextlib.contextmanager

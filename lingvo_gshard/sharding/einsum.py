@@ -199,9 +199,6 @@ def _product(
     """
     summed = summed_letters(left, right, output)
     of_x, of_y = summed_letters(output, right, left), summed_letters(output, left, right)
-    # The backward pass of a manual region runs outside of it, where annotations have an effect.
-    is_split = any(axes for layout in (left, output) for axes in axes_of(layout))
-    of_weight = _weight_gradient if is_split else _contract
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
@@ -224,8 +221,8 @@ def _product(
             dx = multiply(_contract, layouts, factor_dz(of_x), factor_y(of_x))
             layouts = output, left, right
             if rounding and not rounding.rounds_weight_gradients:
-                return dx, of_weight(*layouts, dz, x)
-            return dx, multiply(of_weight, layouts, factor_dz(of_y), factor_x(of_y))
+                return dx, _weight_gradient(*layouts, dz, x)
+            return dx, multiply(_weight_gradient, layouts, factor_dz(of_y), factor_x(of_y))
 
         if known is not None:
             return known, gradient
@@ -320,8 +317,9 @@ def _weight_gradient(left: str, right: str, output: str, x: tf.Tensor, y: tf.Ten
     ]
     kept = {axis for letter, axes in splits if letter in output for axis in axes}
     conflicting = {letter for letter, axes in splits if letter not in output and kept & {*axes}}
-    unsplit = "".join(sorted(conflicting))
-    x, y = _annotated_factor(x, left, unsplit), _annotated_factor(y, right, unsplit)
+    if any(axes for _, axes in splits):
+        unsplit = "".join(sorted(conflicting))
+        x, y = _annotated_factor(x, left, unsplit), _annotated_factor(y, right, unsplit)
     return _contract(left, right, output, x, y)
 
 

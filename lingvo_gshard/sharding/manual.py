@@ -18,7 +18,8 @@ mode all functions are the identity, so that the same code computes on full tens
 - A region may read only its arguments and constants. Pass other tensors as arguments.
 - A shard has no place outside of a region. `stack_of_shards` makes a full tensor of the shards of
   all devices, which a loop can carry, and `own_shard` returns this device's shard of it.
-- Layers may be called in a function given to `manual`. Annotations have no effect there.
+- Layers may be called in a function given to `manual`. Annotations have no effect there, nor in
+  its hand-written gradients.
 - Regions need the GSPMD partitioner. TensorFlow has no operations for Shardy's manual regions.
 """
 

@@ -370,7 +370,7 @@ class Sharding:
     manual_partitioning: Partitioning | None = None
 
 
-_scope: Scope[Sharding] = Scope("sharding", Sharding())
+_scope: Scope[Sharding] = Scope("sharding", Sharding(), holds_in_gradients=True)
 
 
 def current_sharding() -> Sharding:

@@ -99,6 +99,26 @@ class ManualTest(testing.TestCase, parameterized.TestCase):
         found = partition(_gradients(_feed_forward), MESH)(x, w_in, w_out)
         self.assertAllClose(found, [dh @ w_in.T, x.T @ dh, h.T @ dy], rtol=1e-4, atol=1e-4)
 
+    def test_gradients_compute_in_the_region_of_their_call(self):
+        """Splits hidden units by hand; `tensor` would split those of a device once more."""
+
+        def on_shard(x, w_in, w_out):
+            h = tf.nn.relu(einsum("BLM,MH->BLH", x, w_in))
+            return collectives.psum(einsum("BLH,HM->BLM", h, w_out), "model")
+
+        def function(x, w_in, w_out):
+            rows = (("data",), (), ())
+            splits = [rows, ((), ("model",)), (("model",), ())]
+            return manual(on_shard, splits, rows)(x, w_in, w_out)
+
+        x, w_in, w_out = _array(8, 2, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
+        arguments = [tf.constant(a) for a in (x, w_in, w_out)]
+        expected = _gradients(function)(*arguments)
+        found = partition(_gradients(function), MESH, "tensor")
+        self.assertAllClose(found(x, w_in, w_out), expected, rtol=1e-4, atol=1e-4)
+        # Sums of the result, of its gradient, of the gradient of x, and one of both weights'.
+        self.assertCollectives(found, x, w_in, w_out, expected={"all-reduce": 4})
+
     @parameterized.parameters(
         (BY_DATA,),
         (((), ("model",)),),

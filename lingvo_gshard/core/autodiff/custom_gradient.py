@@ -1,4 +1,4 @@
-"""Hand-written gradients that carry the path of their layer."""
+"""Hand-written gradients that compute for the layer and under the partitioning of their call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from lingvo_gshard.core.lazy import gen_xla_ops, ops, tf
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
-    """Decorates a function like tf.custom_gradient, and names its gradient after the layer.
+    """Decorates a function like tf.custom_gradient; its gradient belongs to the place of the call.
 
-    TensorFlow computes custom gradients when the tape evaluates them, outside of all layers. This
-    decorator gives the gradient the layer path of the call. The operations of the gradient are
-    named `gradient_tape/<name scope of the call>/...`, as in the gradients of TensorFlow's own ops.
+    TensorFlow computes custom gradients when the tape evaluates them, outside of all layers and
+    manual regions. This decorator gives the gradient the layer path and the partitioning of the
+    call: in a manual region, annotations have no effect. The operations of the gradient are named
+    `gradient_tape/<name scope of the call>/...`, as in the gradients of TensorFlow's own ops.
 
     Args:
       function: Returns a result and a function from the result's gradients to the arguments'.
@@ -24,12 +25,12 @@ def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
 
     @functools.wraps(function)
     def named(*args: Any) -> tuple[Any, Callable]:
-        path, scope = context.layer_path(), tf.get_current_name_scope()
+        place, scope = context.captured(), tf.get_current_name_scope()
         result, gradient = function(*args)
 
         def named_gradient(*upstream: tf.Tensor) -> Any:
             name = f"gradient_tape/{scope}/" if scope else "gradient_tape/"
-            with context.override(layer_path=path), tf.name_scope(name):
+            with place(), tf.name_scope(name):
                 return gradient(*upstream)
 
         return result, named_gradient

@@ -22,7 +22,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import read_slice, write_slice
 from lingvo_gshard.layers.stacks import execution
-from lingvo_gshard.sharding.partitioning import use_partitioning
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
 _POLICY = "products"
@@ -321,15 +320,11 @@ class ExpertBlocks:
 
     @contextlib.contextmanager
     def _block_at(self, start: tf.Tensor) -> Iterator[None]:
-        """Sets the context of the block that begins at row `start`; each block has its own key.
-
-        Also disables the partitioning, since all rows are on one device. The manual region disables
-        the partitioning only in the forward pass: gradients are computed outside of the region.
-        """
+        """Sets the context of the block that begins at row `start`; each block has its own key."""
         block = self.context.part(self.context.iteration)
         if block.seed is not None:
             block.seed = random_numbers.hashed_fold_in_word(block.seed, start)
-        with context.use(block), use_partitioning(None):
+        with context.use(block):
             yield
 
     def _packed(self, weights: Tensors) -> NestedMap:
