@@ -51,7 +51,7 @@ def attend(
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
     integers: Sequence[tf.Tensor] = (),
-    sinks: Sequence[tf.Tensor] = (),
+    learned: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
     """Returns the attention output [B,N,L,D], with the D of the values, on one device.
 
@@ -65,7 +65,8 @@ def attend(
       values_BNKD: values.
       integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
-      sinks: float32 logits [N], if the call has them.
+      learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call
+        has.
     """
 
     @custom_gradient
@@ -78,7 +79,7 @@ def attend(
 
         return mixed_BNLD, gradient
 
-    return compute(query_BNLD, keys_BNKD, values_BNKD, *integers, *sinks)
+    return compute(query_BNLD, keys_BNKD, values_BNKD, *integers, *learned)
 
 
 def attend_with_sums(
@@ -90,7 +91,7 @@ def attend_with_sums(
 
     Args:
       call: the static arguments.
-      operands: queries, keys, values, then the `integers` of `attend`, and sinks if there are any.
+      operands: queries, keys, values, then the `integers` and `learned` of `attend`.
     """
     query_BNLD, keys_BNKD, values_BNKD = operands[:3]
     batch, heads, queries, _ = known_sizes(query_BNLD.shape)
@@ -108,7 +109,7 @@ def gradients(
     log_sums_BNL: tf.Tensor,
     d_mixed_BNLD: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Returns the gradients of queries, keys, values, and sinks if the call has them.
+    """Returns the gradients of queries, keys, values, and what is learned, as in `attend`.
 
     If the keys are a part of those that the queries attend to, and output and sums are of all keys,
     these are the gradients of this part, and terms of the queries' gradient.
@@ -120,7 +121,7 @@ def gradients(
       log_sums_BNL: float32, the log of the softmax' sums.
       d_mixed_BNLD: the gradient of the output.
     """
-    d_operands = [*operands[:3], *operands[-1:]] if call.has_sinks else operands[:3]
+    d_operands = [*operands[:3], *operands[len(operands) - call.learned :]]
     return BACKWARD.mark(
         call,
         [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],

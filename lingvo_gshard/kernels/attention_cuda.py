@@ -65,7 +65,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the gradients of queries, keys, values and sinks.
+    """Returns the gradients of queries, keys, values, and what the call learns.
 
     Args:
       call: the static arguments.
@@ -87,8 +87,8 @@ def _cudnn_can(call: AttentionCall, operands: Any) -> bool:
     """Returns whether cuDNN knows the mask, the sizes and the type of a call."""
     query, keys, values = operands[:3]
     is_plain = not (call.has_segments or call.has_sinks or call.logit_cap or call.first_query)
-    # cuDNN drops weights by random numbers of its own.
-    is_plain = is_plain and not call.dropout_rate
+    # cuDNN drops weights by random numbers of its own, and reads a bias of each query and key.
+    is_plain = is_plain and not call.dropout_rate and call.buckets is None
     is_known_mask = not call.window or call.is_causal
     if call.is_causal and query.shape[2] != keys.shape[2]:
         is_known_mask = False

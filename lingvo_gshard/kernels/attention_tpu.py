@@ -34,6 +34,8 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
     del values
     if call.dropout_rate:
         return "Splash attention cannot drop weights"
+    if call.buckets is not None:
+        return "Splash attention has no learned bias"
     if dtype not in ("bfloat16", "float32"):
         return f"Splash attention computes bfloat16 and float32, not {dtype}"
     if min(query[2], keys[2]) < _LANES:

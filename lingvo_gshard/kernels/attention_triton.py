@@ -3,18 +3,20 @@
 The forward pass keeps running sums over blocks of keys; the backward pass computes the weights
 again from the log of the softmax' sums (Dao 2023, arXiv 2307.08691, algorithms 1 and 2). Blocks
 that the positions hide from all queries of a tile are skipped. jax's own kernel for Triton knows
-neither windows, caps, sinks, nor heads that share keys.
+neither windows, caps, learned biases, sinks, nor heads that share keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.kernels.call import HIDDEN, AttentionCall, Operands, pad
+from lingvo_gshard.kernels.distance_bias import DistanceBias, added_by_bucket
 from lingvo_gshard.kernels.triton_products import dot
+from lingvo_gshard.kernels.triton_rows import load_rows, padded_dim, store_rows
 from lingvo_gshard.kernels.weight_dropout import DropoutOperands, TileDropout
 
 
@@ -33,7 +35,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     mixed, log_sums = tiles.call(
         _forward_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
-        [*tiles.by_query(), *tiles.whole_keys(), *tiles.integers(), *tiles.sink()],
+        [*tiles.by_query(), *tiles.whole_keys(), *tiles.options(), *tiles.sink()],
         [
             (mixed_shape, tiles.query_tile(values)),
             (jax.ShapeDtypeStruct(shape, jnp.float32), tiles.query_row()),
@@ -44,7 +46,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the gradients of queries, keys, values and sinks.
+    """Returns the gradients of queries, keys, values, and what the call learns.
 
     Args:
       call: the static arguments.
@@ -57,11 +59,12 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     # The sum over the keys of each weight times its gradient.
     weighted_BNL = products.sum(-1)
     rows = [pad(x, 2, tiles.padded_queries) for x in (d_mixed, log_sums, weighted_BNL)]
-    d_query = _query_gradient(tiles, rows)
+    d_query, *d_biases = _query_gradients(tiles, rows)
     d_keys, d_values = _key_gradients(tiles, rows)
     gradients = [
         d_query[:, :, : tiles.queries],
         *(x[:, :, : tiles.keys] for x in (d_keys, d_values)),
+        *(x.sum((0, 2))[:, : tiles.operands.biases.shape[1]] for x in d_biases),
     ]
     if call.has_sinks:
         at_sinks_BNL = jnp.exp(inputs[-1][:, None] - log_sums)
@@ -69,24 +72,30 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     return tuple(gradients)
 
 
-def _query_gradient(tiles: _Tiles, rows: list[jax.Array]) -> jax.Array:
+def _query_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
+    """Returns the gradient of the queries, then of the biases, if there are any, for each tile."""
     query = tiles.operands.query
     d_mixed, log_sums, weighted = rows
-    (d_query,) = tiles.call(
+    outputs = [(jax.ShapeDtypeStruct(query.shape, query.dtype), tiles.query_tile(query))]
+    if tiles.bias is not None:
+        shape = (tiles.batch, tiles.heads, tiles.padded_queries // tiles.block_q)
+        buckets = padded_dim(tiles.operands.biases)
+        spec = pallas.BlockSpec((None, None, None, buckets), lambda i, b, n: (b, n, i, 0))
+        outputs.append((jax.ShapeDtypeStruct((*shape, buckets), jnp.float32), spec))
+    return tiles.call(
         _query_gradient_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
         [
             *tiles.by_query(),
             *tiles.whole_keys(),
-            *tiles.integers(),
+            *tiles.options(),
             (d_mixed, tiles.query_tile(d_mixed)),
             (log_sums, tiles.query_row()),
             (weighted, tiles.query_row()),
         ],
-        [(jax.ShapeDtypeStruct(query.shape, query.dtype), tiles.query_tile(query))],
+        outputs,
         "attention_query_gradient",
     )
-    return d_query
 
 
 def _key_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
@@ -99,7 +108,7 @@ def _key_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
             (query, tiles.group_rows(query)),
             (keys, tiles.key_tile(keys)),
             (values, tiles.key_tile(values)),
-            *tiles.integers(),
+            *tiles.options(of_groups=True),
             (d_mixed, tiles.group_rows(d_mixed)),
             (log_sums, tiles.group_row()),
             (weighted, tiles.group_row()),
@@ -136,6 +145,7 @@ class _Tiles:
     Attributes:
       attention: the static arguments.
       operands: the padded operands.
+      bias: the learned bias of the padded operands' distances; None if there is none.
       queries: number of queries, without padding.
       keys: number of keys, without padding.
       block_q: queries of a tile.
@@ -146,6 +156,7 @@ class _Tiles:
 
     attention: AttentionCall
     operands: Operands
+    bias: DistanceBias | None
     queries: int
     keys: int
     block_q: int
@@ -164,7 +175,8 @@ class _Tiles:
         padded = operands.padded(
             *(-(-n // b) * b for n, b in ((queries, block_q), (keys, block_k)))
         )
-        return cls(call, padded, queries, keys, block_q, block_k, warps, interpret)
+        bias = DistanceBias.of(call, padded)
+        return cls(call, padded, bias, queries, keys, block_q, block_k, warps, interpret)
 
     @property
     def batch(self) -> int:
@@ -237,17 +249,28 @@ class _Tiles:
             for x in (self.operands.keys, self.operands.values)
         ]
 
-    def integers(self) -> list[tuple]:
-        """Returns the operands that decide which keys a query sees, and which weights it drops.
+    def options(self, of_groups: bool = False) -> list[tuple]:
+        """Returns the operands of `_Options`, each with the block that a tile reads.
 
-        Each comes with its block: a whole row of segments, or a whole array for dropout.
+        Args:
+          of_groups: whether a tile is of all heads that share a head of keys, rather than of one.
         """
         segments = [
             (x, pallas.BlockSpec((None, x.shape[1]), lambda i, b, n: (b, 0)))
             for x in self.operands.segments
         ]
         dropout = self.operands.dropout or ()
-        return segments + [(x, pallas.BlockSpec(x.shape, lambda i, b, n: (0,))) for x in dropout]
+        dropped = [(x, pallas.BlockSpec(x.shape, lambda i, b, n: (0,))) for x in dropout]
+        return segments + dropped + self._bias(self.group if of_groups else None)
+
+    def _bias(self, heads: int | None) -> list[tuple]:
+        if self.bias is None:
+            return []
+        values, buckets = self.bias
+        return [
+            (values, pallas.BlockSpec((heads, values.shape[1]), lambda i, b, n: (n, 0))),
+            (buckets, pallas.BlockSpec(buckets.shape, lambda i, b, n: (0,))),
+        ]
 
     def sink(self) -> list[tuple]:
         """Returns the array of sinks and its block, the logit of one head; none without sinks."""
@@ -299,32 +322,47 @@ class _Tiles:
             high = jnp.minimum(jax.lax.div(last + self.block_q, self.block_q), count)
         return low, high
 
-    def split(self, refs: Any) -> tuple[tuple, DropoutOperands | None, list]:
-        """Returns the references to `integers`, segments and dropout, and those behind them."""
-        count, dropout = len(self.operands.segments), self.operands.dropout
-        rest = list(refs[count:])
-        if dropout is not None:
-            dropout, rest = DropoutOperands(*rest[: len(dropout)]), rest[len(dropout) :]
-        return tuple(refs[:count]), dropout, rest
+    def split(self, refs: Any) -> tuple[_Options, list]:
+        """Returns the references to the operands of `options`, and those behind them."""
+        rest, dropout, bias = list(refs), self.operands.dropout, self.bias
 
-    def dropout(
-        self, refs: DropoutOperands | None, row: Any, head: Any, first_q: Any, first_k: Any
-    ) -> TileDropout | None:
-        """Returns the dropout of a tile's weights; None if the call drops none.
+        def take(count: int) -> list:
+            taken = rest[:count]
+            del rest[:count]
+            return taken
+
+        segments = tuple(take(len(self.operands.segments)))
+        dropout = dropout and DropoutOperands(*take(len(dropout)))
+        bias = bias and DistanceBias(*take(len(bias)))
+        return _Options(pallas.program_id(1), segments, dropout, bias), rest
+
+    def tile(
+        self, refs: _Options, head: Any, first_q: Any, first_k: Any, in_group: Any = None
+    ) -> _Tile:
+        """Returns what the options say about the weights of a tile.
 
         Args:
-          refs: references to the operands of dropout.
-          row: index along B.
+          refs: references to the options' operands.
           head: index of the head of queries.
           first_q: first query of the tile.
           first_k: first key of the tile.
+          in_group: index of the head in its group, if the references are of all heads of a group.
         """
-        if refs is None:
-            return None
-        queries = refs.queries[pallas.ds(first_q, self.block_q)]
-        keys = refs.keys[pallas.ds(first_k, self.block_k)]
-        index = (queries + (refs.rows[row] + refs.heads[head]))[:, None] + keys[None]
-        return TileDropout.drawn(self.attention.dropout_rate, index, refs.key)
+        dropout = None
+        if refs.dropout is not None:
+            queries = refs.dropout.queries[pallas.ds(first_q, self.block_q)]
+            keys = refs.dropout.keys[pallas.ds(first_k, self.block_k)]
+            terms = refs.dropout.rows[refs.row] + refs.dropout.heads[head]
+            index = (queries + terms)[:, None] + keys[None]
+            dropout = TileDropout.drawn(self.attention.dropout_rate, index, refs.dropout.key)
+        bias = buckets = None
+        if refs.bias is not None:
+            start = self.padded_queries - 1 + first_k - first_q
+            index = start + jnp.arange(self.block_k)[None] - jnp.arange(self.block_q)[:, None]
+            values = refs.bias.values
+            bias = values[index] if in_group is None else values[in_group, index]
+            buckets = refs.bias.buckets[index]
+        return _Tile(self.is_visible(first_q, first_k, refs.segments), dropout, bias, buckets)
 
     def is_visible(self, first_q: Any, first_k: Any, segments: tuple) -> Any:
         """Returns bool [block_q,block_k]: whether each query of a tile sees each key."""
@@ -344,6 +382,42 @@ class _Tiles:
         return visible
 
 
+class _Options(NamedTuple):
+    """References to the operands that decide about weights, beside queries and keys.
+
+    Attributes:
+      row: index of the tile along B.
+      segments: segments of queries and keys; empty without segments.
+      dropout: what decides which weights are dropped; None if none are.
+      bias: the learned bias; None if there is none.
+    """
+
+    row: Any
+    segments: tuple
+    dropout: DropoutOperands | None
+    bias: DistanceBias | None
+
+
+class _Tile(NamedTuple):
+    """What the options say about the weights [block_q,block_k] of a tile.
+
+    Attributes:
+      visible: bool, whether each query sees each key.
+      dropout: dropout of the weights; None for none.
+      bias: float32, the learned bias of each logit; None for none.
+      buckets: int32, the bucket of each bias; None for none.
+    """
+
+    visible: Any
+    dropout: TileDropout | None
+    bias: Any
+    buckets: Any
+
+    def biased(self, logits: Any) -> Any:
+        """Returns logits with the bias added, if there is one."""
+        return logits if self.bias is None else logits + self.bias
+
+
 @dataclasses.dataclass(frozen=True)
 class _Dims:
     """Sizes of the heads. Triton computes with powers of two, and masks what is more.
@@ -360,8 +434,8 @@ class _Dims:
 def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others, mixed_ref, log_sums_ref = refs
     call = tiles.attention
-    segments, dropout_refs, sinks = tiles.split(others)
-    first_q, row, head = pallas.program_id(0) * tiles.block_q, *_row_and_head()
+    options, sinks = tiles.split(others)
+    first_q, head = pallas.program_id(0) * tiles.block_q, pallas.program_id(2)
     query = load_rows(query_ref, dims.keys)
 
     def add_block(j: Any, sums: tuple) -> tuple:
@@ -369,13 +443,13 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
         first_k = j * tiles.block_k
         keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
         logits, _ = logits_of(call.logit_cap, query, keys)
-        logits = jnp.where(tiles.is_visible(first_q, first_k, segments), logits, HIDDEN)
+        tile = tiles.tile(options, head, first_q, first_k)
+        logits = jnp.where(tile.visible, tile.biased(logits), HIDDEN)
         new_largest = jnp.maximum(largest, logits.max(-1))
         correction = jnp.exp(largest - new_largest)
         exponentials = jnp.exp(logits - new_largest[:, None])
         values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
-        dropout = tiles.dropout(dropout_refs, row, head, first_q, first_k)
-        kept = exponentials if dropout is None else dropout.applied(exponentials)
+        kept = exponentials if tile.dropout is None else tile.dropout.applied(exponentials)
         product = dot(kept.astype(values.dtype), values)
         total = total * correction + exponentials.sum(-1)
         return mixed * correction[:, None] + product, new_largest, total
@@ -395,35 +469,40 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
 
 def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others = refs
-    segments, dropout_refs, others = tiles.split(others)
-    d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref = others
-    first_q, row, head = pallas.program_id(0) * tiles.block_q, *_row_and_head()
+    options, others = tiles.split(others)
+    d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref, *d_biases_refs = others
+    first_q, head = pallas.program_id(0) * tiles.block_q, pallas.program_id(2)
     query, d_mixed = load_rows(query_ref, dims.keys), load_rows(d_mixed_ref, dims.values)
     log_sums, weighted = log_sums_ref[...], weighted_ref[...]
 
-    def add_block(j: Any, d_query: Any) -> Any:
+    def add_block(j: Any, sums: tuple) -> tuple:
+        d_query, *d_biases = sums
         first_k = j * tiles.block_k
         keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
         values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
-        _, d_logits = _weights(
+        tile = tiles.tile(options, head, first_q, first_k)
+        _, d_logits, slope = _weights(
             tiles.attention.logit_cap,
-            tiles.is_visible(first_q, first_k, segments),
-            tiles.dropout(dropout_refs, row, head, first_q, first_k),
+            tile,
             (query, keys, values, d_mixed),
             (log_sums, weighted),
         )
-        return d_query + dot(d_logits.astype(keys.dtype), keys)
+        d_biases = [added_by_bucket(x, tile.buckets, d_logits) for x in d_biases]
+        return d_query + dot((d_logits * slope).astype(keys.dtype), keys), *d_biases
 
-    zeros = jnp.zeros(d_query_ref.shape, jnp.float32)
+    zeros = [jnp.zeros(ref.shape, jnp.float32) for ref in (d_query_ref, *d_biases_refs)]
     low, high = tiles.key_range(first_q)
-    store_rows(d_query_ref, jax.lax.fori_loop(low, high, add_block, zeros), dims.keys)
+    d_query, *d_biases = jax.lax.fori_loop(low, high, add_block, tuple(zeros))
+    store_rows(d_query_ref, d_query, dims.keys)
+    for ref, x in zip(d_biases_refs, d_biases, strict=True):
+        ref[...] = x
 
 
 def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others = refs
-    segments, dropout_refs, others = tiles.split(others)
+    options, others = tiles.split(others)
     d_mixed_ref, log_sums_ref, weighted_ref, d_keys_ref, d_values_ref = others
-    first_k, row, shared_head = pallas.program_id(0) * tiles.block_k, *_row_and_head()
+    first_k, shared_head = pallas.program_id(0) * tiles.block_k, pallas.program_id(2)
     keys, values = load_rows(keys_ref, dims.keys), load_rows(values_ref, dims.values)
     low, high = tiles.query_range(first_k)
 
@@ -434,14 +513,13 @@ def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -
             query = load_rows(query_ref, dims.keys, first_q, tiles.block_q, head)
             d_mixed = load_rows(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
             rows, of_queries = pallas.ds(first_q, tiles.block_q), shared_head * tiles.group + head
-            weights, d_logits = _weights(
+            weights, d_logits, slope = _weights(
                 tiles.attention.logit_cap,
-                tiles.is_visible(first_q, first_k, segments),
-                tiles.dropout(dropout_refs, row, of_queries, first_q, first_k),
+                tiles.tile(options, of_queries, first_q, first_k, in_group=head),
                 (query, keys, values, d_mixed),
                 (log_sums_ref[head, rows], weighted_ref[head, rows]),
             )
-            d_keys += dot(d_logits.astype(query.dtype).T, query)
+            d_keys += dot((d_logits * slope).astype(query.dtype).T, query)
             d_values += dot(weights.astype(d_mixed.dtype).T, d_mixed)
             return d_keys, d_values
 
@@ -478,64 +556,22 @@ def capped(cap: float, products: Any) -> tuple[Any, Any]:
     return cap * tanh, 1.0 - tanh * tanh
 
 
-def _row_and_head() -> tuple[Any, Any]:
-    """Returns the indices along B and the heads in the grids of all tiles."""
-    return pallas.program_id(1), pallas.program_id(2)
+def _weights(cap: float, tile: _Tile, arrays: tuple, statistics: tuple) -> tuple[Any, Any, Any]:
+    """Returns the float32 weights of a tile, the gradients of its logits, and their slopes.
 
-
-def _weights(
-    cap: float, visible: Any, dropout: TileDropout | None, arrays: tuple, statistics: tuple
-) -> tuple[Any, Any]:
-    """Returns the float32 weights of a tile and the gradients of its products q k.
+    Products q k have the gradients of the logits, times the slopes.
 
     Args:
       cap: c of c tanh(q k / c); 0 disables it.
-      visible: bool, whether each query sees each key.
-      dropout: dropout of the weights; None for none.
+      tile: what the options say about the weights.
       arrays: queries, keys, values, and the gradients of the outputs.
       statistics: the log of each query's sum, and the sum of its weights times their gradients.
     """
     query, keys, values, d_mixed = arrays
     log_sums, weighted = (x[:, None] for x in statistics)
     logits, slope = logits_of(cap, query, keys)
-    weights = jnp.where(visible, jnp.exp(logits - log_sums), 0.0)
+    weights = jnp.where(tile.visible, jnp.exp(tile.biased(logits) - log_sums), 0.0)
     kept, d_weights = weights, dot(d_mixed, values.T)
-    if dropout is not None:
-        kept, d_weights = dropout.applied(weights), dropout.applied(d_weights)
-    return kept, weights * (d_weights - weighted) * slope
-
-
-def load_rows(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = None) -> Any:
-    """Returns rows of an array, with zeros beyond the size of its heads.
-
-    Args:
-      ref: the array [rows,D], or [heads,rows,D].
-      dim: size of D without padding.
-      first: the first row; None for all rows.
-      size: number of rows.
-      head: the head, if the array has several.
-    """
-    index = () if first is None else (pallas.ds(first, size), slice(None))
-    index = index if head is None else (head, *index)
-    if ref.shape[-1] == dim:
-        return ref[index or ...]
-    rows = ref.at[index] if index else ref
-    return pallas_triton.load(rows, mask=_within(ref.shape[-1], dim), other=0.0)
-
-
-def store_rows(ref: Any, x: Any, dim: int) -> None:
-    """Writes a tile in the type of the array, without what is beyond the size of its heads."""
-    x = x.astype(ref.dtype)
-    if ref.shape[-1] == dim:
-        ref[...] = x
-    else:
-        pallas_triton.store(ref, x, mask=_within(ref.shape[-1], dim))
-
-
-def _within(padded: int, dim: int) -> Any:
-    return (jnp.arange(padded) < dim)[None, :]
-
-
-def padded_dim(x: Any) -> int:
-    """Returns the power of two that holds the size of an array's heads."""
-    return 1 << (x.shape[-1] - 1).bit_length()
+    if tile.dropout is not None:
+        kept, d_weights = (tile.dropout.applied(x) for x in (weights, d_weights))
+    return kept, weights * (d_weights - weighted), slope

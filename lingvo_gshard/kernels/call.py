@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.kernels.weight_dropout import DropoutOperands
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
@@ -26,6 +27,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
       first_query: position of the first query among the keys.
       logit_cap: c of c tanh(q k / c); 0 disables it.
       has_segments: whether queries and keys have segments. A query attends to keys of its own.
+      buckets: the buckets of distances that have a learned bias; None for no such bias.
       has_sinks: whether each head has the logit of a key without a value.
       dropout_rate: fraction of the attention weights that are dropped.
     """
@@ -35,8 +37,14 @@ class AttentionCall(msgspec.Struct, frozen=True):
     first_query: int = 0
     logit_cap: float = 0.0
     has_segments: bool = False
+    buckets: DistanceBuckets | None = None
     has_sinks: bool = False
     dropout_rate: float = 0.0
+
+    @property
+    def learned(self) -> int:
+        """Number of the last operands, learned by the layer, that have gradients."""
+        return int(self.buckets is not None) + int(self.has_sinks)
 
     def computed_share(self, queries: int, keys: int, block_q: int, block_k: int) -> float:
         """Returns the share of blocks that a kernel computes: those that positions do not hide.
@@ -83,6 +91,7 @@ class Operands:
       values: values [B,N,K,D], with as many heads as the keys.
       segments: int32 segments [B,L] of queries and [B,K] of keys, if the call has them.
       dropout: what decides which weights are dropped; None if the call drops none.
+      biases: float32 bias [N,buckets] of the logits of each bucket; None if there is none.
       sinks: float32 logits [N] of the sinks; None if there are none.
     """
 
@@ -91,6 +100,7 @@ class Operands:
     values: Any
     segments: tuple[Any, ...]
     dropout: DropoutOperands | None
+    biases: Any
     sinks: Any
 
     @classmethod
@@ -98,9 +108,10 @@ class Operands:
         """Names a call's arrays, which come in the order of the attributes."""
         query, keys, values, *others = arrays
         sinks = others.pop() if call.has_sinks else None
+        biases = others.pop() if call.buckets is not None else None
         count = 2 if call.has_segments else 0
         dropout = DropoutOperands(*others[count:]) if call.dropout_rate else None
-        return cls(query, keys, values, tuple(others[:count]), dropout, sinks)
+        return cls(query, keys, values, tuple(others[:count]), dropout, biases, sinks)
 
     def padded(self, queries: int, keys: int) -> Operands:
         """Returns the operands with rows of `queries` and `keys` positions.
@@ -117,7 +128,7 @@ class Operands:
             )
         query, own_keys = pad(self.query, 2, queries), pad(self.keys, 2, keys)
         values = pad(self.values, 2, keys)
-        return Operands(query, own_keys, values, segments, dropout, self.sinks)
+        return Operands(query, own_keys, values, segments, dropout, self.biases, self.sinks)
 
 
 def pad(x: jax.Array, dimension: int, size: int, value: int = 0) -> jax.Array:

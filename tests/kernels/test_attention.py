@@ -1,5 +1,7 @@
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 
+import math
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -8,6 +10,7 @@ from lingvo_gshard import kernels, testing
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
 from lingvo_gshard.kernels.call import AttentionCall
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.layers.dropout import DropoutMask
 
 # Sizes B, N, heads of keys, L, K, D of keys, D of values; and the static arguments.
@@ -39,10 +42,39 @@ DROPPED = {
     ),
     "segments_sinks": ((2, 2, 2, 131, 131, 32, 32), {"has_sinks": True}, True),
 }
+# All of them have a learned bias. Numbers of buckets are no powers of two, or larger than a tile
+# has distances.
+BIASED = {
+    "causal_segments_shared_keys": (
+        (2, 4, 2, 150, 150, 64, 64),
+        {"is_causal": True, "buckets": DistanceBuckets(32, 128, True)},
+        True,
+    ),
+    "cap_sinks_both_ways": (
+        (1, 4, 1, 200, 200, 128, 128),
+        {"logit_cap": 5.0, "has_sinks": True, "buckets": DistanceBuckets(12, 40, False)},
+        False,
+    ),
+    "later_queries": (
+        (1, 2, 1, 128, 260, 192, 128),
+        {"is_causal": True, "first_query": 132, "buckets": DistanceBuckets(6, 200, True)},
+        False,
+    ),
+    "keys_of_another_row": (
+        (1, 2, 2, 130, 300, 32, 24),
+        {"buckets": DistanceBuckets(64, 130, False)},
+        True,
+    ),
+    "window_dropout": (
+        (1, 2, 2, 140, 140, 64, 64),
+        {"window": 30, "dropout_rate": 0.3, "buckets": DistanceBuckets(8, 20, False)},
+        False,
+    ),
+}
 
 
 def operands_of(sizes, call, seed=0):
-    """Returns queries, keys, values, segments and sinks of a call, and the gradient of its output.
+    """Returns the operands of a call, in the order of `Operands`, and the gradient of its output.
 
     Segments are sorted, begin with a padding segment, and have lengths that are not whole blocks.
     """
@@ -62,6 +94,8 @@ def operands_of(sizes, call, seed=0):
         arrays += [segments[:, :n].astype(np.int32) for n in (queries, keys)]
     if call.dropout_rate:
         arrays += draw(DropoutMask(call.dropout_rate, tf.constant(KEY)), sizes)
+    if call.buckets is not None:
+        arrays.append(normal(heads, call.buckets.count))
     if call.has_sinks:
         arrays.append(normal(heads))
     return arrays, normal(batch, heads, queries, value_dim)
@@ -88,10 +122,32 @@ def visible_keys(call, shape, segments):
     return visible
 
 
+def buckets_of_pairs(call, queries, keys):
+    """Returns int32 [L,K]: the bucket of each query and key, by T5's own order of operations."""
+    count, largest, is_causal = (
+        call.buckets.count,
+        call.buckets.max_distance,
+        call.buckets.is_causal,
+    )
+    found = np.zeros((queries, keys), np.int32)
+    for i in range(queries):
+        for j in range(keys):
+            distance, side = call.first_query + i - j, count if is_causal else count // 2
+            start = 0 if is_causal or distance >= 0 else side
+            distance = max(distance, 0) if is_causal else abs(distance)
+            exact = side // 2
+            if distance >= exact:
+                share = math.log(distance / exact) / math.log(largest / exact)
+                distance = min(exact + int(share * (side - exact) + 1e-9), side - 1)
+            found[i, j] = start + distance
+    return found
+
+
 def dense(call, operands, d_mixed):
     """Returns the output, which queries see a key, and the gradients of all float operands."""
     query, keys, values, *others = (tf.constant(x) for x in operands)
     sinks = others.pop() if call.has_sinks else None
+    biases = others.pop() if call.buckets is not None else None
     shape = (query.shape[0], query.shape[2], keys.shape[2])
     segments = [x.numpy() for x in others[: 2 * call.has_segments]]
     visible = visible_keys(call, shape, segments)
@@ -100,13 +156,15 @@ def dense(call, operands, d_mixed):
         mask = DropoutMask(call.dropout_rate, tf.constant(KEY))
         factors = mask.factors([*query.shape[:3], shape[2]], tf.float32)
     d_mixed = d_mixed * visible.any(-1, keepdims=True)
-    sources = [query, keys, values, *([] if sinks is None else [sinks])]
+    sources = [query, keys, values, *(x for x in (biases, sinks) if x is not None)]
     with tf.GradientTape() as tape:
         tape.watch(sources)
         times = query.shape[1] // keys.shape[1]
         logits = tf.einsum("bnld,bnkd->bnlk", query, tf.repeat(keys, times, 1))
         if call.logit_cap:
             logits = call.logit_cap * tf.tanh(logits / call.logit_cap)
+        if biases is not None:
+            logits += tf.gather(biases, buckets_of_pairs(call, *logits.shape[2:]), axis=1)
         logits = tf.where(visible, logits, -1e30)
         if sinks is not None:
             ones = tf.ones([*logits.shape[:3], 1])
@@ -126,6 +184,12 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     def test_a_kernel_drops_the_weights_that_the_dense_layer_drops(self, case):
         sizes, arguments, has_segments = DROPPED[case]
         call = AttentionCall(**arguments, has_segments=has_segments, dropout_rate=0.3)
+        self.check("cuda_interpreted", sizes, call)
+
+    @parameterized.parameters(*BIASED)
+    def test_a_kernel_adds_learned_biases_of_distances(self, case):
+        sizes, arguments, has_segments = BIASED[case]
+        call = AttentionCall(**arguments, has_segments=has_segments)
         self.check("cuda_interpreted", sizes, call)
 
     def test_indices_beyond_32_bits_wrap_as_in_the_dense_layer(self):
@@ -224,6 +288,11 @@ class ObstaclesTest(testing.TestCase, parameterized.TestCase):
         found = kernels.attention.obstacle(platform, AttentionCall(), x, x, x)
         self.assertIn(expected, found)
         self.assertEqual(bool(expected), bool(found))
+
+    def test_only_the_kernel_for_cuda_has_learned_biases(self):
+        x, call = tf.zeros((1, 2, 256, 64)), AttentionCall(buckets=DistanceBuckets(8, 20, True))
+        self.assertEqual(kernels.attention.obstacle("cuda", call, x, x, x), "")
+        self.assertIn("learned bias", kernels.attention.obstacle("tpu", call, x, x, x))
 
     def test_only_the_kernel_for_cuda_drops_weights(self):
         x, call = tf.zeros((1, 2, 256, 64), tf.bfloat16), AttentionCall(dropout_rate=0.1)
