@@ -29,7 +29,9 @@ NEAR = SelfAttention.params().set(window=20, rotary_fraction=1.0, use_sinks=True
 LATENT = LatentAttention.params().set(
     query_rank=6, key_value_rank=6, plain_dim=4, rotary_dim=2, value_dim=4
 )
+BIASED = SelfAttention.params().set(relative_buckets=8, relative_max_distance=40)
 MODELS = {
+    "biased": {"decoder__layer__self_attention": BIASED},
     "shared": {"decoder__layer__self_attention": SHARED},
     "windows": {"decoder__attention_pattern": (NEAR, NEAR.copy().set(window=0))},
     "latent": {"decoder__layer__self_attention": LATENT},
@@ -105,6 +107,13 @@ def test_decoding_with_shared_heads_equals_that_without_kernels():
 def test_other_caches_decode_the_same(name, platform, mesh):
     uses, _ = check(name, platform, mesh)
     assert {use.obstacle for use in uses if use.kernel == CACHE} == {""}
+
+
+@pytest.mark.slow
+def test_prompts_with_learned_biases_use_a_kernel_and_new_tokens_do_not():
+    uses, _ = check("biased", "cuda_interpreted")
+    assert KernelUse("decoder.layers[0].self_attention", "attention") in uses
+    assert {use.obstacle for use in uses if use.kernel == CACHE} == {"it has a learned bias"}
 
 
 @pytest.mark.slow

@@ -30,8 +30,9 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 # Rows are the only dimension of this size.
 B, L, M, N, D = 8, 1024, 512, 4, 64
 STRATEGIES = ("data", "data_tensor")
-# Each kind of chip with what its kernels compute. "dropped" is "packed" with dropout of weights.
-MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped")}
+# Each kind of chip with what its kernels compute. "dropped" is "packed" with dropout of weights,
+# "biased" with a learned bias of distances.
+MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped", "biased")}
 _CALLS = ("tpu_custom_call", "__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton")
 
 
@@ -56,11 +57,12 @@ def program(strategy: str, devices: int, mask: str, platform: str) -> Program:
     Args:
       strategy: one of STRATEGIES.
       devices: number of devices.
-      mask: one of MASKS. All are causal; the rows of "packed" and "dropped" have segments.
+      mask: one of MASKS. All are causal, and have segments but for "causal".
       platform: the platform whose kernels it uses; "" for none.
     """
     params = SelfAttention.params().set(model_dim=M, num_heads=N, is_causal=True)
     params.set(head_dim=D, dropout_rate=0.1 if mask == "dropped" else 0.0)
+    params.relative_buckets = 32 if mask == "biased" else 0
     layer = params.instantiate(path="attention")
     specs = layer.variable_specs()
 

@@ -1,7 +1,8 @@
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 
-import math
+import types
 
+import msgspec
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -12,6 +13,7 @@ from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
 from lingvo_gshard.kernels.call import AttentionCall
 from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.layers.dropout import DropoutMask
+from tests.layers.attention import attention_reference
 
 # Sizes B, N, heads of keys, L, K, D of keys, D of values; and the static arguments.
 CASES = {
@@ -123,24 +125,16 @@ def visible_keys(call, shape, segments):
 
 
 def buckets_of_pairs(call, queries, keys):
-    """Returns int32 [L,K]: the bucket of each query and key, by T5's own order of operations."""
-    count, largest, is_causal = (
-        call.buckets.count,
-        call.buckets.max_distance,
-        call.buckets.is_causal,
+    """Returns int32 [L,K]: the bucket of each query and key."""
+    count, largest, is_causal = msgspec.structs.astuple(call.buckets)
+    options = types.SimpleNamespace(
+        relative_buckets=count, relative_max_distance=largest, is_causal=is_causal
     )
-    found = np.zeros((queries, keys), np.int32)
-    for i in range(queries):
-        for j in range(keys):
-            distance, side = call.first_query + i - j, count if is_causal else count // 2
-            start = 0 if is_causal or distance >= 0 else side
-            distance = max(distance, 0) if is_causal else abs(distance)
-            exact = side // 2
-            if distance >= exact:
-                share = math.log(distance / exact) / math.log(largest / exact)
-                distance = min(exact + int(share * (side - exact) + 1e-9), side - 1)
-            found[i, j] = start + distance
-    return found
+    # A causal query does not see the keys after it, which share the bucket of its own position.
+    pairs = np.arange(keys)[None] - (call.first_query + np.arange(queries)[:, None])
+    pairs = np.minimum(pairs, 0) if is_causal else pairs
+    of_pair = np.vectorize(lambda distance: attention_reference.bucket(options, distance))
+    return of_pair(pairs).astype(np.int32)
 
 
 def dense(call, operands, d_mixed):

@@ -7,10 +7,12 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.kernels.kernel import KernelUse, uses_in_words
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable
@@ -26,20 +28,29 @@ def attention_step(query, keys, values, segments, softmax=PLAIN):
     """Returns the gradients of a loss of causal attention over packed rows, and the output."""
     kernel = DenseKernel.params().instantiate()
     mask = kernel.prepare(AttentionMask(segments, is_causal=True))
-    sources = [query, keys, values]
+    bias = softmax.relative_bias
+    sources = [query, keys, values, *([] if bias is None else [bias.table_bN])]
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        marked = [annotate(x, layout) for x, layout in zip(sources, LAYOUTS[:3], strict=True)]
+        marked = [annotate(x, layout) for x, layout in zip(sources[:3], LAYOUTS[:3], strict=True)]
         mixed = kernel.attend(*marked, mask, softmax)
         loss = tf.reduce_sum(tf.where(segments[:, None, :, None] > 0, mixed, 0.0) ** 2)
     gradients = tape.gradient(loss, sources)
-    named = zip(("query", "keys", "values"), gradients, LAYOUTS, strict=False)
+    layouts = [*LAYOUTS[:3], "_N"]
+    named = zip(("query", "keys", "values", "table"), gradients, layouts, strict=False)
     return [(name, annotate(x, layout), None) for name, x, layout in named]
 
 
 def dropping_step(*tensors):
     """Returns the results of `attention_step` with 30% of the weights dropped."""
     return attention_step(*tensors, Softmax(dropout=DropoutMask(0.3, tf.constant([3, -9]))))
+
+
+def biased_step(*tensors):
+    """Returns the results of `attention_step` with a learned bias, and the bias' gradient."""
+    table_bN = tf.constant(np.random.default_rng(2).normal(size=(8, N)).astype(np.float32))
+    bias = RelativeBias(DistanceBuckets(8, 40, True), table_bN)
+    return attention_step(*tensors, Softmax(relative_bias=bias))
 
 
 def program(mesh, strategy, platform, shared=N, step=attention_step, partitioner="gspmd"):
@@ -108,10 +119,25 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
         kept = programs.run(program("data=1", "replicated", "", shared), arrays)[0]
         self.assertNotAllClose(kept, expected, rtol=0, atol=1e-2)
 
-    def test_only_programs_without_the_kernel_have_an_array_of_weights(self):
+    @parameterized.parameters(
+        ("data=1", "replicated"), ("data=2,model=4", "data_tensor"), ("data=4,fsdp=2", "fsdp")
+    )
+    def test_learned_biases_and_their_gradient_equal_those_without_kernels(self, mesh, strategy):
+        arrays = values_of()
+        fused = program(mesh, strategy, "cuda_interpreted", step=biased_step)
+        self.assertEqual(fused.kernels, (KernelUse("", "attention"),))
+        plain = program("data=1", "replicated", "", step=biased_step)
+        found, _ = programs.run(fused, arrays)
+        expected, _ = programs.run(plain, arrays)
+        self.assertLen(found, 4)
+        for ours, theirs in zip(found, expected, strict=True):
+            self.assertAllClose(ours, theirs, rtol=0, atol=5e-6 * max(1, np.abs(theirs).max()))
+
+    @parameterized.product(step=[dropping_step, biased_step])
+    def test_only_programs_without_the_kernel_have_an_array_of_weights(self, step):
         weights = re.compile(rf"\b{L}x{L}x")
         for platform, has_weights in (("cuda", False), ("tpu", True), ("", True)):
-            made = program("data=1", "replicated", platform, step=dropping_step)
+            made = program("data=1", "replicated", platform, step=step)
             text = str(made.exported().mlir_module())
             self.assertEqual(bool(weights.search(text)), has_weights, platform)
 
@@ -120,11 +146,8 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(use.obstacle, "Splash attention cannot drop weights")
 
     def test_a_layer_without_a_kernel_says_why(self):
-        def with_bias(*tensors):
-            return attention_step(*tensors, Softmax(relative_bias_NLK=tf.zeros([N, L, L])))
-
-        made = program("data=1", "replicated", "tpu", step=with_bias)
-        self.assertEqual(made.kernels, (KernelUse("", "attention", "it has a learned bias"),))
+        (use,) = program("data=1", "replicated", "tpu", step=biased_step).kernels
+        self.assertEqual(use.obstacle, "Splash attention has no learned bias")
 
     def test_layers_with_and_without_kernels_are_described_in_sentences(self):
         uses = [KernelUse(f"layers[{i}]", "attention") for i in range(3)]

@@ -15,6 +15,7 @@ from lingvo_gshard.layers.attention.cached_fused import attend_slots
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import Dropout, DropoutMask
 from lingvo_gshard.layers.lora import product
 from lingvo_gshard.sharding import annotate
@@ -90,7 +91,7 @@ class Attention(Layer):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        relative_bias_NLK: tf.Tensor | None = None,
+        relative_bias: RelativeBias | None = None,
         gate_BLND: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for projected queries, keys and values."""
@@ -101,7 +102,7 @@ class Attention(Layer):
             keys_BNKD,
             values_BNKD,
             mask,
-            self._softmax(theta, relative_bias_NLK, self.dropout.mask()),
+            self._softmax(theta, relative_bias, self.dropout.mask()),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
         return self.observe(self._output(theta, mixed_BLND, gate_BLND))
@@ -133,14 +134,14 @@ class Attention(Layer):
         query_BLND: tf.Tensor,
         slots: NestedMap,
         visible: Visible,
-        relative_bias_NLK: tf.Tensor | None = None,
+        relative_bias: RelativeBias | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`.
 
         A kernel of the hardware returns no weights: they are None.
         """
         query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
-        softmax = self._softmax(theta, relative_bias_NLK)
+        softmax = self._softmax(theta, relative_bias)
         if self.kernel.uses_fused:
             mixed_BLND = attend_slots(query_BLND, slots, visible, softmax)
             if mixed_BLND is not None:
@@ -150,9 +151,9 @@ class Attention(Layer):
     def _softmax(
         self,
         theta: NestedMap,
-        relative_bias_NLK: tf.Tensor | None,
+        relative_bias: RelativeBias | None,
         dropout: DropoutMask | None = None,
     ) -> Softmax:
         """Returns the softmax over keys, with the layer's cap and sinks."""
         sinks_N = tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
-        return Softmax(self.p.logit_cap, relative_bias_NLK, dropout, sinks_N)
+        return Softmax(self.p.logit_cap, relative_bias, dropout, sinks_N)

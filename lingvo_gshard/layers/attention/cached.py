@@ -24,6 +24,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.attention.rotary import chunks_of
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import axes_of
@@ -60,14 +61,15 @@ class Visible:
       bias_BLK: float32 bias of the logits: 0 where a new token, or all new tokens of a row, see a
         slot, and a large negative number elsewhere.
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
-      learned_bias_NLK: a learned bias that the layers of a stack share; None for none.
+      learned_bias: a learned bias that the layers of a stack share, with that of each new token
+        and slot; None for none.
       ring: the same slots for a kernel of the hardware; None if they are no part of a ring.
       mask: the same positions as a mask, if the slots are the new tokens themselves; else None.
     """
 
     bias_BLK: tf.Tensor
     used: tf.Tensor | None = None
-    learned_bias_NLK: tf.Tensor | None = None
+    learned_bias: RelativeBias | None = None
     ring: Ring | None = None
     mask: AttentionMask | None = None
 
@@ -99,14 +101,14 @@ class CacheView:
         self,
         mask_BL: tf.Tensor,
         reach: Reach = EVERYTHING,
-        learned_bias_NLK: tf.Tensor | None = None,
+        learned_bias: RelativeBias | None = None,
     ) -> Visible:
         """Returns the slots that attentions with one reach see.
 
         Args:
           mask_BL: int32, 0 for new tokens that are padding, whatever they see.
           reach: the part of a text that a token sees.
-          learned_bias_NLK: a learned bias that the layers share; None for none.
+          learned_bias: as in `Visible`.
         """
         is_visible_BLK = self.is_visible_BLK
         if reach.window:
@@ -122,7 +124,7 @@ class CacheView:
             assert mask.segments_BL is not None
             chunks_BL = chunks_of(mask.segments_BL, reach.chunk)
             mask = dataclasses.replace(mask, segments_BL=chunks_BL, chunk=reach.chunk)
-        return Visible(bias_BLK, used, learned_bias_NLK, self._ring(mask_BL, reach), mask)
+        return Visible(bias_BLK, used, learned_bias, self._ring(mask_BL, reach), mask)
 
     def _ring(self, mask_BL: tf.Tensor, reach: Reach) -> Ring | None:
         """Returns the slots that `visible` describes, for a kernel."""
@@ -263,16 +265,17 @@ def attend(
       slots: `key` and `value`, both lists of blocks [B,N,K,D]; there may be fewer heads N than
         queries have, and values may have a D of their own.
       visible: the slots that each new token sees.
-      softmax: the options of the softmax, without dropout.
+      softmax: the options of the softmax, without dropout. A relative bias has that of each new
+        token and slot.
     """
-    relative_bias_NLK, used = softmax.relative_bias_NLK, visible.used
+    relative_bias, used = softmax.relative_bias, visible.used
     ends = list(itertools.accumulate(block.shape[-2] for block in slots.key))
 
     def attend_to(count: int) -> tuple[tf.Tensor, tf.Tensor]:
         size = ends[count - 1]
-        relative_NLK = None if relative_bias_NLK is None else relative_bias_NLK[..., :size]
+        bias = relative_bias and relative_bias.of_first_keys(size)
         first = NestedMap(key=slots.key[:count], value=slots.value[:count])
-        options = dataclasses.replace(softmax, relative_bias_NLK=relative_NLK)
+        options = dataclasses.replace(softmax, relative_bias=bias)
         bias_BLK = visible.bias_BLK[..., :size]
         mixed_BLND, weights_BNLK = _attend(query_BLND, first, bias_BLK, options)
         return mixed_BLND, tf.pad(weights_BNLK, [[0, 0], [0, 0], [0, 0], [0, ends[-1] - size]])
@@ -305,8 +308,10 @@ def _attend(
     logits_BNLK = tf.reshape(logits_BNLK, [batch, shared, times * length, count])
     logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), softmax.cap)
     bias_BNLK = bias_BLK[:, None]
-    if softmax.relative_bias_NLK is not None:
-        bias_BNLK += softmax.relative_bias_NLK[None]
+    if softmax.relative_bias is not None:
+        relative_NLK = softmax.relative_bias.bias_NLK
+        assert relative_NLK is not None
+        bias_BNLK += relative_NLK[None]
     if times > 1:
         shape = [bias_BNLK.shape[0], heads, length, count]
         bias_BNLK = tf.broadcast_to(bias_BNLK, shape)

@@ -68,7 +68,7 @@ def attend_slots(
 
 
 def _obstacle(slots: NestedMap, softmax: Softmax) -> str:
-    if softmax.relative_bias_NLK is not None:
+    if softmax.relative_bias is not None:
         return "it has a learned bias"
     if len(slots.key) > 1:
         return "its slots are in several blocks"

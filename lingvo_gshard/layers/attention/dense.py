@@ -8,7 +8,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.kernels.kernel import platform_in_use
-from lingvo_gshard.layers.attention.fused import attend_fused
+from lingvo_gshard.layers.attention.fused import attend_fused, fuses_relative_bias
 from lingvo_gshard.layers.attention.kernel import (
     PLAIN,
     AttentionKernel,
@@ -17,6 +17,7 @@ from lingvo_gshard.layers.attention.kernel import (
     weights_shape,
 )
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import einsum
 
 
@@ -73,6 +74,10 @@ class DenseKernel(AttentionKernel):
         """Returns the mask with its bias materialized, unless a fused kernel needs none."""
         return mask if self.p.use_fused and platform_in_use() else mask.with_bias()
 
+    def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
+        """Returns the bias of each query and key, unless a fused kernel needs none."""
+        return bias if self.p.use_fused and fuses_relative_bias() else bias.at(distances_LK)
+
     def attend(
         self,
         query_BNLD: tf.Tensor,
@@ -88,15 +93,18 @@ class DenseKernel(AttentionKernel):
                 return fused_BNLD
         shape_BNLK = weights_shape(query_BNLD, keys_BNKD)
         _, heads, queries, keys = shape_BNLK
-        dropout_BNLK = 1.0
+        dropout_BNLK, biases = 1.0, []
+        if softmax.relative_bias is not None:
+            biases = [softmax.relative_bias.at(mask.distances(queries, keys)).bias_NLK]
         if softmax.dropout is not None:
             dropout_BNLK = softmax.dropout.factors(shape_BNLK, query_BNLD.dtype)
         return _attend(
             query_BNLD,
             repeat_heads(keys_BNKD, heads),
             repeat_heads(values_BNKD, heads),
-            *(x for x in (softmax.relative_bias_NLK, softmax.sinks_N) if x is not None),
-            biases=0 if softmax.relative_bias_NLK is None else 1,
+            *biases,
+            *([] if softmax.sinks_N is None else [softmax.sinks_N]),
+            biases=len(biases),
             bias_B1LK=mask.bias(queries, keys),
             dropout_BNLK=dropout_BNLK,
             cap=softmax.cap,

@@ -12,7 +12,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import platform_in_use
+from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads, weights_shape
 from lingvo_gshard.layers.attention.mask import AttentionMask
@@ -45,7 +45,7 @@ def attend_fused(
     if not platform:
         return None
     splits, made = _splits(query_BNLD, keys_BNKD), None
-    obstacle, call = _obstacle(mask, softmax), _call(mask, softmax)
+    obstacle, call = _obstacle(mask), _call(mask, softmax)
     if splits[0][2] and not obstacle:
         obstacle = _ring_obstacle(call, splits[0][2], query_BNLD, keys_BNKD, ring)
         if ring is not None and not obstacle:
@@ -60,6 +60,11 @@ def attend_fused(
     attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
     arrays = (query_BNLD, keys_BNKD, values_BNKD)
     return _attend_on_shards(attend, splits, *arrays, mask, softmax)
+
+
+def fuses_relative_bias() -> bool:
+    """Returns whether the platform has a kernel that computes with a table of learned biases."""
+    return hardware_of(platform_in_use()) == "cuda"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +98,8 @@ def _ring_obstacle(
 ) -> str:
     if ring is None:
         return "L is split over devices; choose RingKernel"
+    if call.buckets is not None:
+        return "it has a learned bias"
     if len(axes) > 1:
         return f"the axes {' and '.join(axes)} split L, and the kernel's ring has one axis"
     has_distances = call.is_causal or call.window
@@ -115,14 +122,13 @@ def _call(mask: AttentionMask, softmax: Softmax) -> AttentionCall:
         first_query=first_query if isinstance(first_query, int) else 0,
         logit_cap=softmax.cap,
         has_segments=mask.segments_BL is not None,
+        buckets=None if softmax.relative_bias is None else softmax.relative_bias.buckets,
         has_sinks=softmax.sinks_N is not None,
         dropout_rate=0.0 if softmax.dropout is None else softmax.dropout.rate,
     )
 
 
-def _obstacle(mask: AttentionMask, softmax: Softmax) -> str:
-    if softmax.relative_bias_NLK is not None or mask.learned_bias_NLK is not None:
-        return "it has a learned bias"
+def _obstacle(mask: AttentionMask) -> str:
     if not isinstance(mask.first_query, int):
         return "the position of the first query is known only when the step runs"
     return ""
@@ -158,7 +164,7 @@ def _attend_on_shards(
         keys_BNKD, values_BNKD = (repeat_heads(x, heads) for x in (keys_BNKD, values_BNKD))
         of_keys = of_queries
     integers, of_integers = _integers(mask, softmax, weights_shape(query_BNLD, keys_BNKD), splits)
-    sinks = [] if softmax.sinks_N is None else [softmax.sinks_N]
+    learned, of_learned = _learned(softmax, of_queries[1])
 
     def attend_shards(*shards: tf.Tensor) -> tf.Tensor:
         query, keys, values, *others = shards
@@ -172,11 +178,23 @@ def _attend_on_shards(
             of_keys,
             of_keys,
             *of_integers,
-            *[(of_queries[1],)] * len(sinks),
+            *of_learned,
         ],
         of_queries,
     )
-    return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *integers, *sinks))
+    return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *integers, *learned))
+
+
+def _learned(softmax: Softmax, heads: tuple[str, ...]) -> tuple[list[tf.Tensor], list[Split]]:
+    """Returns `learned` of `kernels.attention.attend`, and how each is split."""
+    arrays: list[tf.Tensor] = []
+    splits: list[Split] = []
+    if softmax.relative_bias is not None:
+        table_Nb = tf.transpose(softmax.relative_bias.table_bN)
+        arrays, splits = [tf.cast(table_Nb, tf.float32)], [(heads, ())]
+    if softmax.sinks_N is not None:
+        arrays, splits = [*arrays, softmax.sinks_N], [*splits, (heads,)]
+    return arrays, splits
 
 
 def _integers(

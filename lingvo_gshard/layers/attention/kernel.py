@@ -9,6 +9,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate
 
@@ -19,14 +20,14 @@ class Softmax:
 
     Attributes:
       cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
-      relative_bias_NLK: learned bias of the logits; None for none.
+      relative_bias: learned bias of the logits; None for none.
       dropout: which attention weights [B,N,L,K] are dropped; None for none.
       sinks_N: float32, the logit of a key without a value that every query of a head sees (Xiao et
         al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss); None for none.
     """
 
     cap: float = 0.0
-    relative_bias_NLK: tf.Tensor | None = None
+    relative_bias: RelativeBias | None = None
     dropout: DropoutMask | None = None
     sinks_N: tf.Tensor | None = None
 
@@ -64,6 +65,15 @@ class AttentionKernel(Configurable):
     def prepare(self, mask: AttentionMask) -> AttentionMask:
         """Precomputes the parts of a mask that the layers sharing it have in common."""
         return mask
+
+    def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
+        """Precomputes what the layers sharing a learned bias have in common.
+
+        Args:
+          bias: the learned bias.
+          distances_LK: int32, position of each key minus position of each query.
+        """
+        return bias.at(distances_LK)
 
     def attend(
         self,

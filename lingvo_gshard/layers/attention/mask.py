@@ -8,6 +8,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import annotate
 
 # Added to the logit of a key that a query must not attend to.
@@ -36,8 +37,7 @@ class AttentionMask:
       first_query: position of the first query among the keys, an int or an int32 scalar.
       bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
         computes its own.
-      learned_bias_NLK: a learned bias that these layers share; None without one. The bias has a
-        gradient.
+      learned_bias: a learned bias that these layers share; None without one.
     """
 
     segments_BL: tf.Tensor | None = None
@@ -47,7 +47,7 @@ class AttentionMask:
     chunk: int = 0
     first_query: int | tf.Tensor = 0
     bias_B1LK: tf.Tensor | None = None
-    learned_bias_NLK: tf.Tensor | None = None
+    learned_bias: RelativeBias | None = None
 
     def key_segments(self) -> tf.Tensor | None:
         """Returns the int32 segments [B,K] of the keys, or None if each row is one segment."""

@@ -14,6 +14,7 @@ from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
@@ -168,13 +169,11 @@ class MultiHeadAttention(Attention):
         query_BLND: tf.Tensor,
         slots: NestedMap,
         visible: Visible,
-        relative_bias_NLK: tf.Tensor | None = None,
+        relative_bias: RelativeBias | None = None,
         gate_BLND: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `_mix_slots`."""
-        mixed_BLND, weights_BNLK = self._mix_slots(
-            theta, query_BLND, slots, visible, relative_bias_NLK
-        )
+        mixed_BLND, weights_BNLK = self._mix_slots(theta, query_BLND, slots, visible, relative_bias)
         return self._output(theta, mixed_BLND, gate_BLND), weights_BNLK
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:

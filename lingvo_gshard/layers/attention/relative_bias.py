@@ -7,9 +7,7 @@ segments are masked.
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
+import dataclasses
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
@@ -17,6 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 
@@ -60,7 +59,7 @@ def check_buckets(
             f"{buckets_name}: {buckets}; an even number of {least} or more was "
             f"expected with {causal_name} {is_causal}"
         )
-    exact = _exact_buckets(buckets, is_causal)
+    exact = DistanceBuckets(buckets, max_distance, is_causal).exact
     if max_distance <= exact:
         raise UserError(
             f"{distance_name}: {max_distance}; more than {exact} was "
@@ -68,42 +67,63 @@ def check_buckets(
         )
 
 
-def _exact_buckets(buckets: int, is_causal: bool) -> int:
-    """Returns the number of buckets on one side that hold a single distance."""
-    return (buckets if is_causal else buckets // 2) // 2
+@dataclasses.dataclass(frozen=True)
+class RelativeBias:
+    """A learned bias of the logits.
+
+    It can be an element of a `tf.nest` structure; its tensors are then the leaves.
+
+    Attributes:
+      buckets: the buckets of distances.
+      table_bN: the bias of each bucket and head.
+      bias_NLK: float32, the bias of each query and key; None if it is not computed yet.
+    """
+
+    buckets: DistanceBuckets
+    table_bN: tf.Tensor
+    bias_NLK: tf.Tensor | None = None
+
+    def at(self, distances_LK: tf.Tensor) -> RelativeBias:
+        """Returns this bias with that of each query and key.
+
+        Args:
+          distances_LK: int32, position of each key minus position of each query.
+        """
+        if self.bias_NLK is not None:
+            return self
+        # If there are as many rows as positions, XLA would compute a part of L on each device, as
+        # it does with rows, and gather the biases.
+        bias_LKN = lookup(self.table_bN, annotate(bucket_of(distances_LK, self.buckets), "LK"))
+        bias_NLK = annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")
+        return dataclasses.replace(self, bias_NLK=bias_NLK)
+
+    def of_first_keys(self, count: int) -> RelativeBias:
+        """Returns the bias of the first `count` keys. That of each query and key must be there."""
+        assert self.bias_NLK is not None
+        return dataclasses.replace(self, bias_NLK=self.bias_NLK[..., :count])
+
+    def __tf_flatten__(self) -> tuple[DistanceBuckets, tuple[tf.Tensor, ...]]:
+        """Splits the bias into its buckets and its tensors, for `tf.nest`."""
+        more = () if self.bias_NLK is None else (self.bias_NLK,)
+        return self.buckets, (self.table_bN, *more)
+
+    @classmethod
+    def __tf_unflatten__(cls, buckets: DistanceBuckets, tensors: tuple) -> RelativeBias:
+        """Reverses `__tf_flatten__`."""
+        return cls(buckets, *tensors)
 
 
-def bucket_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal: bool) -> tf.Tensor:
+def bucket_of(distances: tf.Tensor, buckets: DistanceBuckets) -> tf.Tensor:
     """Returns the int32 bucket of each distance, in the shape of `distances`.
-
-    Half of the buckets hold a single distance each. The others hold ranges that grow by a constant
-    factor, and the last one also holds all distances from `max_distance` on. Without causality,
-    half of the buckets are for keys before the query, and half for keys after it.
 
     Args:
       distances: int32 positions of keys minus positions of queries.
-      buckets: number of buckets.
-      max_distance: all distances from this one on share the last bucket.
-      is_causal: whether queries attend only to earlier keys.
+      buckets: the buckets.
     """
-    side = buckets if is_causal else buckets // 2
-    exact = _exact_buckets(buckets, is_causal)
-    absolute = tf.maximum(-distances, 0) if is_causal else tf.abs(distances)
-    # A float64 table: float32 rounds some logarithms that are integers to the wrong side.
-    table_distances = np.arange(max_distance + 1)
-    ratio = np.log(np.maximum(table_distances, exact) / exact) / math.log(max_distance / exact)
-    ranges = np.minimum(exact + np.floor(ratio * (side - exact) + 1e-9), side - 1)
-    table = np.where(table_distances < exact, table_distances, ranges).astype(np.int32)
-    bucket = tf.gather(tf.constant(table), tf.minimum(absolute, max_distance))
-    return bucket if is_causal else bucket + tf.where(distances > 0, side, 0)
-
-
-def bias_of(table_bN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 bias [N,L,K] of each head, given the bucket of each query and key."""
-    # If there are as many rows as positions, XLA would compute a part of L on each device, as it
-    # does with rows, and gather the biases.
-    bias_LKN = lookup(table_bN, annotate(buckets_LK, "LK"))
-    return annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")
+    absolute = tf.maximum(-distances, 0) if buckets.is_causal else tf.abs(distances)
+    table = tf.constant(buckets.by_distance())
+    bucket = tf.gather(table, tf.minimum(absolute, buckets.max_distance))
+    return bucket if buckets.is_causal else bucket + tf.where(distances > 0, buckets.side, 0)
 
 
 class SharedRelativeBias(Layer):
@@ -128,13 +148,7 @@ class SharedRelativeBias(Layer):
         self.create_variable("table", "bN", sizes, initializers.constant(0.0), role=BIAS)
 
     @layer_method
-    def fprop(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 bias [N,L,K].
-
-        Args:
-          theta: weights of this layer.
-          distances_LK: int32, position of each key minus position of each query.
-        """
+    def fprop(self, theta: NestedMap) -> RelativeBias:
+        """Returns the bias, as a table."""
         p = self.p
-        buckets_LK = bucket_of(distances_LK, p.buckets, p.max_distance, p.is_causal)
-        return bias_of(theta.table, buckets_LK)
+        return RelativeBias(DistanceBuckets(p.buckets, p.max_distance, p.is_causal), theta.table)

@@ -11,11 +11,13 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
 from lingvo_gshard.layers.attention import cached, relative_bias, rotary
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
@@ -139,9 +141,9 @@ class SelfAttention(MultiHeadAttention):
         )
         layout = self.kernel.keys_layout
         keys_BNKD, values_BNKD = (heads_first(x, layout) for x in (key_BLND, value_BLND))
-        bias_NLK = self._relative_bias(theta, mask, x_BLM.shape[1], x_BLM.shape[1])
+        bias = self._relative_bias(theta) or mask.learned_bias
         return self._attend(
-            theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask, bias_NLK, gate_BLND
+            theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask, bias, gate_BLND
         )
 
     @layer_method
@@ -170,10 +172,9 @@ class SelfAttention(MultiHeadAttention):
             slots = NestedMap(key=[new.key], value=[new.value])
         else:
             slots = cached.write(cache, new, view)
-        relative_NLK = self._bias_of_distances(theta, view.distances_LK)
-        if relative_NLK is None:
-            relative_NLK = visible.learned_bias_NLK
-        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, visible, relative_NLK, gate_BLND)
+        own = self._relative_bias(theta)
+        bias = visible.learned_bias if own is None else own.at(view.distances_LK)
+        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, visible, bias, gate_BLND)
         return y_BLM, slots
 
     def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
@@ -236,24 +237,13 @@ class SelfAttention(MultiHeadAttention):
             x_BLND, positions, p.rotary_fraction, p.rotary_base, p.rotary_pairs, self._scaling
         )
 
-    @layer_method
-    def _relative_bias(
-        self, theta: NestedMap, mask: AttentionMask, queries: int, keys: int
-    ) -> tf.Tensor | None:
-        if not self.p.relative_buckets:
-            return mask.learned_bias_NLK
-        return self._bias_of_distances(theta, mask.distances(queries, keys))
-
-    @layer_method
-    def _bias_of_distances(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor | None:
-        """Returns the learned bias [N,L,K] of each distance; None if there is no such bias."""
+    def _relative_bias(self, theta: NestedMap) -> RelativeBias | None:
+        """Returns this layer's learned bias, as a table; None if it has none of its own."""
         p = self.p
         if not p.relative_buckets:
             return None
-        buckets_LK = relative_bias.bucket_of(
-            distances_LK, p.relative_buckets, p.relative_max_distance, p.is_causal
-        )
-        return relative_bias.bias_of(theta.relative_bias, buckets_LK)
+        buckets = DistanceBuckets(p.relative_buckets, p.relative_max_distance, p.is_causal)
+        return RelativeBias(buckets, theta.relative_bias)
 
     def _products(self) -> list[tuple[str, ...]]:
         query = ("w_query", "w_gate") if self.p.has_output_gate else ("w_query",)

@@ -15,7 +15,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, Visible, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
-from lingvo_gshard.layers.attention.relative_bias import SharedRelativeBias
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias, SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
@@ -259,16 +259,21 @@ class TransformerStack(Layer):
 
     def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
         """Returns the masks of all reaches."""
-        masks = [attention.mask(segments_BL) for attention in self._by_reach().values()]
+        attentions = self._by_reach().values()
+        masks = [attention.mask(segments_BL) for attention in attentions]
+        bias = self._learned_bias(theta)
+        if bias is None:
+            return tuple(masks)
         length = segments_BL.shape[1]
-        bias_NLK = self._learned_bias(theta, masks[0].distances(length, length))
-        return tuple(dataclasses.replace(mask, learned_bias_NLK=bias_NLK) for mask in masks)
+        kernel = next(iter(attentions)).kernel
+        bias = kernel.prepare_bias(bias, masks[0].distances(length, length))
+        return tuple(dataclasses.replace(mask, learned_bias=bias) for mask in masks)
 
-    def _learned_bias(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor | None:
-        """Returns the relative bias [N,L,K] that all layers share; None if there is none."""
+    def _learned_bias(self, theta: NestedMap) -> RelativeBias | None:
+        """Returns the relative bias that all layers share, as a table; None if there is none."""
         if "shared_relative_bias" not in self.children:
             return None
-        return self.shared_relative_bias.fprop(theta.shared_relative_bias, distances_LK)
+        return self.shared_relative_bias.fprop(theta.shared_relative_bias)
 
     def _begin(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the input of the first layer, normalized if the stack has a norm there."""
@@ -331,8 +336,9 @@ class TransformerStack(Layer):
           of the last layer's cross-attention, or None.
         """
         layers = self.layers_in_order()
-        learned_NLK = self._learned_bias(theta, view.distances_LK)
-        visible = {r: view.visible(mask_BL, r, learned_NLK) for r in self._by_reach()}
+        table = self._learned_bias(theta)
+        bias = table and table.at(view.distances_LK)
+        visible = {r: view.visible(mask_BL, r, bias) for r in self._by_reach()}
         visible_memory = None
         if memory is not None:
             bias_B1K = memory.bias_BK[:, None]

@@ -77,11 +77,11 @@ def _score(p, weights, query, key, head, distance) -> float:
     if p.logit_cap:
         score = p.logit_cap * math.tanh(score / p.logit_cap)
     if p.relative_buckets:
-        score += weights["relative_bias"][_bucket(p, distance), head]
+        score += weights["relative_bias"][bucket(p, distance), head]
     return score
 
 
-def _bucket(p, distance: int) -> int:
+def bucket(p, distance: int) -> int:
     """Returns the bucket by intervals: the i-th of n ranges begins at e (m/e)^(i/n).
 
     arXiv 1910.10683, section 2.1.

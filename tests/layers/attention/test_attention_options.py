@@ -7,7 +7,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import relative_bias, rotary
+from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias, bucket_of
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
@@ -131,9 +133,10 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         p = attention_options.attention("relative", is_causal=is_causal)
         p.set(relative_buckets=buckets, relative_max_distance=most)
         distances = np.arange(-2 * most, 1 if is_causal else 2 * most)
-        expected = [attention_reference._bucket(p, d) for d in distances]
-        found = relative_bias.bucket_of(tf.constant(distances, tf.int32), buckets, most, is_causal)
-        self.assertAllEqual(found, expected)
+        expected = [attention_reference.bucket(p, d) for d in distances]
+        made = DistanceBuckets(buckets, most, is_causal)
+        self.assertAllEqual(bucket_of(tf.constant(distances, tf.int32), made), expected)
+        self.assertAllEqual(made.of(distances), expected)
         self.assertEqual(max(expected), buckets - 1)
 
     @parameterized.parameters(*attention_options.EACH)
@@ -195,9 +198,8 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         def step(table_bN, ids_BL):
             position = tf.range(length)
             distances_LK = position[None, :] - position[:, None]
-            buckets_LK = relative_bias.bucket_of(distances_LK, 8, 32, is_causal=True)
-            bias_NLK = relative_bias.bias_of(table_bN, buckets_LK)
-            return tf.minimum(tf.maximum(ids_BL, 0), 32), bias_NLK
+            bias = RelativeBias(DistanceBuckets(8, 32, True), table_bN).at(distances_LK)
+            return tf.minimum(tf.maximum(ids_BL, 0), 32), bias.bias_NLK
 
         split = partition(step, "data=8", "fsdp", layouts=["weights:bN", "BL"])
         table, ids = np.zeros((8, heads), np.float32), np.zeros((length, length), np.int32)
