@@ -93,8 +93,9 @@ class TokenEmbedding(Layer):
         of_V, of_M = current.spec_split(self.variable_specs().table)
         batch, length = current.split("BL", path=context.layer_path(), reserved="V")
         rows, positions = known_sizes(ids_BL.shape)
-        is_even = rows % current.parts(batch) == 0 and self.p.model_dim % current.parts(of_M) == 0
-        if of_V or not of_M or not is_even or not set(of_M) <= set(batch):
+        parts = current.parts(of_M)
+        is_even = rows % current.parts(batch) == 0 and self.p.model_dim % parts == 0
+        if of_V or parts == 1 or not is_even or not set(of_M) <= set(batch):
             return ()
         tokens = rows * positions // current.parts((*batch, *length))
         return of_M if are_few(tokens, self.p.vocabulary_size) else ()

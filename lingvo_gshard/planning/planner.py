@@ -18,6 +18,7 @@ from lingvo_gshard.planning.compiling.compilation import OptimizedHlo
 from lingvo_gshard.planning.machines import compilers, cuda, interconnect
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.chips import PLATFORMS
+from lingvo_gshard.planning.machines.gpu_targets import HOPPER
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
@@ -265,7 +266,20 @@ def _notes_on_operations(
     notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
+        notes += _notes_on_schedule(timed, topology)
     return notes + _notes_on_options(options)
+
+
+def _notes_on_schedule(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:
+    """Returns a note on what may hide more of the communication between hosts of GPUs."""
+    target = topology.chip.target
+    if topology.hosts == 1 or target is None:
+        return []
+    if target.architecture.capability < HOPPER.capability:
+        # XLA schedules for older GPUs without its tables of measured products and networks.
+        return []
+    waiting = sum(t.seconds for t in timed if t.communication_seconds)
+    return cuda.schedule_notes(waiting / sum(t.seconds for t in timed))
 
 
 def _notes_on_host(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:

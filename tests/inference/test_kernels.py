@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 
 from lingvo_gshard.core.lazy import jax
@@ -39,6 +40,16 @@ MODELS = {
 CACHE = "attention over the cache"
 
 
+def with_noise(theta):
+    """Returns weights with noise in place of zeros, which would hide what a bias does."""
+    generator = np.random.default_rng(5)
+
+    def noisy(weight):
+        return weight if np.any(weight) else weight + generator.normal(size=weight.shape)
+
+    return theta.transform(lambda weight: noisy(np.array(weight)).astype(np.float32))
+
+
 @functools.cache
 def decoded(name, platform, mesh="", options=GREEDY):
     """Returns the answers to all prompts, and what the programs record of kernels.
@@ -61,7 +72,8 @@ def decoded(name, platform, mesh="", options=GREEDY):
 
     devices = jax.devices()[: partitioning.mesh.size if partitioning else 1]
     executables = Executables(make, devices, parts=row_parts(partitioning))
-    weights = prepared_weights(executables, model.theta)[1]
+    theta = with_noise(model.theta)
+    weights = prepared_weights(executables, theta)[1]
     with Engine(facts, executables, weights, EngineOptions(workers=1)) as engine:
         answers = engine.submit_all([Request([], prompt, options) for prompt in PROMPTS])
         found = [answer.result()[0] for answer in answers]

@@ -66,6 +66,13 @@ class EmbeddingTest(testing.TestCase, parameterized.TestCase):
         expected = expected.astype(narrow).astype(np.float32)
         self.assertAllClose(gradient, expected, rtol=1e-6 if dtype == "float32" else 2**-8)
 
+    @parameterized.parameters("data=1", "data=1,fsdp=1", "data=1,fsdp=2")
+    def test_axes_of_one_device_exchange_no_rows(self, mesh):
+        layer, theta = make(TokenEmbedding, scale=1.0, vocabulary_size=64)
+        look_up = lambda table, ids: layer.fprop(NestedMap(table=table), ids)  # noqa: E731
+        split = partition(look_up, mesh, "fsdp", layouts=["weights:VM", "BL"])
+        self.assertAllEqual(split(theta.table, IDS), theta.table.numpy()[IDS])
+
     def test_token_embeddings_are_scaled_rows_of_the_table(self):
         layer, theta = make(TokenEmbedding, vocabulary_size=V)
         table = theta.table.numpy()

@@ -82,6 +82,14 @@ def test_operations_that_are_computed_again_are_noted():
     assert "XLA_FLAGS=--xla_gpu_memory_limit_slop_factor=200" in note
 
 
+def test_steps_that_wait_for_the_network_are_told_how_to_schedule_in_another_way():
+    (note,) = cuda.schedule_notes(0.2, {})
+    flag = "XLA_FLAGS=--xla_gpu_analytical_latency_estimator_options=nic_speed_gbps=400"
+    assert note.startswith("the step waits for communication for 20% of its time") and flag in note
+    assert cuda.schedule_notes(0.05, {}) == []
+    assert cuda.schedule_notes(0.2, {"XLA_FLAGS": flag.partition("=")[2]}) == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
 @pytest.mark.parametrize("key", GPUS)
