@@ -61,8 +61,8 @@ class Visible:
       bias_BLK: float32 bias of the logits: 0 where a new token, or all new tokens of a row, see a
         slot, and a large negative number elsewhere.
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
-      learned_bias: a learned bias that the layers of a stack share, with that of each new token
-        and slot; None for none.
+      learned_bias: a learned bias that the layers of a stack share, with its `bias_NLK`; None for
+        none.
       ring: the same slots for a kernel of the hardware; None if they are no part of a ring.
       mask: the same positions as a mask, if the slots are the new tokens themselves; else None.
     """
@@ -265,8 +265,7 @@ def attend(
       slots: `key` and `value`, both lists of blocks [B,N,K,D]; there may be fewer heads N than
         queries have, and values may have a D of their own.
       visible: the slots that each new token sees.
-      softmax: the options of the softmax, without dropout. A relative bias has that of each new
-        token and slot.
+      softmax: the options of the softmax, without dropout. A relative bias has its `bias_NLK`.
     """
     relative_bias, used = softmax.relative_bias, visible.used
     ends = list(itertools.accumulate(block.shape[-2] for block in slots.key))

@@ -84,7 +84,7 @@ class RelativeBias:
     bias_NLK: tf.Tensor | None = None
 
     def at(self, distances_LK: tf.Tensor) -> RelativeBias:
-        """Returns this bias with that of each query and key.
+        """Returns this bias with `bias_NLK`.
 
         Args:
           distances_LK: int32, position of each key minus position of each query.
@@ -98,7 +98,7 @@ class RelativeBias:
         return dataclasses.replace(self, bias_NLK=bias_NLK)
 
     def of_first_keys(self, count: int) -> RelativeBias:
-        """Returns the bias of the first `count` keys. That of each query and key must be there."""
+        """Returns the bias of the first `count` keys, cut from `bias_NLK`."""
         assert self.bias_NLK is not None
         return dataclasses.replace(self, bias_NLK=self.bias_NLK[..., :count])
 

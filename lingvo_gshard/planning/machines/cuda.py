@@ -51,7 +51,7 @@ ALL_MEMORY = 200
 
 # For Hopper and later GPUs, the compiler estimates collectives by this speed of a GPU's network
 # adapter in GB/s when it schedules, 25 for an H100. With 400, more than any adapter has, it begins
-# collectives elsewhere: three plans of published trainings became 2% faster to 1% slower, that of
+# collectives elsewhere: plans of three published trainings became 2% faster to 1% slower, and
 # `language_model.glam_64b_64e` 5% faster.
 NETWORK_SPEED = "xla_gpu_analytical_latency_estimator_options=nic_speed_gbps"
 OTHER_SPEED = 400
