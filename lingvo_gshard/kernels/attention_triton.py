@@ -399,7 +399,7 @@ class _Options(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """What the options say about the weights [block_q,block_k] of a tile.
+    """Visibility, dropout and bias of the weights [block_q,block_k] of a tile.
 
     Attributes:
       visible: bool, whether each query sees each key.

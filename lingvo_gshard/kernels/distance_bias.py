@@ -38,7 +38,7 @@ class DistanceBias(NamedTuple):
 
 
 def added_by_bucket(sums: jax.Array, buckets: jax.Array, d_logits: jax.Array) -> jax.Array:
-    """Returns the sums of gradients by bucket, with those of a tile added.
+    """Returns the sums of gradients by bucket, after those in a tile are added.
 
     Args:
       sums: float32, one for each bucket and as many more as make a power of two.

@@ -20,6 +20,8 @@ from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
 from lingvo_gshard.sharding.strategies import Split
 
+LOCAL_LETTERS = {"b": "buckets of distances"}
+
 
 def attend_fused(
     query_BNLD: tf.Tensor,
