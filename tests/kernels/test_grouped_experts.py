@@ -71,23 +71,31 @@ def program(
     return programs.lowered(step, named, partitioning)
 
 
+def results(layer, made):
+    """Returns what a program computes from noise, and weights with noise."""
+    generator = np.random.default_rng(1)
+    arrays = [generator.normal(size=(B, L, M)).astype(np.float32)]
+    for weight in layer.init(1).flatten():
+        noise = 0.1 * generator.normal(size=weight.shape)
+        arrays.append(np.asarray(weight) + noise.astype(np.float32))
+    return programs.run(made, arrays)[0]
+
+
 class ExpertsTest(testing.TestCase, parameterized.TestCase):
-    def run_both(self, layer, mesh, strategy, platform, policy="none", rounding=""):
-        """Returns output and gradients, and those of one device without kernels."""
-        generator = np.random.default_rng(1)
-        arrays = [generator.normal(size=(B, L, M)).astype(np.float32)]
-        for weight in layer.init(1).flatten():
-            noise = 0.1 * generator.normal(size=weight.shape)
-            arrays.append(np.asarray(weight) + noise.astype(np.float32))
+    def fused(self, layer, mesh, strategy, platform, policy="none", rounding=""):
+        """Returns output and gradients by kernels."""
         made = program(layer, mesh, strategy, platform, policy, rounding=rounding)
         self.assertEqual(made.kernels, (USED,))
-        plain = program(layer, "data=1", "replicated", "", rounding=rounding)
-        self.assertEqual(plain.kernels, ())
-        (found, _), (expected, _) = programs.run(made, arrays), programs.run(plain, arrays)
-        return found, expected
+        return results(layer, made)
+
+    def plain(self, layer, rounding=""):
+        """Returns output and gradients of one device without kernels."""
+        made = program(layer, "data=1", "replicated", "", rounding=rounding)
+        self.assertEqual(made.kernels, ())
+        return results(layer, made)
 
     def check(self, layer, mesh, strategy, platform, policy="none"):
-        found, expected = self.run_both(layer, mesh, strategy, platform, policy)
+        found, expected = self.fused(layer, mesh, strategy, platform, policy), self.plain(layer)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
 
@@ -98,8 +106,8 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
     def test_rounded_experts(self, rounding, platform, mesh, strategy):
         """Sums in another order may round a few hidden activations to the next number."""
         layer = make_layer(experts__activation="swiglu")
-        found, rounded = self.run_both(layer, mesh, strategy, platform, "full", rounding)
-        _, exact = self.run_both(layer, mesh, strategy, platform, "full")
+        found = self.fused(layer, mesh, strategy, platform, "full", rounding)
+        rounded, exact = self.plain(layer, rounding), self.plain(layer)
         for one, other, wide in zip(found, rounded, exact, strict=True):
             largest = np.abs(other).max()
             differences = np.abs(one - other) / largest
