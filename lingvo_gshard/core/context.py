@@ -202,9 +202,10 @@ def layer_path() -> str:
 
 
 def captured() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Returns what makes this layer, and scopes that hold in gradients, current again.
+    """Remembers the layer that is computing, and the values of scopes that hold in gradients.
 
-    The returned function does so inside a `with` block.
+    Returns:
+      A function that makes them current again inside a `with` block.
     """
     path = layer_path()
     values = [(scope, scope.get()) for scope in _held_in_gradients]

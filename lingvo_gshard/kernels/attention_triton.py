@@ -73,7 +73,7 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
 
 
 def _query_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
-    """Returns the gradient of the queries, then of the biases, if there are any, for each tile."""
+    """Returns the gradient of the queries; with a bias also each tile's part of its gradient."""
     query = tiles.operands.query
     d_mixed, log_sums, weighted = rows
     outputs = [(jax.ShapeDtypeStruct(query.shape, query.dtype), tiles.query_tile(query))]
@@ -175,7 +175,13 @@ class _Tiles:
         padded = operands.padded(
             *(-(-n // b) * b for n, b in ((queries, block_q), (keys, block_k)))
         )
-        bias = DistanceBias.of(call, padded)
+        bias = call.buckets and DistanceBias.of(
+            call.buckets,
+            padded.biases,
+            call.first_query,
+            padded.query.shape[2],
+            padded.keys.shape[2],
+        )
         return cls(call, padded, bias, queries, keys, block_q, block_k, warps, interpret)
 
     @property

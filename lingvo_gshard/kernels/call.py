@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
-from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
+from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.kernels.weight_dropout import DropoutOperands
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
@@ -43,7 +43,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
 
     @property
     def learned(self) -> int:
-        """Number of the last operands, learned by the layer, that have gradients."""
+        """Number of operands that the layer learns, biases and sinks. They come last."""
         return int(self.buckets is not None) + int(self.has_sinks)
 
     def computed_share(self, queries: int, keys: int, block_q: int, block_k: int) -> float:

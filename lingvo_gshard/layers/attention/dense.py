@@ -75,7 +75,7 @@ class DenseKernel(AttentionKernel):
         return mask if self.p.use_fused and platform_in_use() else mask.with_bias()
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
-        """Returns the bias of each query and key, unless a fused kernel needs none."""
+        """Computes the bias of each query and key, unless a fused kernel reads the table."""
         return bias if self.p.use_fused and fuses_relative_bias() else bias.at(distances_LK)
 
     def attend(

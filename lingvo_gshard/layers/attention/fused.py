@@ -188,7 +188,7 @@ def _attend_on_shards(
 
 
 def _learned(softmax: Softmax, heads: tuple[str, ...]) -> tuple[list[tf.Tensor], list[Split]]:
-    """Returns `learned` of `kernels.attention.attend`, and how each is split."""
+    """Returns the arrays `learned` of `kernels.attention.attend`, and the split of each."""
     arrays: list[tf.Tensor] = []
     splits: list[Split] = []
     if softmax.relative_bias is not None:

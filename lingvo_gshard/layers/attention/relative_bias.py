@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
+from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 
@@ -120,10 +122,10 @@ def bucket_of(distances: tf.Tensor, buckets: DistanceBuckets) -> tf.Tensor:
       distances: int32 positions of keys minus positions of queries.
       buckets: the buckets.
     """
-    absolute = tf.maximum(-distances, 0) if buckets.is_causal else tf.abs(distances)
-    table = tf.constant(buckets.by_distance())
-    bucket = tf.gather(table, tf.minimum(absolute, buckets.max_distance))
-    return bucket if buckets.is_causal else bucket + tf.where(distances > 0, buckets.side, 0)
+    most = buckets.max_distance
+    # Distances beyond the largest share its bucket.
+    table = tf.constant(buckets.of(np.arange(-most, most + 1)))
+    return tf.gather(table, tf.clip_by_value(distances, -most, most) + most)
 
 
 class SharedRelativeBias(Layer):

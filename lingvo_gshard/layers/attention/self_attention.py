@@ -11,7 +11,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.distance_buckets import DistanceBuckets
+from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention import cached, relative_bias, rotary
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.kernel import heads_first
