@@ -79,8 +79,10 @@ class Context:
       on_result: Called with (layer path, method, result) after every `@layer_method`, and with
         (path, "add_loss", value) after every auxiliary loss.
       losses: Auxiliary losses by name, scalars to add to the training loss.
-      summed_losses: Names of the losses that are summed over the parts of a batch. The others are
-        averaged.
+      loss_weights: How the losses of the parts of a batch join, by name; see `add_loss`.
+      batch_weights: In a pass on a part of a batch, the sums of the weights of each loss over all
+        parts. None in a pass on a whole batch.
+      included: Sums of the losses that the task has added to its own loss.
       metrics: (value, weight) by name.
       sums: Tensors by name that are summed over the parts of a batch; see `add_sum`.
       layer_path: Path of the layer that is computing, empty at the root.
@@ -99,7 +101,9 @@ class Context:
     on_output: OutputObserver | None = None
     on_result: ResultObserver | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
-    summed_losses: set[str] = dataclasses.field(default_factory=set)
+    loss_weights: dict[str, tf.Tensor | None] = dataclasses.field(default_factory=dict)
+    batch_weights: Mapping[str, tf.Tensor] | None = None
+    included: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
     sums: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     layer_path: str = ""
@@ -128,21 +132,33 @@ class Context:
         word = self.iteration.word(path) if self.iteration else random_numbers.word(path)
         return random_numbers.hashed_fold_in_word(self.seed, word)
 
-    def add_loss(self, path: str, value: tf.Tensor, is_summed: bool = False) -> None:
+    def add_loss(self, path: str, value: tf.Tensor, weight: tf.Tensor | float | None = 1.0) -> None:
         """Adds a scalar to the training loss.
+
+        The weight declares how the losses of the parts of a batch join. Micro-batches, interleaved
+        parts and pipelines all obey it: the loss of the batch is the mean of the parts' losses by
+        their weights, or their sum.
 
         Args:
           path: Name of the loss. A number is appended if the name is taken.
-          value: float scalar.
-          is_summed: Whether the losses of the parts of a batch, such as the micro-batches of a
-            pipeline, are summed rather than averaged.
+          value: float scalar. A compiled loop over layers adds up a vector, one entry for each
+            iteration.
+          weight: Number of items that the value is a mean over, such as tokens, of the value's
+            shape. It has no gradient. None: the value is a sum.
         """
-        name = _unused(path, self.losses)
-        self.losses[name] = tf.cast(value, tf.float32)
-        if is_summed:
-            self.summed_losses.add(name)
+        name, value = _unused(path, self.losses), tf.cast(value, tf.float32)
+        count = None if weight is None else tf.stop_gradient(tf.cast(weight, tf.float32))
+        if count is not None and self.batch_weights is not None:
+            value *= tf.math.divide_no_nan(count, self.batch_weights[name])
+        self.losses[name], self.loss_weights[name] = tf.reduce_sum(value), count
         if self.on_result is not None:
-            self.on_result(path, "add_loss", value)
+            self.on_result(path, "add_loss", self.losses[name])
+
+    def include_losses(self) -> tf.Tensor:
+        """Returns the sum of the losses so far, which the caller adds to the training loss."""
+        total = tf.add_n([0.0, *self.losses.values()])
+        self.included.append(total)
+        return total
 
     def add_metric(self, path: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
         """Reports a scalar metric.
@@ -183,7 +199,14 @@ class Context:
           iteration: Position of the part in a compiled loop over layers, if it is in one.
         """
         return dataclasses.replace(
-            self, losses={}, summed_losses=set(), metrics={}, sums={}, iteration=iteration
+            self,
+            losses={},
+            loss_weights={},
+            batch_weights=None,
+            included=[],
+            metrics={},
+            sums={},
+            iteration=iteration,
         )
 
 

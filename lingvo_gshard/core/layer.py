@@ -409,15 +409,24 @@ class Layer(Configurable):
         """Returns this layer's int32 [2] random key for one purpose in the current pass."""
         return context.current().random_seed(f"{self._join(purpose)}")
 
-    def add_loss(self, name: str, value: tf.Tensor) -> None:
-        """Adds a scalar to the training loss under this layer's path."""
-        context.current().add_loss(self._join_metric(name), value)
+    def add_loss(self, name: str, value: tf.Tensor, weight: tf.Tensor | float | None = 1.0) -> None:
+        """Adds a scalar to the training loss under this layer's path.
+
+        Args:
+          name: Name of the loss.
+          value: The scalar.
+          weight: Number of items that the value is a mean over, such as tokens. The loss of a batch
+            that is computed in parts is the mean of their losses by this weight. By default all
+            parts count equally. None: the value is a sum, and so is the batch's.
+        """
+        context.current().add_loss(self._join_metric(name), value, weight)
 
     def report_update(self, name: str, weight: tf.Tensor, value: tf.Tensor) -> None:
         """Passes a value to the update rule of a weight.
 
         The value becomes the weight's gradient, by means of an auxiliary loss that is zero. So it
-        is summed over devices and micro-batches and stacked in loops, as gradients are.
+        is summed over devices and over all parts of a batch, and stacked in loops, as gradients
+        are.
 
         Args:
           name: Name of the auxiliary loss.
@@ -425,7 +434,7 @@ class Layer(Configurable):
           value: Tensor of the weight's shape.
         """
         carrier = tf.stop_gradient(value) * (weight - tf.stop_gradient(weight))
-        self.add_loss(name, tf.reduce_sum(carrier))
+        self.add_loss(name, tf.reduce_sum(carrier), weight=None)
 
     def add_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
         """Reports a scalar metric under this layer's path.

@@ -14,7 +14,9 @@ scale. A history travels with its weight, through loops too. Its gradient is wha
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -51,6 +53,33 @@ def is_history(spec: VariableSpec) -> bool:
 def history_of(theta: NestedMap, name: str) -> tf.Tensor | None:
     """Returns the history of a weight of a layer; None in passes without."""
     return theta.get(f"{name}{_SUFFIX}")
+
+
+def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:
+    """Returns the weights of a layer for each of several parts of a batch that it computes.
+
+    A weight's gradient is the sum over the parts, but what its history measures is the largest of
+    what the parts measure.
+
+    Args:
+      layer: the layer.
+      theta: its weights.
+      count: number of parts.
+    """
+    if count == 1 or not context.current().has_histories:
+        return [theta] * count
+    pairs = zip(theta.flatten(), layer.variable_specs().flatten(), strict=True)
+    copies = [_copies(x, count) if is_history(spec) else [x] * count for x, spec in pairs]
+    return [theta.pack(leaves) for leaves in zip(*copies, strict=True)]
+
+
+def _copies(history_fh: tf.Tensor, count: int) -> list[tf.Tensor]:
+    @custom_gradient
+    def compute(history_fh: tf.Tensor):
+        copies = tuple(tf.identity(history_fh) for _ in range(count))
+        return copies, lambda *measured: functools.reduce(tf.maximum, measured)
+
+    return list(compute(history_fh))
 
 
 def known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:

@@ -257,7 +257,8 @@ class LanguageModelTask(TokenTask):
                 theta, output_BLM, ahead["target_labels"], counted_BL, p.z_loss_weight
             )
             tokens = tf.maximum(sums.tokens, 1.0)
-            module.add_loss("loss", sums.smoothed / tokens * (p.future_weight / p.future_tokens))
+            loss = sums.smoothed / tokens * (p.future_weight / p.future_tokens)
+            module.add_loss("loss", loss, sums.tokens)
             module.add_metric("cross_entropy", sums.exact / tokens, sums.tokens)
 
     @layer_method

@@ -162,8 +162,9 @@ class Task(Layer):
 
         Returns:
           The scalar loss, including losses that layers report, and metrics: name -> (value,
-          weight), both scalars. Evaluation averages a metric over batches by its weight. The names
-          `tokens`, `cross_entropy` and `accuracy` are shown on the console.
+          weight), both scalars. Evaluation averages a metric over batches by its weight, and
+          micro-batches average the loss by the weight of a metric `loss`; without it they count
+          equally. The names `tokens`, `cross_entropy` and `accuracy` are shown on the console.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
@@ -172,7 +173,7 @@ class Task(Layer):
 
         A router's load-balancing loss is one. Call it after all layers have run.
         """
-        return tf.add_n([0.0, *context.current().losses.values()])
+        return context.current().include_losses()
 
     def guessing_loss(self) -> float | None:
         """Returns the cross-entropy of guessing all answers evenly, in nats; None if unknown.

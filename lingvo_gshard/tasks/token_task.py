@@ -70,7 +70,7 @@ def loss_of_sums(
     with tf.name_scope(f"{LOSS_SCOPE}/"):
         tokens = tf.maximum(sums.tokens, 1.0)
         current = context.current()
-        loss = sums.smoothed / tokens + tf.add_n([0.0, *current.losses.values()])
+        loss = sums.smoothed / tokens + current.include_losses()
         metrics = NestedMap(current.metrics)
         # A batch of padding alone weighs nothing where batches are averaged.
         metrics.update(

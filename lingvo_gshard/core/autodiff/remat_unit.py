@@ -39,8 +39,9 @@ class Reports:
       losses: Names of the losses.
       metrics: Names of the metrics.
       sums: Names of the sums.
-      values: Values of the losses, values of the metrics, weights of the metrics, then sums.
-      summed_losses: Names of the losses that are summed over the parts of a batch.
+      values: Values and weights of the losses, values and weights of the metrics, then sums. A
+        loss that is a sum has the weight 1.
+      summed_losses: Names of the losses that are sums; see `context.Context.add_loss`.
     """
 
     losses: list[str]
@@ -52,15 +53,21 @@ class Reports:
     @classmethod
     def of(cls, collected: context.Context) -> Reports:
         """Returns the losses, metrics and sums that a context has collected."""
-        metrics = list(collected.metrics.values())
-        values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
-        values += collected.sums.values()
+        metrics, weights = list(collected.metrics.values()), collected.loss_weights.values()
+        values = [
+            *collected.losses.values(),
+            # All iterations of a loop over layers have the same tokens.
+            *(tf.ones([]) if weight is None else tf.reduce_mean(weight) for weight in weights),
+            *(value for value, _ in metrics),
+            *(weight for _, weight in metrics),
+            *collected.sums.values(),
+        ]
         return cls(
             list(collected.losses),
             list(collected.metrics),
             list(collected.sums),
             values,
-            frozenset(collected.summed_losses),
+            frozenset(name for name, w in collected.loss_weights.items() if w is None),
         )
 
     def stacked(self, repetition: Repetition) -> Reports:
@@ -77,21 +84,22 @@ class Reports:
           target: The context that receives them.
           values: Ordered as in `self.values`. The entries of a stacked loss are summed.
         """
-        losses, means, weights, sums = self.split(values)
-        for name, value in zip(self.losses, losses, strict=True):
-            target.add_loss(name, tf.reduce_sum(value), name in self.summed_losses)
+        losses, loss_weights, means, weights, sums = self.split(values)
+        for name, value, weight in zip(self.losses, losses, loss_weights, strict=True):
+            target.add_loss(name, value, None if name in self.summed_losses else weight)
         for name, value, weight in zip(self.metrics, means, weights, strict=True):
             target.add_metric(name, value, weight)
         for name, value in zip(self.sums, sums, strict=True):
             target.add_sum(name, value)
 
     def split(self, values: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], ...]:
-        """Returns the losses, the values and the weights of the metrics, and the sums in `values`.
+        """Returns the five kinds of values, each in the order of its names.
 
         Args:
           values: Ordered as in `self.values`.
         """
-        ends = np.cumsum([len(self.losses), len(self.metrics), len(self.metrics), len(self.sums)])
+        kinds = (self.losses, self.losses, self.metrics, self.metrics, self.sums)
+        ends = np.cumsum([len(names) for names in kinds])
         return tuple(values[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
 
 

@@ -33,8 +33,9 @@ def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -
     """
     tokens = tf.reduce_sum(mask_GS)
     for name, loss in routing.losses.items():
-        layer.add_loss(name, loss.value * loss.weight)
-        layer.add_metric(name, loss.value, tokens)
+        count = tokens if loss.count is None else loss.count
+        layer.add_loss(name, loss.value * loss.weight, count)
+        layer.add_metric(name, loss.value, count)
     for name, value in routing.metrics.items():
         layer.add_metric(name, value, tokens)
     for name, (value, weight) in load_metrics(routing, mask_GS).items():

@@ -20,10 +20,13 @@ class WeightedLoss:
     Attributes:
       value: float32 scalar.
       weight: its factor in the training loss.
+      count: number of tokens or groups that the value is a mean over, a float32 scalar. None: all
+        tokens that are no padding. `Layer.add_loss` says what it is for.
     """
 
     value: tf.Tensor
     weight: float
+    count: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

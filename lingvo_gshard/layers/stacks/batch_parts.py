@@ -1,8 +1,8 @@
 """Parts of a batch that a stack computes separately, and what layers report of them.
 
 The result for a part equals the result of applying the layers to it alone. Experts are routed
-within a part, losses and metrics are means over parts, and every part draws its own random numbers,
-as with `step.micro_batches`.
+within a part, losses and metrics join as their reports declare, and every part draws its own random
+numbers, as with `step.micro_batches`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers import delayed_scales, token_context
 from lingvo_gshard.sharding import annotate
 
 
@@ -57,7 +57,7 @@ class PartInputs(NamedTuple):
 def add_reports(
     target: context.Context, reports: Reports, values: Sequence[tf.Tensor], axis: int
 ) -> None:
-    """Adds the means and sums over all parts to a context.
+    """Adds the reports on all parts to a context, joined as they declare.
 
     Args:
       target: the context that receives them.
@@ -65,16 +65,20 @@ def add_reports(
       values: ordered as in `Reports`, each with a dimension of the parts.
       axis: this dimension.
     """
-    losses, metrics, weights, sums = reports.split(values)
-    pairs = zip(metrics, weights, strict=True)
-    weighted = [tf.reduce_sum(value * weight, axis) for value, weight in pairs]
-    weights, sums = ([tf.reduce_sum(x, axis) for x in kind] for kind in (weights, sums))
-    means = [
-        (tf.reduce_sum if name in reports.summed_losses else tf.reduce_mean)(loss, axis)
-        for name, loss in zip(reports.losses, losses, strict=True)
+    losses, loss_weights, metrics, weights, sums = reports.split(values)
+    joined = [
+        tf.reduce_sum(loss, axis) if name in reports.summed_losses else _mean(loss, weight, axis)
+        for name, loss, weight in zip(reports.losses, losses, loss_weights, strict=True)
     ]
-    means += [tf.math.divide_no_nan(s, w) for s, w in zip(weighted, weights, strict=True)]
-    reports.add_to(target, [*means, *weights, *sums])
+    joined += [tf.reduce_sum(weight, axis) for weight in loss_weights]
+    joined += [_mean(*pair, axis) for pair in zip(metrics, weights, strict=True)]
+    reports.add_to(target, [*joined, *(tf.reduce_sum(x, axis) for x in (*weights, *sums))])
+
+
+def _mean(value: tf.Tensor, weight: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the mean by a weight over a dimension; 0 where nothing weighs anything."""
+    total = tf.reduce_sum(value * weight, axis)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(weight, axis))
 
 
 def run_interleaved(
@@ -99,9 +103,10 @@ def run_interleaved(
     now = context.current()
     collected = [now.part(now.iteration) for _ in by_part]
     for layer, theta in layers:
+        weights = delayed_scales.for_parts(layer, theta, parts)
         for i, (_, own) in enumerate(by_part):
             with context.use(collected[i]), own.in_use(i):
-                y_BLM = layer.fprop(theta, annotate(activations[i], "BLM"), *own.shared)
+                y_BLM = layer.fprop(weights[i], annotate(activations[i], "BLM"), *own.shared)
                 activations[i] = annotate(y_BLM, "BLM")
     reports = [Reports.of(each) for each in collected]
     values = [tf.stack(each) for each in zip(*(r.values for r in reports), strict=True)]

@@ -16,13 +16,20 @@ from lingvo_gshard.sharding import annotate, annotate_like
 
 TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
 Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
-# Maps (batch, key) to the loss, the metrics and the gradients of the batch.
-Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor], Result]"
+# Weights of the losses of a batch by name; see `loss_weights`.
+LossWeights: TypeAlias = "dict[str, tf.Tensor]"
+# Maps (part of a batch, key, weights of the whole batch) to what the part adds to the loss of the
+# batch and to its gradients, and to the metrics of the part.
+Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor, LossWeights], Result]"
+# Maps (part of a batch, key) to its weights.
+Weigh: TypeAlias = "Callable[[TensorBatch, tf.Tensor], LossWeights]"
 
 _REDUCE_DTYPE = "step.reduce_dtype"
 REDUCE_DTYPES = ("float32", "bfloat16")
 # The metric that is summed over parts. All others are averaged.
 _COUNT = "tokens"
+# The key of the task's own loss among the weights of losses. Other keys are names of reports.
+_OWN = ""
 
 
 def check_reduce_dtype(dtype: str) -> None:
@@ -31,8 +38,39 @@ def check_reduce_dtype(dtype: str) -> None:
         raise UserError(f"{_REDUCE_DTYPE} is {dtype!r}. {names.nearest(dtype, REDUCE_DTYPES)}")
 
 
+def loss_weights(passing: context.Context, metrics: Mapping[str, context.Metric]) -> LossWeights:
+    """Returns the weights of the losses of a pass: the task's own and those of reports.
+
+    Args:
+      passing: the context of the pass, after it.
+      metrics: the metrics that the task returned. The weight of `loss` is that of its own loss.
+    """
+    own = metrics["loss"][1] if "loss" in metrics else tf.ones([])
+    reported = {name: w for name, w in passing.loss_weights.items() if w is not None}
+    return {_OWN: own, **reported}
+
+
+def share_of_loss(
+    loss: tf.Tensor, metrics: Mapping[str, context.Metric], passing: context.Context
+) -> tf.Tensor:
+    """Returns what a pass adds to the loss of the batch that it computes a part of.
+
+    Args:
+      loss: the loss that the task returned, of which reports are shares already.
+      metrics: the metrics that the task returned.
+      passing: the context of the pass, after it.
+    """
+    if passing.batch_weights is None:
+        return loss
+    included = tf.add_n([0.0, *passing.included])
+    own = loss_weights(passing, metrics)[_OWN]
+    share = tf.math.divide_no_nan(own, passing.batch_weights[_OWN])
+    return included + (loss - included) * share
+
+
 def accumulate(
     compute: Compute,
+    weigh: Weigh,
     batch: TensorBatch,
     key: tf.Tensor,
     count: int,
@@ -41,16 +79,17 @@ def accumulate(
 ) -> Result:
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
-    Losses and gradients are means over the parts, weighted by the parts' target tokens and summed
-    in float32; a part without target tokens has the weight 0. Where every device of a batch's axes
-    holds a whole weight, it adds up the gradients of its own rows over all parts, and the devices
-    add up their sums once, after the last part (runtime/lowering/loop_sums.py). Values that layers
-    report to update rules are summed. Routers dispatch and balance the tokens of each part on their
-    own, so each part has auxiliary losses of its own. Random numbers differ between parts. In graph
-    mode the parts are a loop.
+    The task's loss and each loss of a layer join as they declare, most of them as means by the
+    tokens that they count, in float32. For this their weights are added up in a first pass over the
+    parts, of which XLA keeps little: weights depend on padding alone. Where every device of a
+    batch's axes holds a whole weight, it adds up the gradients of its own rows over all parts, and
+    the devices add up their sums once, after the last part (runtime/lowering/loop_sums.py). Routers
+    dispatch and balance the tokens of each part on their own, so each part has auxiliary losses of
+    its own. Random numbers differ between parts. In graph mode the parts are a loop.
 
     Args:
       compute: computes one part.
+      weigh: computes the weights of one part.
       batch: feature name -> tensor; part i takes every count-th row, from row i on.
       key: int32 [2], seeds the random numbers.
       count: number of parts.
@@ -68,7 +107,8 @@ def accumulate(
                 f"step.micro_batches={count} does not divide input.batch_rows, the {size} rows of "
                 f"{name}"
             )
-    sums = _Sums(compute, batch, key, count, specs, reduce_dtype)
+    weights = sum_over_parts(weigh, batch, key, count)
+    sums = _Sums(compute, weights, batch, key, count, specs, reduce_dtype)
     total = sums.one_by_one() if tf.executing_eagerly() else sums.by_loop()
     return sums.means(total)
 
@@ -101,12 +141,12 @@ def sum_over_parts(
         columns = zip(*(terms(tf.constant(i)) for i in range(count)), strict=True)
         return dict(zip(names, map(tf.add_n, columns), strict=False))
     traced = tf.function(terms, autograph=False)
-    shapes = traced.get_concrete_function(tf.TensorSpec([], tf.int32)).output_shapes
+    once = traced.get_concrete_function(tf.TensorSpec([], tf.int32))
 
     def body(i: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        return i + 1, [total + term for total, term in zip(sums, terms(i), strict=True)]
+        return i + 1, [total + term for total, term in zip(sums, once(i), strict=True)]
 
-    start = (tf.constant(0), [tf.zeros(shape) for shape in shapes])
+    start = (tf.constant(0), [tf.zeros(shape) for shape in once.output_shapes])
     sums = tf.while_loop(lambda i, _: i < count, body, start)[1]
     return dict(zip(names, sums, strict=True))
 
@@ -130,13 +170,14 @@ class _Sums:
     def __init__(
         self,
         compute: Compute,
+        weights: LossWeights,
         batch: TensorBatch,
         key: tf.Tensor,
         count: int,
         specs: NestedMap,
         reduce_dtype: str,
     ):
-        self._compute, self._batch, self._key = compute, batch, key
+        self._compute, self._weights, self._batch, self._key = compute, weights, batch, key
         self._count, self._specs, self._reduce_dtype = count, specs, reduce_dtype
         self._names: list[str] = []
 
@@ -165,20 +206,15 @@ class _Sums:
         return [tf.maximum(a, b) if measured else a + b for a, b, measured in triples]
 
     def _terms(self, i: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the terms of part i: weight, loss, each metric and its weight, gradients."""
+        """Returns the terms of part i: its loss, each metric and its weight, gradients."""
         part = _part(self._batch, i, self._count)
-        loss, metrics, gradients = self._compute(
-            part, random_numbers.hashed_fold_in_word(self._key, i)
-        )
+        key = random_numbers.hashed_fold_in_word(self._key, i)
+        loss, metrics, gradients = self._compute(part, key, self._weights)
         self._names = list(metrics)
-        weight = metrics["loss"][1] if "loss" in metrics else tf.ones([])
-        sums = [weight, weight * loss]
-        for value, value_weight in metrics.values():
-            sums += [value * value_weight, value_weight]
-        pairs = zip(gradients.flatten(), self._specs.flatten(), strict=True)
-        return sums + [
-            tf.cast(g, tf.float32) * (1.0 if spec.update_rule else weight) for g, spec in pairs
-        ]
+        sums = [loss]
+        for value, weight in metrics.values():
+            sums += [value * weight, weight]
+        return sums + [tf.cast(gradient, tf.float32) for gradient in gradients.flatten()]
 
     def _as_weights(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums, with gradients sharded like the weights."""
@@ -189,19 +225,14 @@ class _Sums:
 
     def means(self, sums: Sequence[tf.Tensor]) -> Result:
         """Returns the loss, the metrics and the gradients of the whole batch."""
-        weight, loss = sums[:2]
         metrics = {}
         for index, name in enumerate(self._names):
-            value, value_weight = sums[2 + 2 * index : 4 + 2 * index]
-            mean = tf.math.divide_no_nan(value, value_weight)
-            metrics[name] = (value if name == _COUNT else mean, value_weight)
-        totals = sums[2 + 2 * len(self._names) :]
+            value, weight = sums[1 + 2 * index : 3 + 2 * index]
+            mean = tf.math.divide_no_nan(value, weight)
+            metrics[name] = (value if name == _COUNT else mean, weight)
+        metrics["loss"] = (sums[0], self._weights[_OWN])
+        totals = sums[1 + 2 * len(self._names) :]
         if self._reduce_dtype != "float32":
             # The lowering rounds the sums of the devices before they are added up (loop_sums.py).
             totals = [tf.cast(tf.cast(each, self._reduce_dtype), tf.float32) for each in totals]
-        pairs = zip(totals, self._specs.flatten(), strict=True)
-        gradients = [
-            gradient if spec.update_rule else tf.math.divide_no_nan(gradient, weight)
-            for gradient, spec in pairs
-        ]
-        return tf.math.divide_no_nan(loss, weight), metrics, self._specs.pack(gradients)
+        return sums[0], metrics, self._specs.pack(totals)

@@ -444,24 +444,15 @@ class Trainer(Configurable):
         weights = self.precision.layer_weights(self.theta_specs, theta, gathers_ahead=ahead)
         weights = self._with_histories(weights, own)
 
-        def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
-            passing = self.training_context(key, on_output, on_result)
-            passing = dataclasses.replace(
-                passing, has_histories=own is not None, gathers_ahead=ahead
-            )
-            return self._gradients_of_part(weights, part, passing, scale)
-
-        if self.p.micro_batches == 1:
-            loss, metrics, gradients = compute(batch, key)
-        else:
-            loss, metrics, gradients = micro_batches.accumulate(
-                compute,
-                batch,
-                key,
-                self.p.micro_batches,
-                self._trained(self._pass_specs),
-                self.p.reduce_dtype,
-            )
+        passing = dataclasses.replace(
+            self.training_context(key),
+            on_output=on_output,
+            on_result=on_result,
+            has_histories=own is not None,
+            gathers_ahead=ahead,
+        )
+        compute = self._gradients_of_part if self.p.micro_batches == 1 else self._gradients_of_parts
+        loss, metrics, gradients = compute(weights, batch, passing, scale)
         found = iter(gradients.flatten())
         pairs = zip(self._pass_specs.flatten(), weights.flatten(), strict=True)
         complete = [
@@ -478,27 +469,13 @@ class Trainer(Configurable):
         """Returns a tree like the weights, joined with one like the histories if there are any."""
         return self._histories.joined(theta, own) if self._histories and own else theta
 
-    def training_context(
-        self,
-        key: tf.Tensor,
-        on_output: context.OutputObserver | None = None,
-        on_result: context.ResultObserver | None = None,
-    ) -> context.Context:
+    def training_context(self, key: tf.Tensor) -> context.Context:
         """Returns the context of one forward pass of a training step.
 
         Args:
           key: int32 [2], seeds the random numbers.
-          on_output: called with each layer's output, as in `context.scope`.
-          on_result: called with the results of each layer, as in `context.Context`.
         """
-        return context.Context(
-            True,
-            key,
-            on_output,
-            on_result,
-            extensions=self.precision.extensions,
-            frozen=self._frozen,
-        )
+        return context.Context(True, key, extensions=self.precision.extensions, frozen=self._frozen)
 
     def _trained(self, tree: NestedMap) -> NestedMap:
         """Returns the leaves of a tree like `_pass_specs` that are not frozen, in their order."""
@@ -517,6 +494,7 @@ class Trainer(Configurable):
             tape.watch(trained.flatten())
             weights = stop_frozen(self._pass_specs.flatten(), theta.flatten())
             loss, metrics = self.task.loss(theta.pack(weights), batch)
+            loss = micro_batches.share_of_loss(loss, metrics, scope)
         flat = tape.gradient(
             loss,
             trained.flatten(),
@@ -527,6 +505,39 @@ class Trainer(Configurable):
         if scale is not None:
             gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) / scale)
         return loss, {**metrics, **scope.metrics}, gradients
+
+    def _gradients_of_parts(
+        self,
+        theta: NestedMap,
+        batch: TensorBatch,
+        passing: context.Context,
+        scale: tf.Tensor | None,
+    ) -> micro_batches.Result:
+        """Returns what `_gradients_of_part` does for a whole batch, computed in parts."""
+
+        def compute(
+            part: TensorBatch, key: tf.Tensor, weights: micro_batches.LossWeights
+        ) -> micro_batches.Result:
+            now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
+            return self._gradients_of_part(theta, part, now, scale)
+
+        def weigh(part: TensorBatch, key: tf.Tensor) -> micro_batches.LossWeights:
+            unobserved = dataclasses.replace(
+                passing.part(), seed=key, on_output=None, on_result=None
+            )
+            with context.use(unobserved) as now:
+                return micro_batches.loss_weights(now, self.task.loss(theta, part)[1])
+
+        assert passing.seed is not None
+        return micro_batches.accumulate(
+            compute,
+            weigh,
+            batch,
+            passing.seed,
+            self.p.micro_batches,
+            self._trained(self._pass_specs),
+            self.p.reduce_dtype,
+        )
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch, name -> (value, weight), without training."""

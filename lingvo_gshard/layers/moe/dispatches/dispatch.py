@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import delayed_scales
 from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
@@ -120,9 +121,11 @@ class BufferDispatch(Dispatch):
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
             x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
 
+        by_chunk = iter(delayed_scales.for_parts(experts, theta, exchange.p.chunks))
+
         def compute(x_EGCM: tf.Tensor) -> tf.Tensor:
             with ordered_along("EGCM".index("G")):
-                return experts.fprop(theta, x_EGCM)
+                return experts.fprop(next(by_chunk), x_EGCM)
 
         y_GECM = exchange.run(x_GECM, compute, row)
         with tf.name_scope(exchanges.COMBINE_SCOPE):

@@ -57,7 +57,13 @@ class BalanceLoss(Part):
         recent = (self.router.recent_load, theta.recent_load) if level == GLOBAL else ()
         counted_GSE *= mask_GS[..., None]
         loss = auxiliary_loss(gates_GSE, counted_GSE, mask_GS, level, *recent)
-        return WeightedLoss(loss, self.p.auxiliary_loss_weight)
+        count = groups_with_tokens(mask_GS) if level == GROUP else None
+        return WeightedLoss(loss, self.p.auxiliary_loss_weight, count)
+
+
+def groups_with_tokens(mask_GS: tf.Tensor) -> tf.Tensor:
+    """Returns how many groups have tokens, a float32 scalar; the mask is 0 at padding."""
+    return tf.reduce_sum(tf.cast(tf.reduce_any(mask_GS > 0, 1), tf.float32))
 
 
 def auxiliary_loss(
@@ -94,7 +100,7 @@ def auxiliary_loss(
     if level != GROUP:
         return losses * experts
     has_tokens_G = tf.cast(tf.reduce_any(mask_GS > 0, 1), tf.float32)
-    groups = tf.maximum(tf.reduce_sum(has_tokens_G), 1.0)
+    groups = tf.maximum(groups_with_tokens(mask_GS), 1.0)
     return tf.reduce_sum(losses * has_tokens_G) / groups * experts
 
 

@@ -10,7 +10,7 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
-from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss
+from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss, groups_with_tokens
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
 from lingvo_gshard.layers.moe.routers.group_limited import LimitedTopK
 from lingvo_gshard.layers.moe.routers.router import Part, Router
@@ -112,7 +112,8 @@ class ComplementaryLoss(Part):
         counted_GSE = sum_of_one_hots(top_k(scores_GSE, p.k))
         counted_GSE *= mask_GS[..., None]
         loss = auxiliary_loss(shares_GSE, counted_GSE / p.k, mask_GS)
-        return {BALANCE_LOSS: WeightedLoss(loss, p.auxiliary_loss_weight)}
+        count = groups_with_tokens(mask_GS)
+        return {BALANCE_LOSS: WeightedLoss(loss, p.auxiliary_loss_weight, count)}
 
 
 class SigmoidRouter(Router):
