@@ -356,8 +356,8 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
         return {name: v for name, v in found.items() if keeps_nulls or v is not None}
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+    except (ValueError, AttributeError, RecursionError, OSError) as error:
+        raise UserError(f"{path} is no JSON object: {error}") from None
 
 
 # File with an import's notes on the published tensors.
