@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations.chat_template import ChatTemplate, Message
+from lingvo_gshard.data.conversations.chat_template import ChatTemplate
 from lingvo_gshard.data.conversations.examples import ASSISTANT, Example
 from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -55,10 +55,6 @@ class Tokenized:
 
         A token that has characters of the part belongs to it.
         """
-        if self._places is None:
-            begin, end = (encode_marked(self._vocabulary, self.text[:place]) for place in span)
-            last = shared(self.ids, end)
-            return shared(self.ids, begin), last + (len(end) > last)
         begins, ends = self._places
         first = int(np.searchsorted(ends, span[0], side="right"))
         last = int(np.searchsorted(begins, span[1], side="left"))
@@ -66,20 +62,20 @@ class Tokenized:
 
     def last_end(self, place: int) -> int:
         """Returns where the last token ends that is complete before a place in the text."""
-        if self._places is None:
-            return place
         ends = self._places[1]
         found = int(np.searchsorted(ends, place, side="right"))
         return int(ends[found - 1]) if found else 0
 
     @functools.cached_property
-    def _places(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Begin and end of each token in characters, both in order; None if unknown."""
-        if not isinstance(self._vocabulary, PublishedVocabulary):
-            return None
-        places = self._vocabulary.places(self.text)
-        if places is None:
-            return None
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Begin and end of each token in characters, both in order."""
+        places = []
+        for begin, part, special in _parts(self._vocabulary, self.text):
+            if special is None:
+                found = self._vocabulary.places(part)
+                places += [(begin + first, begin + last) for first, last in found]
+            else:
+                places.append((begin, begin + len(part)))
         found = np.asarray(places, np.int64).reshape(-1, 2)
         begins = np.minimum.accumulate(found[::-1, 0])[::-1]
         return begins, np.maximum.accumulate(found[:, 1])
@@ -114,12 +110,12 @@ class Answers:
           UserError: the text of the first turns is no beginning of the whole text.
         """
         conversation = _Conversation(self._template, example, written.text)
-        ids, spans = list(written.ids), []
+        ids, spans, last_turn = list(written.ids), [], len(example.messages) - 1
         for turn in turns:
             span = conversation.span(turn, self._vocabulary)
             first, last = self._until_stop(ids, *written.tokens_of(span))
             is_open = last == len(ids) and ids[-1] not in self._stops
-            if is_open and turn + 1 == len(example.messages):
+            if is_open and turn == last_turn:
                 last, stop = self._ending(conversation, written, first)
                 ids[last:] = [stop]
                 last += 1
@@ -354,13 +350,24 @@ def encode_marked(vocabulary: Vocabulary, text: str) -> list[int]:
       vocabulary: encodes the text.
       text: a text with all special tokens that the model is to see.
     """
+    ids: list[int] = []
+    for _, part, special in _parts(vocabulary, text):
+        ids += vocabulary.encode(part) if special is None else [special]
+    return ids
+
+
+def _parts(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, str, int | None]]:
+    """Yields the parts of a text with their places, and the ids of those that are special tokens.
+
+    Vocabularies that were trained here never give their special tokens for a text. The encoders of
+    published models know theirs.
+    """
     if isinstance(vocabulary, PublishedVocabulary):
-        # Its encoder knows special tokens.
-        return vocabulary.encode(text)
-    # Vocabularies that were trained here never give their special tokens for a text.
+        yield 0, text, None
+        return
     special = {vocabulary.piece(i): i for i in (vocabulary.bos_id, *vocabulary.end_ids)}
     pattern = "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True))
-    ids: list[int] = []
+    begin = 0
     for part in re.split(f"({pattern})", text):
-        ids += [special[part]] if part in special else vocabulary.encode(part)
-    return ids
+        yield begin, part, special.get(part)
+        begin += len(part)

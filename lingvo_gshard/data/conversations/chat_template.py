@@ -122,10 +122,10 @@ class ChatTemplate:
           UserError: the template refuses the conversation, cannot write it, runs for long or
             writes much. Or a value is nested deeply.
         """
-        variables = {**self.tokens, **_plain(values or {})}
+        variables = {**self.tokens, **plain(values or {})}
         variables |= {
-            "messages": [_with_reasoning(_plain(message)) for message in messages],
-            "tools": None if tools is None else _plain(list(tools)),
+            "messages": [_with_reasoning(plain(message)) for message in messages],
+            "tools": None if tools is None else plain(list(tools)),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -212,7 +212,7 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
     return found
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """Returns JSON values. An object of another type becomes its name.
 
     Raises:
@@ -221,11 +221,13 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth == _DEEPEST:
-        raise UserError(f"the conversation has values that are nested deeper than {_DEEPEST} levels")
+        raise UserError(
+            f"the conversation has values that are nested deeper than {_DEEPEST} levels"
+        )
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, depth + 1) for key, each in value.items()}
+        return {str(key): plain(each, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, depth + 1) for each in value]
+        return [plain(each, depth + 1) for each in value]
     return f"<{type(value).__name__}>"
 
 

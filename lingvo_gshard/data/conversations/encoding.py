@@ -94,10 +94,11 @@ class Encoder:
 
         A turn with a `weight` of 0 is not, as in OpenAI's format. Turns of the prompt are not.
         """
-        turns = _answers_of(example.messages)
+        messages = example.messages
+        turns = _answers_of(messages)
         turns = turns[-1:] if self._learned == LAST else turns
         first = len(example.prompt)
-        return [turn for turn in turns if turn >= first and example.messages[turn].get("weight", 1)]
+        return [turn for turn in turns if turn >= first and messages[turn].get("weight") != 0]
 
 
 def _counted(ids: Sequence[int], spans: Iterable[Span]) -> Encoded:

@@ -92,9 +92,7 @@ class TemplateProgram:
         except _LimitError as error:
             raise UserError(f"the chat template ({self._where}) {error}") from None
         except jinja2.TemplateError as error:
-            raise UserError(
-                f"the chat template refuses the conversation: {_said(error)}"
-            ) from None
+            raise UserError(f"the chat template refuses the conversation: {_said(error)}") from None
         except Exception as error:
             # A template can raise whatever Python has.
             raise UserError(
@@ -144,7 +142,9 @@ class _State(threading.local):
 class _Generator(jinja2.compiler.CodeGenerator):
     """Compiles loops so that each round looks at the time, and joins so that sizes are checked."""
 
-    def visit_Template(self, node: jinja2.nodes.Template, frame: Any = None) -> None:
+    def visit_Template(  # noqa: N802
+        self, node: jinja2.nodes.Template, frame: Any = None
+    ) -> None:
         for loop in node.find_all(jinja2.nodes.For):
             loop.iter = _filtered(loop.iter, "_in_time", self.environment)
         for joined in node.find_all(jinja2.nodes.Concat):
@@ -197,7 +197,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         text = getattr(__callee, "__self__", None)
         if isinstance(text, str) and __callee.__name__ in _MULTIPLYING:
             _check_product((text, *args, *values.values()))
-        return _sized(super(_Sandbox, __self).call(__context, __callee, *args, **values))
+        return _sized(super().call(__context, __callee, *args, **values))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Returns the result of an operator whose result may be large."""
@@ -267,7 +267,9 @@ def _sized(value: Any) -> Any:
 
 
 def _said(error: Exception) -> str:
-    text = str(error) or "no reason is given"
+    """Returns an error's message in one line that can be printed."""
+    text = " ".join(str(error)[: 2 * _SHOWN].split()) or "no reason is given"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
