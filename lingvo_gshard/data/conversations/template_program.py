@@ -14,11 +14,10 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import jinja2
-import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
@@ -139,20 +138,6 @@ class _State(threading.local):
             raise _LimitError(f"writes more than {_LONGEST:,} characters")
 
 
-class _Generator(jinja2.compiler.CodeGenerator):
-    """Compiles loops so that each round looks at the time, and joins so that sizes are checked."""
-
-    def visit_Template(  # noqa: N802
-        self, node: jinja2.nodes.Template, frame: Any = None
-    ) -> None:
-        for loop in node.find_all(jinja2.nodes.For):
-            loop.iter = _filtered(loop.iter, "_in_time", self.environment)
-        for joined in node.find_all(jinja2.nodes.Concat):
-            operands = jinja2.nodes.List(joined.nodes, lineno=joined.lineno)
-            joined.nodes = [_filtered(operands, "_joined", self.environment)]
-        super().visit_Template(node, frame)
-
-
 def _filtered(node: jinja2.nodes.Expr, name: str, environment: Any) -> jinja2.nodes.Filter:
     """Returns an expression that a filter of ours changes."""
     rest: Any = ([], [], None, None)
@@ -166,7 +151,6 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
       state: the run of the current thread.
     """
 
-    code_generator_class = _Generator
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
@@ -185,6 +169,15 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
         # Writes as many words as it is told.
         del self.globals["lipsum"]
+
+    def _generate(self, source: jinja2.nodes.Template, *rest: Any, **values: Any) -> str:
+        """Compiles loops so that each round looks at the time, and joins that look at sizes."""
+        for loop in source.find_all(jinja2.nodes.For):
+            loop.iter = _filtered(loop.iter, "_in_time", self)
+        for joined in source.find_all(jinja2.nodes.Concat):
+            operands = jinja2.nodes.List(joined.nodes, lineno=joined.lineno)
+            joined.nodes = [_filtered(operands, "_joined", self)]
+        return super()._generate(source, *rest, **values)
 
     def _in_time(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -244,7 +237,7 @@ def _joined(values: list[Any]) -> str:
 
 
 def _check_product(values: Iterable[Any]) -> None:
-    sizes = (len(each) if isinstance(each, (str, list, tuple)) else each for each in values)
+    sizes = (len(each) if isinstance(each, Sized) else each for each in values)
     product = math.prod(max(size, 1) for size in sizes if isinstance(size, int))
     if product > _LARGEST_PRODUCT:
         raise _LimitError("makes a text that is too large")

@@ -35,10 +35,6 @@ def vocabulary_of(form: Form, directory) -> PublishedVocabulary:
     return PublishedVocabulary(directory)
 
 
-def _is_text(form: Form, name: str) -> bool:
-    return isinstance(getattr(form, name), str)
-
-
 def talk(form: Form, rounds: int, has_system: bool, calls: bool = False) -> list[dict]:
     """Returns a conversation."""
     messages = [{"role": "system", "content": "Be kind"}] if has_system else []
