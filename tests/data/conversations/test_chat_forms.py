@@ -25,9 +25,8 @@ def vocabulary_of(form: Form, directory) -> PublishedVocabulary:
     made = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    found = MARKERS.findall(
-        " ".join(vars(form)[name] for name in vars(form) if _is_text(form, name))
-    )
+    texts = [value for value in vars(form).values() if isinstance(value, str)]
+    found = MARKERS.findall(" ".join(texts))
     made.add_special_tokens(sorted({*found, *form.ends, "<|observation|>"}))
     made.save(str(directory / "tokenizer.json"))
     ends = [made.token_to_id(token) for token in form.ends]
