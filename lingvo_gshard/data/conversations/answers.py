@@ -142,7 +142,7 @@ class Answers:
     def _ending(
         self, conversation: _Conversation, written: Tokenized, first: int
     ) -> tuple[int, int]:
-        """Returns where the last answer ends, after which no stop is written, and a stop for it.
+        """Returns where a last answer without a stop ends, and a stop for it.
 
         The stop is the marker of the next turn, if that ends generation, and else the end of a
         text. Some templates begin another answer after the last one.

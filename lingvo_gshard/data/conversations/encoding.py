@@ -102,7 +102,7 @@ class Encoder:
 
 
 def _counted(ids: Sequence[int], spans: Iterable[Span]) -> Encoded:
-    """Returns ids of which the parts count that spans name."""
+    """Returns ids with marks at the parts that spans name."""
     counts = np.zeros(len(ids), np.int32)
     for begin, end in spans:
         counts[begin:end] = 1

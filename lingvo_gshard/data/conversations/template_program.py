@@ -29,7 +29,7 @@ from lingvo_gshard.core.errors import UserError
 SECONDS = 10.0
 # Characters of a template, and of what it writes. Published templates have up to 50,000.
 _LARGEST_SOURCE, _LONGEST = 1 << 18, 1 << 24
-# Bits of the products and powers of whole numbers.
+# Larger products and powers of whole numbers are refused, which take long to compute.
 _MOST_BITS = 4096
 # Filters and methods of texts whose results may be as large as the product of their operands.
 _MULTIPLYING = frozenset(
@@ -138,7 +138,7 @@ class _State(threading.local):
             raise _LimitError(f"writes more than {_LONGEST:,} characters")
 
 
-def _filtered(node: jinja2.nodes.Expr, name: str, environment: Any) -> jinja2.nodes.Filter:
+def _filtered(node: Any, name: str, environment: Any) -> jinja2.nodes.Filter:
     """Returns an expression that a filter of ours changes."""
     rest: Any = ([], [], None, None)
     return jinja2.nodes.Filter(node, name, *rest, lineno=node.lineno, environment=environment)
@@ -201,9 +201,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 raise _LimitError("computes a number that is too large")
         elif operator == "*":
             # A text or a list, repeated.
-            pair = (left, right) if isinstance(right, int) else (right, left)
-            if hasattr(pair[0], "__len__") and isinstance(pair[1], int):
-                _check_size(len(pair[0]) * pair[1])
+            repeated, times = (left, right) if isinstance(right, int) else (right, left)
+            if isinstance(repeated, Sized) and isinstance(times, int):
+                _check_size(len(repeated) * times)
         elif operator == "%" and isinstance(left, str):
             _check_format(_WIDE, left)
         return _sized(super().call_binop(context, operator, left, right))

@@ -61,7 +61,7 @@ def piece_places(
     found = messages.SentencePieceText.FromString(
         model.encode(text, out_type="serialized_proto")
     ).pieces
-    # Places are bytes of UTF-8, in which a character has one byte that does not continue it.
+    # Places are bytes of UTF-8. Each character has one byte that does not continue another.
     encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
     characters = np.cumsum(np.append((encoded & 0xC0) != 0x80, True)) - 1 + start
     places = []
