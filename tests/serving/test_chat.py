@@ -149,6 +149,19 @@ def test_a_template_may_refuse_and_a_model_may_have_none(chatting, writer_client
     assert "no chat template; use /v1/completions" in error["message"]
 
 
+@pytest.mark.parametrize("depth", [110, 334, 600, 990, 5000])
+def test_a_value_that_is_nested_deeply_is_told(client, depth):
+    for nested in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        for fields in (
+            f'"messages": [{{"role": "user", "content": "w6", "x": {nested}}}]',
+            f'"messages": [{{"role": "user", "content": "w6"}}], "tools": [{{"a": {nested}}}]',
+            f'"messages": [{{"role": "a"}}], "chat_template_kwargs": {{"a": {nested}}}',
+        ):
+            response = client.post(PATH, content=f"{{{fields}}}")
+            assert response.status_code == 400, fields[:60]
+            assert "nested" in response.json()["error"]["message"]
+
+
 def test_echo_has_the_scores_of_the_prompt(client, chatting):
     served, tensors = chatting
     ids = [6, 7, 8, 9]

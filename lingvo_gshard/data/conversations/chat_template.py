@@ -1,21 +1,16 @@
 """ChatTemplate: writes conversations as the text that a published model was trained with.
 
-A template is a program in Jinja, published with the model. It runs in Jinja's sandbox, sees plain
-data only, and cannot change what it gets. The environment has the options, filters and
-functions of transformers (5.24, `utils/chat_template_utils.py`): both write equal bytes.
+A template is a program in Jinja, published with the model. It runs in Jinja's sandbox with the
+environment of transformers, so that both write equal bytes (see `template_program.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import functools
-import json
 import pathlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
@@ -23,9 +18,6 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import (
     SPECIAL_TOKENS,
     read_json,
 )
-
-if TYPE_CHECKING:
-    import jinja2
 
 Message = Mapping[str, Any]
 
@@ -41,6 +33,8 @@ _TOKENS = (
     "cls_token",
     "mask_token",
 )
+# Levels of lists and objects in a conversation. Schemas of functions have about ten.
+_DEEPEST = 100
 # Names of a message's reasoning; the first is the one that templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -86,13 +80,11 @@ class ChatTemplate:
         Raises:
           UserError: it is no program in Jinja.
         """
-        import jinja2
+        # Imported here: most runs have no templates.
+        from lingvo_gshard.data.conversations.template_program import TemplateProgram
 
         self.source, self.tokens, self.where, self.date = source, dict(tokens), where, date
-        try:
-            self._compiled = _compiled(source)
-        except jinja2.TemplateError as error:
-            raise UserError(f"{where}: this is no chat template: {error}") from None
+        self._program = TemplateProgram(source, where)
 
     def at(self, date: str) -> ChatTemplate:
         """Returns the template with a fixed date.
@@ -127,34 +119,19 @@ class ChatTemplate:
           values: further values that the template reads, such as `enable_thinking`.
 
         Raises:
-          UserError: the template refuses the conversation, or cannot write it.
+          UserError: the template refuses the conversation, cannot write it, runs for long or
+            writes much. Or a value is nested deeply.
         """
-        import jinja2
-
-        variables = {**self.tokens, **_plain(values or {})}
+        variables = {**self.tokens, **plain(values or {})}
         variables |= {
-            "messages": [_with_reasoning(_plain(message)) for message in messages],
-            "tools": None if tools is None else _plain(list(tools)),
+            "messages": [_with_reasoning(plain(message)) for message in messages],
+            "tools": None if tools is None else plain(list(tools)),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         if self.date:
             variables["strftime_now"] = self.date.strftime
-        blocks: list[str] = []
-        spans: list[tuple[int, int]] = []
-        environment: Any = self._compiled.environment
-        try:
-            with environment.tracking(blocks, spans):
-                for block in self._compiled.generate(variables):
-                    blocks.append(block)
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template refuses the conversation: {error}") from None
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise UserError(
-                f"the chat template ({self.where}) cannot write the conversation: "
-                f"{type(error).__name__}: {error}"
-            ) from None
-        return Rendered("".join(blocks), tuple(spans))
+        return Rendered(*self._program.run(variables))
 
     @classmethod
     def of_model(cls, directory: pathlib.Path, name: str = "default") -> ChatTemplate | None:
@@ -167,23 +144,53 @@ class ChatTemplate:
         Raises:
           UserError: a file is damaged, or the model has templates but none of this name.
         """
-        settings = read_json(directory / SETTINGS)
         path = directory / TEMPLATE_FILE
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), tokens_of(directory), str(path))
+            return cls(read_template(path, str(path)), tokens_of(directory), str(path))
         for path in (directory / _OLD_TEMPLATE_FILE, directory / SETTINGS):
-            found = (read_json(path) if path.name != SETTINGS else settings).get("chat_template")
-            if found is None:
-                continue
-            if not isinstance(found, str):
-                named = {each["name"]: each["template"] for each in found}
-                if name not in named:
-                    raise UserError(
-                        f"{path}: there is no template {name!r}, but {', '.join(sorted(named))}"
-                    )
-                found = named[name]
-            return cls(found, tokens_of(directory), f"chat_template in {path}")
+            found = read_json(path).get("chat_template")
+            if found is not None:
+                where = f"chat_template in {path}"
+                return cls(_chosen(found, name, where), tokens_of(directory), where)
         return None
+
+
+def read_template(path: pathlib.Path, where: str) -> str:
+    """Returns the program in a file.
+
+    Args:
+      path: the file.
+      where: the file, for messages.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: this is no chat template: {error}") from None
+
+
+def _chosen(found: Any, name: str, where: str) -> str:
+    """Returns the template of a name, of a setting that has one or several.
+
+    Raises:
+      UserError: there is none of this name, or the setting has another form.
+    """
+    if isinstance(found, str):
+        return found
+    try:
+        named = {each["name"]: each["template"] for each in found}
+        if not all(isinstance(text, str) for text in (*named, *named.values())):
+            raise TypeError
+    except (TypeError, KeyError, IndexError):
+        raise UserError(
+            f"{where} is of the type {type(found).__name__}; a text was expected, or a list of "
+            "objects with 'name' and 'template'"
+        ) from None
+    if name not in named:
+        raise UserError(f"{where}: there is no template {name!r}, but {', '.join(sorted(named))}")
+    return named[name]
 
 
 def tokens_of(directory: pathlib.Path) -> dict[str, str]:
@@ -205,136 +212,22 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
     return found
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
-    """Compiles a template in a sandbox, with the options that transformers has."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.sandbox
+def plain(value: Any, depth: int = 0) -> Any:
+    """Returns JSON values. An object of another type becomes its name.
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_generation_tag(), jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _now
-    environment.globals["dict"] = _Dict()
-    environment.globals["namespace"] = _namespace()
-    return environment.from_string(source)
-
-
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # The filter of Jinja would write <, > and & as escapes.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-class _Dict:
-    """`dict` of Python with no way from a template to the class itself."""
-
-    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-        return dict(*args, **values)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-@functools.cache
-def _namespace() -> type:
-    """Returns the `namespace` of templates, which takes no names of Python's internals."""
-    import jinja2
-    import jinja2.utils
-
-    def check(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace may not have the name {name!r}")
-
-    class Namespace(jinja2.utils.Namespace):
-        # `namespace(self=...)` must work, so the instance has no name here.
-        def __init__(*args: Any, **values: Any) -> None:  # pyright: ignore
-            self, rest = args[0], args[1:]
-            given = dict(*rest, **values)
-            for name in given:
-                check(name)
-            jinja2.utils.Namespace.__init__(self, given)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            check(name)
-            super().__setitem__(name, value)
-
-    return Namespace
-
-
-@functools.cache
-def _generation_tag() -> Any:
-    """Returns the extension for `{% generation %}`, which marks what the assistant has written."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.nodes
-
-    class Generation(jinja2.ext.Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def __init__(self, environment: jinja2.Environment):
-            super().__init__(environment)
-            environment.extend(tracking=self.tracking)
-            # Threads render at the same time.
-            self._tracked = threading.local()
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_mark")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _mark(self, caller: Any) -> str:
-            text = caller()
-            tracked = getattr(self._tracked, "lists", None)
-            if tracked is not None:
-                blocks, spans = tracked
-                begin = sum(map(len, blocks))
-                spans.append((begin, begin + len(text)))
-            return text
-
-        @contextlib.contextmanager
-        def tracking(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
-            """Adds the spans of what is rendered meanwhile to a list."""
-            self._tracked.lists = blocks, spans
-            try:
-                yield
-            finally:
-                self._tracked.lists = None
-
-    return Generation
-
-
-def _plain(value: Any) -> Any:
-    """Returns JSON values without null in messages; an object of another type becomes its name."""
+    Raises:
+      UserError: the value is nested deeply.
+    """
     if value is None or type(value) in (str, int, float, bool):
         return value
+    if depth == _DEEPEST:
+        raise UserError(
+            f"the conversation has values that are nested deeper than {_DEEPEST} levels"
+        )
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each, depth + 1) for each in value]
     return f"<{type(value).__name__}>"
 
 

@@ -21,6 +21,7 @@ from lingvo_gshard.data.conversations import encoding
 from lingvo_gshard.data.conversations.chat_template import (
     TEMPLATE_FILE,
     ChatTemplate,
+    read_template,
     tokens_of,
 )
 from lingvo_gshard.data.conversations.encoding import Encoded, Encoder
@@ -251,10 +252,7 @@ def _template_in(
     Raises:
       UserError: the file is missing, or is no template.
     """
-    try:
-        source = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"input.template: {path}: {error}") from None
+    source = read_template(path.expanduser(), f"input.template: {path}")
     if isinstance(vocabulary, PublishedVocabulary) and directory:
         return ChatTemplate(source, tokens_of(directory), str(path))
     ids = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations.chat_template import Message
+from lingvo_gshard.data.conversations.chat_template import Message, plain
 
 ASSISTANT = "assistant"
 # Fields that hold conversations: the first is the usual one.
@@ -66,6 +66,7 @@ def example_of(fields: Mapping[str, Any]) -> Example:
     Raises:
       UserError: fields are missing or of a wrong kind.
     """
+    plain(fields)
     found = [name for name in MESSAGES if fields.get(name) is not None]
     if found:
         turns = _turns(found[0], fields[found[0]])
@@ -87,6 +88,7 @@ def pair_of(fields: Mapping[str, Any]) -> tuple[Example, Example]:
     Raises:
       UserError: fields are missing or of a wrong kind, or both are equal.
     """
+    plain(fields)
     for name in (CHOSEN, REJECTED):
         if fields.get(name) is None:
             raise UserError(f"no {name!r}: there are {', '.join(map(repr, fields)) or 'no fields'}")
@@ -138,7 +140,23 @@ def _turns(name: str, value: Any) -> tuple[Message, ...]:
                 f"{name}[{number}] is {_shown(turn)}; an object with 'role' and 'content' was "
                 "expected"
             )
+        _check_turn(f"{name}[{number}]", turn)
     return tuple(value)
+
+
+def _check_turn(name: str, turn: Message) -> None:
+    """Raises UserError if a field of a turn is of a kind that no template can mean."""
+    weight, calls, content = (turn.get(key) for key in ("weight", "tool_calls", "content"))
+    if weight not in (None, 0, 1):
+        raise UserError(f"{name}.weight is {_shown(weight)}; 0 or 1 was expected")
+    if not (calls is None or _is_list_of_objects(calls)):
+        raise UserError(f"{name}.tool_calls is {_shown(calls)}; a list of objects was expected")
+    if not (content is None or isinstance(content, (str, list, Mapping))):
+        raise UserError(f"{name}.content is {_shown(content)}; a text was expected")
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
 
 
 def _with_rest(
@@ -146,9 +164,18 @@ def _with_rest(
     completion: tuple[Message, ...] | str,
     fields: Mapping[str, Any],
 ) -> Example:
-    tools, values = fields.get(TOOLS), fields.get(_VALUES)
-    # Files that hold one type in a column have the tools as JSON.
-    tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+    tools, values = fields.get(TOOLS) or None, fields.get(_VALUES)
+    if isinstance(tools, str):
+        # Files that hold one type in a column have the tools as JSON.
+        try:
+            tools = json.loads(tools)
+            plain(tools)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{TOOLS!r} is {_shown(tools)}, which is no JSON: {error}") from None
+    if not (tools is None or _is_list_of_objects(tools)):
+        raise UserError(f"{TOOLS!r} is {_shown(tools)}; a list of objects was expected")
+    if not (values is None or isinstance(values, Mapping)):
+        raise UserError(f"{_VALUES!r} is {_shown(values)}; an object was expected")
     return Example(prompt, completion, tuple(tools) if tools else None, dict(values or {}))
 
 

@@ -40,10 +40,12 @@ class ExampleReader(readers.FileReader):
         for number, found in fields:
             try:
                 self.check(found)
-            except (UserError, ValueError) as error:
+                text = json.dumps(found, ensure_ascii=False)
+            except (ValueError, TypeError) as error:
+                # Parquet has values that JSON has not, such as bytes.
                 self._bad(f"{path}:{number}", NO_EXAMPLE, str(error))
                 continue
-            yield Row("", "", json.dumps(found, ensure_ascii=False), path, number)
+            yield Row("", "", text, path, number)
 
     def _objects(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yields number and fields of each line that is not blank."""
@@ -75,7 +77,7 @@ class ExampleReader(readers.FileReader):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, _without_nulls(row)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
 
     def _divide(self, rows: list[Row]) -> held_out.Split:

@@ -67,7 +67,7 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._found.encode(text, add_special_tokens=False).ids
 
-    def places(self, text: str) -> list[tuple[int, int]] | None:
+    def places(self, text: str) -> list[tuple[int, int]]:
         return self._found.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -131,6 +131,11 @@ class JsonVocabulary(Vocabulary):
         with encoding([text]):
             return self._found.encode(text, add_special_tokens=False).ids
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Returns begin and end of each token of `encode` in a text, in characters."""
+        with encoding([text]):
+            return self._found.encode(text, add_special_tokens=False).offsets
+
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does.
 

@@ -15,7 +15,7 @@ import sentencepiece
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.json_tokenizer import LANGUAGE, JsonTokenizer, languages_in
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding, piece_places
 
 if TYPE_CHECKING:
     pass
@@ -66,7 +66,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def places(self, text: str) -> list[tuple[int, int]] | None: ...
+    def places(self, text: str) -> list[tuple[int, int]]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -121,18 +121,29 @@ class SentencePieceTokenizer:
             end = found.end()
         return ids + self._encode_part(text[end:], end)
 
-    def places(self, text: str) -> None:
-        del text
+    def places(self, text: str) -> list[tuple[int, int]]:
+        places, end = [], 0
+        for found in self._pattern.finditer(text):
+            places += [*self._places_in(text[end : found.start()], end), found.span()]
+            end = found.end()
+        return places + self._places_in(text[end:], end)
 
     def _encode_part(self, part: str, start: int) -> list[int]:
         """Returns the ids of the part of a text that begins at `start`, without special tokens."""
+        return self._model_of(part, start).encode(part)
+
+    def _places_in(self, part: str, start: int) -> list[tuple[int, int]]:
+        return piece_places(self._model_of(part, start), part, start)
+
+    def _model_of(self, part: str, start: int) -> sentencepiece.SentencePieceProcessor:
+        """Returns the model that encodes the part of a text that begins at `start`."""
         has_space = part.startswith(" ")
         if self._keeps_spaces:
             adds_space = self._begins_anew and not has_space
         else:
             # The model drops the space of the text.
             adds_space = self._begins_anew or has_space
-        return (self._found if adds_space or not start else self._inside).encode(part)
+        return self._found if adds_space or not start else self._inside
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode([index for index in ids if index < self._found.vocab_size()])
@@ -175,14 +186,22 @@ class PiecesTokenizer:
         self.before: tuple[int, ...] = ()
 
     def encode(self, text: str) -> list[int]:
-        # Marian's models for several languages have the target's token at the start of the text.
-        found = re.match(r">>\w+<<", text)
-        before = [self._ids[found[0]]] if found and found[0] in self._ids else []
-        pieces = self._found.encode(text[found.end() :] if found and before else text, out_type=str)
+        language = self._language(text)
+        pieces = self._found.encode(text[len(language) :], out_type=str)
+        before = [self._ids[language]] if language else []
         return before + [self._ids.get(piece, self._unknown) for piece in pieces]
 
-    def places(self, text: str) -> None:
-        del text
+    def places(self, text: str) -> list[tuple[int, int]]:
+        end = len(self._language(text))
+        return [(0, end)][: min(end, 1)] + piece_places(self._found, text[end:], end)
+
+    def _language(self, text: str) -> str:
+        """Returns the token of the target's language at the start of a text; "" without one.
+
+        Marian's models for several languages have it.
+        """
+        found = re.match(r">>\w+<<", text)
+        return found[0] if found and found[0] in self._ids else ""
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._found.decode_pieces(
@@ -356,8 +375,8 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
         return {name: v for name, v in found.items() if keeps_nulls or v is not None}
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+    except (ValueError, AttributeError, RecursionError, OSError) as error:
+        raise UserError(f"{path} is no JSON object: {error}") from None
 
 
 # File with an import's notes on the published tensors.
@@ -447,12 +466,10 @@ class PublishedVocabulary(Vocabulary):
         with encoding([text]):
             return self._tokenizer.encode(text)
 
-    def places(self, text: str) -> list[tuple[int, int]] | None:
-        """Returns begin and end of each token of `encode` in a text, in characters.
-
-        The result is None if the tokenizer does not know them.
-        """
-        return self._tokenizer.places(text)
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Returns begin and end of each token of `encode` in a text, in characters."""
+        with encoding([text]):
+            return self._tokenizer.places(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many texts, each as `encode` does."""

@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
@@ -38,6 +40,36 @@ def encoding(texts: Iterable[str]) -> Iterator[None]:
                     f"U+{ord(found[0]):X}, which is half of a character"
                 ) from None
         raise
+
+
+def piece_places(
+    model: sentencepiece.SentencePieceProcessor, text: str, start: int = 0
+) -> list[tuple[int, int]]:
+    """Returns begin and end of each token of a text, in characters.
+
+    The bytes of a character that is no piece share its place.
+
+    Args:
+      model: cuts the text into pieces.
+      text: the text.
+      start: is added to all places.
+    """
+    # Imports protobuf, which only this needs.
+    from sentencepiece import sentencepiece_pb2
+
+    messages: Any = sentencepiece_pb2
+    found = messages.SentencePieceText.FromString(
+        model.encode(text, out_type="serialized_proto")
+    ).pieces
+    # Places are bytes of UTF-8. Each character has one byte that does not continue another.
+    encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
+    characters = np.cumsum(np.append((encoded & 0xC0) != 0x80, True)) - 1 + start
+    places = []
+    end = len(encoded)
+    for piece in reversed(found):
+        end = piece.end if piece.end > piece.begin else end
+        places.append((int(characters[piece.begin]), int(characters[end])))
+    return places[::-1]
 
 
 class Vocabulary:
@@ -94,6 +126,11 @@ class Vocabulary:
         """Returns the ids of one line, without BOS and EOS."""
         with encoding([text]):
             return self._processor.encode(text)
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Returns begin and end of each token of `encode` in a text, in characters."""
+        with encoding([text]):
+            return piece_places(self._processor, text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does."""

@@ -42,6 +42,9 @@ def test_answers_count_and_questions_do_not(vocabulary):
     assert encoded(vocabulary, fields, EVERYTHING) == (ids, [0] + [1] * 14)
     fields["messages"][1]["weight"] = 0
     assert encoded(vocabulary, fields) == (ids, [0] * 13 + [1, 1])
+    # A null is as if the field were missing.
+    fields["messages"][1]["weight"] = None
+    assert encoded(vocabulary, fields) == (ids, counts)
 
 
 def test_of_a_prompt_with_a_completion_the_completion_counts(vocabulary):
@@ -73,6 +76,15 @@ def test_a_template_that_rewrites_turns_needs_the_last_one(vocabulary):
         ({"text": "a"}, "no 'messages', and no 'prompt' with 'completion': there are 'text'"),
         ({"messages": "Hi"}, "'messages' is 'Hi'; a list of turns was expected"),
         ({"messages": [{"role": "user"}, "Hi"]}, r"messages\[1\] is 'Hi'; an object with 'role'"),
+        ({"messages": [{"role": "user", "content": 5}]}, r"messages\[0\]\.content is 5; a text"),
+        ({"messages": [{"role": "user", "weight": 0.5}]}, r"weight is 0\.5; 0 or 1"),
+        ({"messages": [{"role": "user", "tool_calls": 5}]}, "tool_calls is 5; a list of objects"),
+        ({"prompt": "a", "completion": "b", "tools": 5}, "'tools' is 5; a list of objects"),
+        (
+            {"prompt": "a", "completion": "b", "tools": "[" * 9999},
+            r"'tools' is .*, which is no JSON",
+        ),
+        ({"prompt": "a", "completion": "b", "chat_template_kwargs": [1]}, "an object was expected"),
         ({"messages": chat_models.turns("Hi")}, "no turn of the role 'assistant' to learn"),
         ({"prompt": "a", "completion": ""}, "'completion' is empty"),
         ({"prompt": "a", "completion": chat_models.turns("b")}, "one of .* is a text"),
