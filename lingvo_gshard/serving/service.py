@@ -93,7 +93,7 @@ class Service:
           directory: watches where the model was loaded from.
         """
         self.model, self.limits, self.directory = model, limits or Limits(), directory
-        self.metrics = Metrics(model.engine)
+        self.metrics = Metrics(lambda: model.engine.waiting)
         self.queue = AdmissionQueue(
             model.engine, self.limits.queue_size, self.limits.kinds, self.metrics
         )
