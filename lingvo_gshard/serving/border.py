@@ -76,7 +76,7 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 async def _on_http_exception(paths: str, request: Request, error: HTTPException) -> Response:
     """Answers requests for an unknown path, or with a method that the path does not take."""
     # The URL of a request has its header Host, which may be none.
-    path, taken = request.scope["path"][:100], (error.headers or {}).get("Allow", "another method")
+    path, taken = request.scope["path"], (error.headers or {}).get("Allow", "another method")
     said = {
         404: (f"there is no {path}; {paths}", "unknown_path"),
         405: (f"{path} does not take {request.method}, but {taken}", "unknown_method"),
