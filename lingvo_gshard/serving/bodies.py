@@ -32,6 +32,8 @@ _SearchBody = TypeVar("_SearchBody", bound="SearchBody")
 _Element = TypeVar("_Element")
 _LONGEST_SHOWN = 60
 _DIGITS = 20
+# Lists and objects within each other. What reads a body may call itself for each of them.
+_DEEPEST = 64
 _NOUNS = {
     "str": "a string",
     "int": "an integer",
@@ -173,10 +175,13 @@ def parse(
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
-        raise RequestError(400, "the body is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:
         said = str(error).removeprefix("JSON is malformed: ")
         raise RequestError(400, f"the body is not valid JSON: {said}") from None
+    # Most bodies are too short for that.
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep(value):
+        raise _too_deep()
     try:
         given = msgspec.convert(value, kind)
         if published is None or not published.fields:
@@ -186,6 +191,23 @@ def parse(
     except msgspec.ValidationError as error:
         field, message, code = _sentence(str(error), value, kind)
         raise RequestError(status, message, field, code) from None
+
+
+def _is_deep(value: Any) -> bool:
+    """Returns whether a decoded body has lists and objects within more than _DEEPEST others."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for part in parts for one in part if isinstance(one, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        400, f"the body is nested too deeply: at most {_DEEPEST} lists or objects were expected"
+    )
 
 
 def _too_large(most: int) -> RequestError:

@@ -24,7 +24,7 @@ from lingvo_gshard.serving.planning.requests import PlanRequest
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What to plan, and how.
+    """A plan to make.
 
     Attributes:
       request: the request.
