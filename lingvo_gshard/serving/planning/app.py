@@ -133,7 +133,7 @@ def _saved(jobs: PlanJobs, keys: str) -> str:
       RequestError: a plan is not there, or not done.
     """
     plans, names = [], []
-    for key in filter(None, keys.split(",")):
+    for key in filter(None, dict.fromkeys(keys.split(","))):
         job = jobs.get(key)
         if job is None or job.state != DONE or job.plan is None:
             raise RequestError(_NOT_FOUND, f"there is no finished plan {key[:20]!r}")

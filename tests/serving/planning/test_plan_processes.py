@@ -152,7 +152,11 @@ def test_lists_and_jobs_do_not_show_the_content_of_configs(configs):
     waits[0] = False
     for job in jobs.all():
         assert ended(job).request.content is None
-    assert client.post("/api/plans", json=body).json()["state"] == "done"
+    done = client.post("/api/plans", json=body).json()
+    assert done["state"] == "done"
+    # A page has each plan once, however often it is asked for.
+    pages = [client.get("/saved", params={"plans": ",".join([done["id"]] * n)}) for n in (1, 900)]
+    assert pages[0].text == pages[1].text
     jobs.close()
 
 
