@@ -38,7 +38,8 @@ def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
     if decodes is not None and decodes.is_evaluated:
         fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
         searched = {name: options.pop(name) for name in fields}
-        usual = DecodingOptions(beam_size=decodes.beam_size)
+        # Scores must repeat.
+        usual = DecodingOptions(beam_size=decodes.beam_size, seed=0)
         decoding = run.published_settings.options(usual, searched)
         if decodes.has_source:
             options["translate"] = run.translator(decoding).translate

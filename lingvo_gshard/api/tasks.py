@@ -181,33 +181,50 @@ class Answering:
         found = []
         for number, (_, context, answer) in enumerate(requests):
             self._progress.update(number, number / len(requests))
-            ids = [*context, *answer][-(self.max_length + 1) :]
-            scores, count = score(self._engine, ids), min(len(answer), len(ids) - 1)
-            values = scores.log_probabilities[len(ids) - 1 - count :]
-            best = scores.likeliest[len(ids) - 1 - count :]
-            is_greedy = bool(np.array_equal(best, ids[len(ids) - count :]))
-            found.append((float(values.sum(dtype=np.float64)), is_greedy))
+            # The harness knows one id before texts, and gives none for a context of spaces.
+            is_empty = [*context] == [self.prefix_token_id]
+            found.append(self._score(() if is_empty else context, answer))
         return found
 
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-probability of each text, in windows as long as the model allows."""
-        from lm_eval import utils
+    @property
+    def _start(self) -> tuple[int, ...]:
+        """The ids before a text without context."""
+        return self._vocabulary.begin(())
 
-        totals = []
+    def _score(self, context: Sequence[int], answer: Sequence[int]) -> tuple[float, bool]:
+        """Returns the log-probability of tokens after others, and whether they are the likeliest.
+
+        An answer that is longer than the model's rows is scored in parts. Before each part, the
+        model sees as many tokens as it has room for, at least one.
+        """
+        whole, total, is_greedy = [*(context or self._start), *answer], 0.0, True
+        at, end = len(whole) - len(answer), self.max_length + (len(context) or 1)
+        while at < len(whole):
+            end = min(end, len(whole))
+            ids, count = whole[max(end - self.max_length - 1, 0) : end], end - at
+            scores = score(self._engine, ids)
+            total += float(scores.log_probabilities[-count:].sum(dtype=np.float64))
+            is_greedy &= bool(np.array_equal(scores.likeliest[-count:], ids[-count:]))
+            at, end = end, end + self.max_length
+        return total, is_greedy
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Returns the log-probability of each text, in windows as long as the model allows.
+
+        The ids before all texts are given and not predicted. The harness's own models predict them
+        once more, after themselves.
+        """
+        count, parts = len(self._start), []
         for request in requests:
-            windows = utils.get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
-                context_len=1,
-            )
-            parts = [(None, *utils.make_disjoint_window(window)) for window in windows]
-            totals.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
-        return totals
+            ids = self._vocabulary.encode(request.args[0])
+            has_start = tuple(ids[:count]) == self._start
+            parts.append((None, (), ids[count:] if has_start else ids))
+        return [value for value, _ in self._loglikelihood_tokens(parts)]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         """Returns the texts that continue contexts."""
-        asked = [self._request(*request.args) for request in requests]
+        # Equal requests get different texts, and the same ones in every evaluation.
+        asked = [self._request(number, *each.args) for number, each in enumerate(requests)]
         self._progress.begin("Generating", "texts", len(asked))
         texts = []
         for number, (request, answer) in enumerate(
@@ -218,7 +235,7 @@ class Answering:
             texts.append(continuation(self._vocabulary, request.given, tokens, stop))
         return texts
 
-    def _request(self, context: str, settings: Mapping[str, Any]) -> Request:
+    def _request(self, seed: int, context: str, settings: Mapping[str, Any]) -> Request:
         """Returns the request for a text that continues a context."""
         until = settings.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(until)
@@ -227,6 +244,7 @@ class Answering:
         options = DecodingOptions(
             beam_size=1,
             temperature=float(temperature),
+            seed=seed,
             most_tokens=min(most, self.max_length - 1),
             stop=tuple(text for text in stop if text),
         )

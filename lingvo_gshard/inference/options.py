@@ -63,7 +63,12 @@ class DecodingOptions(Options):
         "above 1 make them less likely. Needs a temperature.",
         above=0,
     )
-    seed: int = option(0, "Seed of the draws; another one gives other texts.", minimum=0)
+    seed: int | None = option(
+        None,
+        "Seed of the draws; another one gives other texts. Without one, each request draws a seed "
+        "and tells it.",
+        minimum=0,
+    )
     most_tokens: int = option(
         0,
         "Largest number of new tokens, the end counted; 0: twice those of the source and 10 more, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,6 +12,8 @@ from lingvo_gshard.inference.options import DecodingOptions
 
 # Why a text ended.
 END, LENGTH, STOP, CANCELED = "end", "length", "stop", "canceled"
+# Seeds that are drawn are below this: all clients of HTTP can send them.
+_SEEDS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Request:
         model.
       given: ids before the first token to generate. They begin with the id before all texts, unless
         the start was cut, and go on with a prompt, or a prefix that the text must have.
-      options: how to choose tokens.
+      options: how to choose tokens. If they draw without a seed, the request draws one.
       streams: whether tokens are reported as they are generated. Not with a beam.
       should_stop: called after each token with all that were generated; True ends the text with
         that token. Not with a beam.
@@ -37,6 +40,16 @@ class Request:
     should_stop: Callable[[Sequence[int]], bool] | None = None
     client: str = ""
     group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.options.draws and self.options.seed is None:
+            options = dataclasses.replace(self.options, seed=secrets.randbelow(_SEEDS))
+            object.__setattr__(self, "options", options)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that draws the texts; None if none is drawn."""
+        return self.options.seed if self.options.draws else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,17 +79,19 @@ class GrowingText:
         """
         self._text_of, self._stop = _text_after(vocabulary, given, is_echoed), stop
         self._vocabulary = vocabulary
+        self._first = len(echo(vocabulary, given)) if is_echoed else 0
         self._tokens: list[int] = []
         self._shown = 0
 
     def offsets(self, tokens: Sequence[int]) -> list[int]:
         """Returns where each of the next tokens begins, in characters from the start of the text.
 
-        A token that goes on with a character begins where the character does. Call this before
-        `add`, which makes the tokens part of the text.
+        The text begins with the given tokens if they are echoed. A token that goes on with a
+        character begins where the character does. Call this before `add`, which makes the tokens
+        part of the text.
         """
         parts = ([*self._tokens, *tokens[:n]] for n in range(len(tokens)))
-        return [len(self._settled(part)) for part in parts]
+        return [self._first + len(self._settled(part)) for part in parts]
 
     def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
         """Returns the text that tokens add.

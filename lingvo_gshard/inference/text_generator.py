@@ -22,11 +22,13 @@ class Text:
       cut: number of tokens at the start of the beginning that the model did not see, because the
         row had no room. Those before all texts do not count.
       hypotheses: the new tokens of each text with their log-probabilities.
+      seed: the seed that drew the texts; None if none was drawn.
     """
 
     texts: list[str]
     cut: int
     hypotheses: tuple[Hypothesis, ...]
+    seed: int | None
 
 
 class TextGenerator:
@@ -141,4 +143,4 @@ class TextGenerator:
         vocabulary, stop = self._vocabulary, self._options.stop
         beginning, given = vocabulary.text_of(ids), answer.request.given
         texts = [beginning + continuation(vocabulary, given, h.tokens, stop) for h in found]
-        return Text(texts, max(len(ids) - len(given), 0), found)
+        return Text(texts, max(len(ids) - len(given), 0), found, answer.request.seed)

@@ -26,6 +26,7 @@ class Translation:
       log_probabilities: the log-probability of each token, and of the end if the model ended the
         translation.
       reason: why the translation ended: "end", "length" or "stop".
+      seed: the seed that drew the translation; None if it was searched.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Translation:
     pieces: tuple[str, ...]
     log_probabilities: tuple[float, ...]
     reason: str
+    seed: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Translator:
                 tuple(map(vocabulary.piece, found.tokens)),
                 found.log_probabilities,
                 found.reason,
+                request.seed,
             )
             for found in hypotheses
         ]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from typing import IO
 
 
-def start_module(module: str, *arguments: str, stderr: int | IO[bytes]) -> subprocess.Popen[bytes]:
+def start_module(
+    module: str, *arguments: str, stderr: int | IO[bytes] | None
+) -> subprocess.Popen[bytes]:
     """Starts a module in a new process, with pipes for its standard input and output.
 
     Args:
@@ -26,6 +29,21 @@ def start_module(module: str, *arguments: str, stderr: int | IO[bytes]) -> subpr
         # Ctrl-C is for the parent, whose end the module notices.
         process_group=0,
     )
+
+
+def end_with_parent() -> None:
+    """Ends this process when standard input ends, because the parent is gone.
+
+    Call it when all that comes on standard input was read.
+    """
+
+    def wait() -> None:
+        # Without the stream's lock, which Python takes at its end.
+        while os.read(0, 2**16):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def answer_stream() -> IO[bytes]:

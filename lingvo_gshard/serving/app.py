@@ -1,4 +1,4 @@
-"""The web application: routes, errors, the page, and what every request passes through."""
+"""The web application: routes, the page, and what every request passes through."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import functools
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Send
 
-from lingvo_gshard.serving import openapi, page
+from lingvo_gshard.serving import border, openapi, page
 from lingvo_gshard.serving.endpoints import chat, completions, generate, state, translate
-from lingvo_gshard.serving.errors import CLIENT_GONE, ClientGoneError, RequestError
+from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
 
@@ -57,17 +55,8 @@ def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
     ]
     routes.append(Route(_MODEL, _answering(service, state.one_model, is_protected=True)))
     routes.append(Route("/", _answering(service, _page), methods=["GET"]))
-    handlers = {
-        RequestError: _on_request_error,
-        ClientGoneError: _on_client_gone,
-        HTTPException: _on_http_exception,
-        Exception: _on_bug,
-    }
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    # To another path one is sent only after the token was checked, and no path needs that.
-    app.router.redirect_slashes = False
-    if origins:
-        app = origins.guarding(app)
+    paths = f"{openapi.PATH} describes {', '.join(openapi.OPERATIONS)}"
+    app = border.make_app(routes, paths, origins)
     app = _stopping(service, app)
     return service.metrics.measured(app, frozenset((*_PROTECTED, *_OPEN, "/")))
 
@@ -118,35 +107,3 @@ async def _page(service: Service, request: Request) -> Response:
 @functools.cache
 def _page_text() -> tuple[str, str]:
     return page.to_html()
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, RequestError)
-    return error.response()
-
-
-async def _on_client_gone(request: Request, error: Exception) -> Response:
-    del request, error
-    return Response(status_code=CLIENT_GONE)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests for an unknown path, or with a method that the path does not take."""
-    assert isinstance(error, HTTPException)
-    path, taken = request.url.path, (error.headers or {}).get("Allow", "another method")
-    said = {
-        404: (
-            f"there is no {path}; {openapi.PATH} describes {', '.join(openapi.OPERATIONS)}",
-            "unknown_path",
-        ),
-        405: (f"{path} does not take {request.method}, but {taken}", "unknown_method"),
-    }
-    message, code = said.get(error.status_code, (error.detail, None))
-    return RequestError(error.status_code, message, code=code, headers=error.headers).response()
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    """Answers where this program is wrong. The server's log has the traceback."""
-    del request, error
-    return RequestError(500, "the server failed; its log says why").response()

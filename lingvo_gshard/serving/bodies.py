@@ -31,6 +31,9 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 _SearchBody = TypeVar("_SearchBody", bound="SearchBody")
 _Element = TypeVar("_Element")
 _LONGEST_SHOWN = 60
+_DIGITS = 20
+# Lists and objects within each other. What reads a body may call itself for each of them.
+_DEEPEST = 64
 _NOUNS = {
     "str": "a string",
     "int": "an integer",
@@ -140,7 +143,8 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
 
 async def _all_bytes(request: Request, most: int) -> bytes:
     told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > most:
+    # A number of more digits is no number to Python.
+    if told.isdecimal() and (len(told) > _DIGITS or int(told) > most):
         raise _too_large(most)
     parts, size = [], 0
     async for part in request.stream():
@@ -171,10 +175,13 @@ def parse(
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
-        raise RequestError(400, "the body is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:
         said = str(error).removeprefix("JSON is malformed: ")
         raise RequestError(400, f"the body is not valid JSON: {said}") from None
+    # Most bodies are too short for that.
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep(value):
+        raise _too_deep()
     try:
         given = msgspec.convert(value, kind)
         if published is None or not published.fields:
@@ -184,6 +191,23 @@ def parse(
     except msgspec.ValidationError as error:
         field, message, code = _sentence(str(error), value, kind)
         raise RequestError(status, message, field, code) from None
+
+
+def _is_deep(value: Any) -> bool:
+    """Returns whether a decoded body has lists and objects within more than _DEEPEST others."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for part in parts for one in part if isinstance(one, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        400, f"the body is nested too deeply: at most {_DEEPEST} lists or objects were expected"
+    )
 
 
 def _too_large(most: int) -> RequestError:

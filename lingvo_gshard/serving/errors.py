@@ -10,6 +10,7 @@ from starlette.responses import Response
 UNPROCESSABLE = 422
 # nginx's status for a client that is gone; only logs and metrics show it.
 CLIENT_GONE = 499
+_LONGEST_TEXT = 1_000
 
 
 class RequestError(Exception):
@@ -39,9 +40,9 @@ class RequestError(Exception):
         is_server = self.status >= 500
         return {
             "error": {
-                "message": str(self),
+                "message": _shortened(str(self)),
                 "type": "server_error" if is_server else "invalid_request_error",
-                "param": self.field,
+                "param": self.field and _shortened(self.field),
                 "code": self.code,
             }
         }
@@ -49,6 +50,11 @@ class RequestError(Exception):
     def response(self) -> Response:
         """Returns the error as an HTTP response."""
         return json_response(self.body(), self.status, self.headers)
+
+
+def _shortened(text: str) -> str:
+    """Returns a text that repeats no more than the beginning of what a client has sent."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
 
 class ClientGoneError(Exception):

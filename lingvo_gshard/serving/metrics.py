@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Send
 
-from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.serving.errors import CLIENT_GONE
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -28,8 +27,8 @@ class Metrics:
       refused: requests that were refused before their path was known, by HTTP status.
     """
 
-    def __init__(self, engine: Engine):
-        """Makes the metrics of a server whose texts wait in an engine."""
+    def __init__(self, waiting: Callable[[], float]):
+        """Makes the metrics of a server; `waiting` returns how many texts or plans wait."""
         self.registry = CollectorRegistry()
         made: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter(
@@ -64,8 +63,8 @@ class Metrics:
         self._under_way = Gauge(
             "gshard_requests_under_way", "Requests that are not answered yet.", **made
         )
-        waiting = Gauge("gshard_queue_length", "Texts that wait for a place in a batch.", **made)
-        waiting.set_function(lambda: engine.waiting)
+        length = Gauge("gshard_queue_length", "Texts or plans that wait for their turn.", **made)
+        length.set_function(waiting)
 
     def text(self) -> tuple[bytes, str]:
         """Returns all metrics in Prometheus's text format, and its media type."""

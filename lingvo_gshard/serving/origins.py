@@ -64,8 +64,9 @@ class Origins:
                     "models.example.com"
                 )
         for site in sites:
-            found = urllib.parse.urlsplit(site)
-            if site != ANY and site != f"{found.scheme}://{found.netloc}":
+            place = _place(site)
+            scheme = site.partition("://")[0]
+            if site != ANY and not (place and scheme and site.lower() == f"{scheme}://{place}"):
                 raise UserError(
                     f"`allow_origin={site}`: a scheme and a host without a path were expected, "
                     "such as https://app.example.com"
@@ -95,7 +96,7 @@ class Origins:
         origin = headers.get("origin")
         if origin is None or origin in self.sites or ANY in self.sites:
             return
-        if urllib.parse.urlsplit(origin).netloc.lower() != given[0].lower():
+        if _place(origin) != given[0].lower():
             raise RequestError(
                 403,
                 f"pages of {origin[:100]} may not use this server; start it with `allow_origin="
@@ -128,6 +129,14 @@ class Origins:
                 await app(scope, receive, send)
 
         return run
+
+
+def _place(origin: str) -> str:
+    """Returns the host and port of an origin in lower case; empty if it is none."""
+    try:
+        return urllib.parse.urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _is_address(name: str) -> bool:

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.connection import Connection, ConnectionLimits, Phase
+from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.service import Service
 
@@ -226,7 +228,7 @@ def run(
     return server.cut_off
 
 
-class Server(uvicorn.Server):
+class AppServer(uvicorn.Server):
     """A server that a signal stops without ending the process by that signal.
 
     Attributes:
@@ -235,15 +237,24 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        service: Service,
+        app: ASGIApp,
+        metrics: Metrics,
         options: ServerOptions,
         say: Callable[[str], None],
         on_ready: Callable[[], None] = lambda: None,
     ):
-        """Prepares to serve; see `run`."""
+        """Prepares to serve.
+
+        Args:
+          app: the application.
+          metrics: count requests that do not reach the application.
+          options: how it takes connections.
+          say: shows a line to the person who runs the server.
+          on_ready: called when the server listens.
+        """
         super().__init__(
             uvicorn.Config(
-                make_app(service, options.origins),
+                app,
                 log_level="error",
                 access_log=False,
                 server_header=False,
@@ -253,7 +264,7 @@ class Server(uvicorn.Server):
             )
         )
         self.cut_off = 0
-        self._service, self._options, self._say = service, options, say
+        self._refused, self._options, self._say = metrics.refused, options, say
         self._on_ready = on_ready
         self._acceptors: list[Acceptor] = []
 
@@ -265,11 +276,7 @@ class Server(uvicorn.Server):
         is_main = threading.current_thread() is threading.main_thread()
         for number in _SIGNALS if is_main else ():
             loop.add_signal_handler(number, self._on_signal, number)
-        watching = loop.create_task(self._watch_directory())
-        try:
-            yield
-        finally:
-            watching.cancel()
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, and then says so."""
@@ -307,14 +314,16 @@ class Server(uvicorn.Server):
             connection.transport.close()
         await asyncio.sleep(0)
 
+    def on_stop(self) -> None:
+        """Is called at the signal to stop."""
+
     def _connection(self, on_change: Callable[[Connection], None]) -> Connection:
-        refused = self._service.metrics.refused
         return Connection(
             self._options.limits,
             self.config,
             self.server_state,
             on_change,
-            lambda status: refused.labels(str(status)).inc(),
+            lambda status: self._refused.labels(str(status)).inc(),
         )
 
     def _on_signal(self, number: int) -> None:
@@ -323,9 +332,40 @@ class Server(uvicorn.Server):
             self._say(f"{name}: stopping without waiting")
             self.force_exit = True
             return
-        self.should_exit = self._service.is_draining = True
+        self.should_exit = True
+        self.on_stop()
         count = len(self.server_state.tasks)
         self._say(f"{name}: accepting no more; {count} requests under way. Repeat to stop at once")
+
+
+class Server(AppServer):
+    """The server of a model."""
+
+    def __init__(
+        self,
+        service: Service,
+        options: ServerOptions,
+        say: Callable[[str], None],
+        on_ready: Callable[[], None] = lambda: None,
+    ):
+        """Prepares to serve; see `run`."""
+        app = make_app(service, options.origins)
+        super().__init__(app, service.metrics, options, say, on_ready)
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stops at a signal, and has a replaced or removed directory logged meanwhile."""
+        watching = asyncio.get_running_loop().create_task(self._watch_directory())
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            watching.cancel()
+
+    def on_stop(self) -> None:
+        """Has the endpoints say that the server stops."""
+        self._service.is_draining = True
 
     async def _watch_directory(self) -> None:
         """Has a replaced or removed directory logged."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
+import anyio.to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -92,7 +93,7 @@ class Service:
           directory: watches where the model was loaded from.
         """
         self.model, self.limits, self.directory = model, limits or Limits(), directory
-        self.metrics = Metrics(model.engine)
+        self.metrics = Metrics(lambda: model.engine.waiting)
         self.queue = AdmissionQueue(
             model.engine, self.limits.queue_size, self.limits.kinds, self.metrics
         )
@@ -110,7 +111,8 @@ class Service:
         if not self._token:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        is_equal = hmac.compare_digest(given.strip().encode(), self._token)
+        # Headers are decoded as Latin-1, whatever their bytes are.
+        is_equal = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
         if kind.lower() != "bearer" or not is_equal:
             said = "is wrong" if given else "is missing"
             raise RequestError(
@@ -223,14 +225,23 @@ class Service:
         """Returns the body of a request; see `bodies.read_bytes`."""
         return await read_bytes(request, self.limits.body_bytes, self.limits.seconds)
 
-    async def prepare(self, prepare: Callable[[], _Result], size: int) -> _Result:
+    async def prepare(
+        self, prepare: Callable[[], _Result], deadline: float, size: int | None = None
+    ) -> _Result:
         """Returns what a function makes of a body, on a thread if that takes a while.
 
         Args:
           prepare: reads the body's texts as tokens.
-          size: the body's bytes.
+          deadline: when to give up, in the event loop's time. The thread then ends later.
+          size: the body's bytes; None if its size does not tell how long it takes.
+
+        Raises:
+          RequestError: the time is over, or what the function raises.
         """
-        return await run_in_threadpool(prepare) if size > _FEW_BYTES else prepare()
+        if size is not None and size <= _FEW_BYTES:
+            return prepare()
+        async with self.until(deadline):
+            return await anyio.to_thread.run_sync(prepare, abandon_on_cancel=True)
 
     async def routing(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
         """Returns which experts the tokens of a text were routed to; see `describe_routing`.

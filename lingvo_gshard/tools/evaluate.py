@@ -106,7 +106,8 @@ def define_flags() -> flags.FlagValues:
         "translation.",
         flag_values=values,
     )
-    define_option_flags(values, DecodingOptions(), _SEARCH_FLAGS)
+    notes = {"seed": "Here it is 0 by default, so that scores repeat."}
+    define_option_flags(values, DecodingOptions(), _SEARCH_FLAGS, notes)
     define_precision_flag(values)
     define_runtime_flags(values)
     return values

@@ -16,10 +16,11 @@ once.
 With --json, each line of output is {"beginning", "texts", "best"} instead of a text. --json=FILE
 prints the texts and writes the JSON to a file. "best" has for each text the "score", the "reason"
 why the text ended (end, length or stop), the new "tokens", and "log_probabilities": the model's,
-of each new token and of the end.
+of each new token and of the end. Drawn texts also have the "seed" that draws them again.
 
 Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k, --top_p and
 --min_p change these. The result depends only on the beginning, the number of the text and --seed.
+Without --seed, each line gets a new seed. It is shown for a single line, and in the JSON.
 --temperature=0 searches for the likeliest text instead, with --beam_size hypotheses. A text ends
 when the model chooses to end it, or at the length of a training row. If a beginning leaves no room,
 the model sees only the last part of the beginning, and a warning is printed.
@@ -131,6 +132,8 @@ def _respond(
             )
         progress.update(number - before)
         progress.before_answers()
+        if len(lines) == 1 and text.seed is not None and not values["seed"].present:
+            warn(f"Seed {text.seed}: --seed={text.seed} writes this again")
         record = _record(generator, beginning, text)
         if not streams:
             as_json = values.json == output.STANDARD_OUTPUT
@@ -165,6 +168,8 @@ def _record(generator: TextGenerator, beginning: str, text: Text) -> str:
         for whole, found in zip(text.texts, text.hypotheses, strict=True)
     ]
     record = {"beginning": beginning, "texts": text.texts, "best": best}
+    if text.seed is not None:
+        record["seed"] = text.seed
     return json.dumps(record, ensure_ascii=False)
 
 

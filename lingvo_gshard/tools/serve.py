@@ -184,14 +184,24 @@ def main(argv: list[str]) -> int:
 
 
 def _service(values: flags.FlagValues, run, token: str):
-    """Returns the service of a run's model, loaded and compiled now."""
+    """Returns the service of a run's model, loaded and compiled now.
+
+    Raises:
+      UserError: the run's task decodes nothing, or compiling takes longer than --stuck_seconds.
+    """
+    from lingvo_gshard.inference.programs.executables import CompilerStuckError
     from lingvo_gshard.serving.model import DirectoryWatch, ServedModel, warm_up
     from lingvo_gshard.serving.service import Limits, Service
 
-    model = ServedModel.of_run(run)
-    if values.warm_up:
-        run.progress.begin("Compiling what most requests need")
-        warm_up(model, min(4, values.most_beam_size), warn)
+    try:
+        model = ServedModel.of_run(run)
+        if values.warm_up:
+            run.progress.begin("Compiling what most requests need")
+            warm_up(model, min(4, values.most_beam_size), warn)
+    except CompilerStuckError as error:
+        raise UserError(
+            f"{error}, the value of --stuck_seconds; give a larger one on a slow machine"
+        ) from None
     limits = Limits(
         queue_size=values.queue_size,
         body_bytes=values.most_body_bytes,

@@ -14,7 +14,7 @@ A published model for many languages translates from --source_language to --targ
 
 With --json, or --json=FILE, a line of JSON is written for each line: {"source", "translation",
 "best"}. "best" lists the --best translations, each with its "text" and "score", and the model's
-"log_probabilities" of its "tokens" and of the end.
+"log_probabilities" of its "tokens" and of the end. Drawn translations also have their "seed".
 
 Exit code: 0 if every line was translated, else 1.
 """
@@ -171,6 +171,7 @@ def _record(source: str, text: str, best: list[Translation]) -> dict[str, object
                 "score": found.score,
                 "tokens": found.pieces,
                 "log_probabilities": found.log_probabilities,
+                **({} if found.seed is None else {"seed": found.seed}),
             }
             for found in best
         ],

@@ -54,7 +54,9 @@ def main():
         found = of_peer("local-completions", arguments, folder, TASKS)
     else:
         arguments = {"pretrained": what, "device": "cpu", "dtype": "float32"}
-        found = of_peer("hf", arguments, folder, (*TASKS, ROLLING))
+        found = of_peer("hf", arguments, folder, TASKS)
+        # By default the harness also predicts the token before all texts, after itself.
+        found |= of_peer("hf", arguments | {"add_bos_token": False}, folder, (ROLLING,))
     numbers = {
         task: {k: v for k, v in values.items() if isinstance(v, float) and "," in k}
         for task, values in found.items()

@@ -5,17 +5,19 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.api.tasks import TaskOptions, TaskScores, evaluate_on_tasks
+from lingvo_gshard.api.tasks import Answering, TaskOptions, TaskScores, evaluate_on_tasks
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Service
-from tests.open_models import published
+from tests.open_models import llama_reference, published
+from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT
 from tests.serving.open_server import open_server
 
@@ -108,6 +110,72 @@ def test_numbers_are_equal_on_a_run_a_server_and_transformers(tmp_path):
                 if "stderr" not in metric:
                     where, wanted = (kind, task, metric), expected[task][metric]
                     assert value == pytest.approx(wanted, rel=2e-5, abs=5e-5), where
+
+
+@pytest.fixture(scope="module", params=("sentencepiece", "bytes"))
+def scored(request, tmp_path_factory):
+    """Returns (what the harness asks, the tiny Llama that it asks)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    llama = tiny_llamas.make(folder, request.param)
+    return Answering(gshard.load(folder / "run")), llama
+
+
+def by_hand(llama, given, answer, length=tiny_llamas.LENGTH):
+    """Returns the log-probability of tokens after others, by a Llama in NumPy.
+
+    The text is cut in windows as the harness cuts it: each predicts up to `length` tokens.
+    """
+    whole, total, at = [*given, *answer], 0.0, len(given)
+    while at < len(whole):
+        end = min(at + length, len(whole))
+        window = whole[max(end - length - 1, 0) : end]
+        logits = llama_reference.logits(llama.tensors, window[:-1])
+        logits -= logits.max(-1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        places = range(len(window) - (end - at), len(window))
+        total += sum(logits[place - 1, window[place]] for place in places)
+        at = end
+    return total
+
+
+def test_rolling_scores_do_not_predict_the_token_before_all_texts(scored):
+    answering, llama = scored
+    texts = ["ab b. é", "", "a b " * 30, "<s>ab"]
+    asked = [types.SimpleNamespace(args=(text,)) for text in texts]
+    found = answering.loglikelihood_rolling(asked)
+    bos = [tiny_llamas.BOS]
+    for text, value in zip(texts, found, strict=True):
+        ids = llama.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = ids[1:] if ids[:1] == bos else ids
+        assert value == pytest.approx(by_hand(llama, bos, ids), abs=1e-3)
+    assert found[1] == 0 and len(llama.tokenizer.encode(texts[2]).ids) > tiny_llamas.LENGTH
+
+
+@pytest.mark.parametrize(
+    "given, answer",
+    [
+        ([], [6, 7]),
+        ([tiny_llamas.BOS], [6, 7]),
+        ([tiny_llamas.BOS, 8, 9], [6, 7, 10]),
+        ([tiny_llamas.BOS, *[8, 9] * 30], [6, 7, 10]),
+        ([], [6, 7, 11] * 20),
+        ([8, 9], [6, 7, 11] * 20),
+    ],
+    ids=str,
+)
+def test_scores_after_short_long_and_no_contexts(scored, given, answer):
+    answering, llama = scored
+    ((value, _),) = answering._loglikelihood_tokens([(None, given, answer)])
+    expected = by_hand(llama, given or [tiny_llamas.BOS], answer)
+    assert value == pytest.approx(expected, abs=1e-3)
+
+
+def test_equal_requests_that_draw_get_different_texts_and_the_same_ones_again(scored):
+    answering, _ = scored
+    settings = {"do_sample": True, "temperature": 2.0, "max_gen_toks": 12}
+    asked = [types.SimpleNamespace(args=("a b", settings))] * 5
+    texts = answering.generate_until(asked)
+    assert len(set(texts)) > 1 and answering.generate_until(asked) == texts
 
 
 def test_a_missing_harness_or_folder_is_told(monkeypatch, tmp_path):

@@ -17,6 +17,7 @@ from lingvo_gshard.inference.requests import Hypothesis, Request
 from lingvo_gshard.inference.text import GrowingText, continuation, echo
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
+from tests.open_models import llama_reference
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT
 from tests.serving.tiny_llamas import BOS, END, EOS, SIZE, TinyLlama
@@ -95,10 +96,8 @@ def streamed(client: TestClient, body: dict) -> dict:
         choice["finish_reason"] = part["finish_reason"]
         if part["logprobs"] and choice["logprobs"]:
             for name, values in part["logprobs"].items():
-                choice["logprobs"][name] = choice["logprobs"][name] and [
-                    *choice["logprobs"][name],
-                    *values,
-                ]
+                before = choice["logprobs"][name]
+                choice["logprobs"][name] = None if before is None else [*before, *values]
         elif part["logprobs"]:
             choice["logprobs"] = part["logprobs"]
     return {"choices": [choices[i] for i in sorted(choices)], "usage": last["usage"]}
@@ -114,7 +113,10 @@ def assert_same(found: dict, other: dict) -> None:
         if one["logprobs"]:
             for name in ("tokens", "text_offset"):
                 assert one["logprobs"][name] == same["logprobs"][name]
-            values, others = (each["logprobs"]["token_logprobs"] for each in (one, same))
+            # The first token of a prompt has none.
+            values, others = (
+                np.array(each["logprobs"]["token_logprobs"], float) for each in (one, same)
+            )
             np.testing.assert_allclose(values, others, atol=1e-3)
 
 
@@ -135,8 +137,7 @@ def bodies(draw: st.DrawFn) -> dict:
     body["stop"] = draw(st.lists(stop, max_size=3))
     if draw(st.booleans()):
         body["logprobs"] = draw(st.integers(0, 1)) if body["temperature"] == 0 else 0
-    else:
-        body["echo"] = draw(st.booleans())
+    body["echo"] = draw(st.booleans())
     return body
 
 
@@ -166,11 +167,7 @@ def check_completion(
       neighbors: the number of other texts that are decoded with it.
       parts: first character and length of parts of the answer that are stop strings, too.
     """
-    given = body["prompt"]
-    if isinstance(given, str):
-        given = llama.tokenizer.encode(given, add_special_tokens=False).ids
-    if tuple(given[:1]) != llama.bos or not llama.bos:
-        given = [*llama.bos, *given] or [BOS]
+    given, _ = given_tokens(llama, body["prompt"])
     draws = body["temperature"] > 0
     options = DecodingOptions(
         beam_size=1,
@@ -196,11 +193,22 @@ def check_completion(
     assert_same(streamed(client, body), found)
 
 
+def given_tokens(llama: TinyLlama, prompt: str | list[int]) -> tuple[list[int], int]:
+    """Returns the tokens that a model is given for a prompt, and how many the server has added."""
+    ids = prompt
+    if isinstance(ids, str):
+        ids = llama.tokenizer.encode(ids, add_special_tokens=False).ids
+    has_start = bool(llama.bos) and tuple(ids[:1]) == llama.bos
+    given = list(ids) if has_start else [*llama.bos, *ids] or [BOS]
+    return given, len(given) - len(ids)
+
+
 def check_choice(
     llama: TinyLlama, given: Sequence[int], choice: dict, right: Expected, body: dict
 ) -> None:
     """Raises AssertionError if a choice is not as the tokens of its request say."""
-    text = choice["text"]
+    text, shown = choice["text"], ""
+    assert choice.get("seed") == (body["seed"] if body["temperature"] > 0 else None)
     if body.get("echo"):
         shown = llama.tokenizer.decode(list(given)).rstrip("\ufffd")
         assert text.startswith(shown)
@@ -213,6 +221,8 @@ def check_choice(
         assert choice["logprobs"] is None
         return
     logprobs = choice["logprobs"]
+    if body.get("echo"):
+        logprobs = check_echoed(llama, given, logprobs, body)
     pieces = list(map(llama.served.vocabulary.piece, right.tokens))
     assert logprobs["tokens"] == pieces
     np.testing.assert_allclose(logprobs["token_logprobs"], right.log_probabilities, atol=1e-3)
@@ -220,16 +230,45 @@ def check_choice(
         values = logprobs["token_logprobs"]
         pairs = zip(pieces, values, strict=True)
         assert logprobs["top_logprobs"] == [{piece: value} for piece, value in pairs]
-    offsets, tokens = logprobs["text_offset"], right.tokens
-    assert offsets == sorted(offsets)
+    check_offsets(llama, given, right.tokens, logprobs["text_offset"], shown)
+
+
+def check_offsets(
+    llama: TinyLlama,
+    given: Sequence[int],
+    tokens: Sequence[int],
+    offsets: Sequence[int],
+    shown: str,
+) -> None:
+    """Raises AssertionError if tokens begin elsewhere; `shown` is the text of `given` before."""
+    assert list(offsets) == sorted(offsets)
     for count, offset in enumerate(offsets):
         # Whatever follows, the text before an offset stays.
         texts = [
             added(llama, given, [*tokens[:count], *more])
             for more in ([], *([index] for index in range(4, llama.served.vocabulary.size)))
         ]
-        kept = len(os.path.commonprefix(texts))
+        kept = len(shown) + len(os.path.commonprefix(texts))
         assert offset == kept or (offset < kept and "\ufffd" in texts[0])
+
+
+def check_echoed(llama: TinyLlama, given: Sequence[int], logprobs: dict, body: dict) -> dict:
+    """Raises AssertionError if the scores of a prompt are wrong; returns those after it."""
+    first = given_tokens(llama, body["prompt"])[1]
+    count = len(given) - first
+    echoed = {name: values and values[:count] for name, values in logprobs.items()}
+    names = [llama.served.vocabulary.piece(token) for token in given[first:]]
+    found = [name for name in echoed["tokens"] if not name.startswith("token_id:")]
+    assert len(echoed["tokens"]) == count and set(found) <= set(names)
+    logits = llama_reference.logits(llama.tensors, list(given))
+    logits -= logits.max(-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    values = [float(logits[place - 1, given[place]]) for place in range(max(first, 1), len(given))]
+    assert (None in echoed["token_logprobs"]) == (first == 0)
+    scores = [value for value in echoed["token_logprobs"] if value is not None]
+    np.testing.assert_allclose(scores, values, atol=1e-3)
+    check_offsets(llama, given[:first], given[first:], echoed["text_offset"], "")
+    return {name: values and values[count:] for name, values in logprobs.items()}
 
 
 def test_a_prompt_may_have_the_id_before_all_texts(llama, client):

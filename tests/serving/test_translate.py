@@ -148,3 +148,14 @@ def test_unknown_paths_and_methods(client):
     assert error_of(client.get("/v1/translte"))[0] == 404
     status, message = error_of(client.get("/v1/translate"))
     assert (status, message) == (405, "/v1/translate does not take GET, but POST")
+
+
+def test_bodies_are_not_nested_deeper_than_anything_needs(client):
+    """A scalar is no list, so that a body of it alone is not deep."""
+    for depth, message in ((60, "text[0] is ["), (65, "the body is nested too deeply: at most 64")):
+        body = f'{{"text": {"[" * depth}{"]" * depth}}}'.encode()
+        status, said = error_of(client.post("/v1/translate", content=body))
+        assert status == (422 if depth == 60 else 400) and message in said
+    wide = [[]] * 200
+    assert "text[0] is []" in error_of(translate(client, text=wide))[1]
+    assert error_of(client.post("/v1/translate", content=b"5"))[0] == 422

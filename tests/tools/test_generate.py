@@ -71,6 +71,25 @@ def test_each_prompt_is_continued(run_here, tmp_path):
     assert file.read_text() == again
 
 
+def test_a_line_without_a_seed_draws_one_and_tells_it(run_here):
+    """Equal lines get different texts; --seed=0 is a seed."""
+    _, out, err = run_here(b"the\n" * 5, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert err == "" and len({record["seed"] for record in records}) == 5
+    assert len({record["texts"][0] for record in records}) > 2
+    for record in records[:2]:
+        _, again, _ = run_here(b"the\n", f"--seed={record['seed']}", "--json")
+        assert json.loads(again)["texts"] == record["texts"]
+    _, text, told = run_here(b"the\n")
+    seed = told.split()[1].rstrip(":")
+    assert told == f"Seed {seed}: --seed={seed} writes this again\n"
+    assert run_here(b"the\n", f"--seed={seed}")[1:] == (text, "")
+    _, first, _ = run_here(b"the\n", "--seed=0", "--json")
+    assert json.loads(first)["seed"] == 0 and run_here(b"the\n", "--seed=0", "--json")[1] == first
+    _, likeliest, told = run_here(b"the\n", "--temperature=0", "--json")
+    assert "seed" not in json.loads(likeliest) and told == ""
+
+
 def test_temperature_0_generates_the_likeliest_tokens(trained):
     """At temperature 0 every generated token has the highest probability."""
     few = dataclasses.replace(LIKELIEST, most_tokens=5)
@@ -136,7 +155,7 @@ def test_long_prompts_are_truncated_at_the_start(run_here, trained):
     vocabulary = trained.input.vocabulary
     beginning = "the dog sees the cat and the cat sees the dog"
     tokens = len(vocabulary.encode(beginning))
-    code, out, err = run_here(beginning.encode() + b"\n", "--most_tokens=6")
+    code, out, err = run_here(beginning.encode() + b"\n", "--most_tokens=6", "--seed=1")
     assert code == 0 and out.startswith(beginning)
     # Of 16 positions, new tokens take 6 but for the last one.
     assert err == (
@@ -146,7 +165,7 @@ def test_long_prompts_are_truncated_at_the_start(run_here, trained):
 
 def test_a_text_does_not_depend_on_the_others(trained):
     many = [f"the {i}" for i in range(12)]
-    generator = trained.text_generator()
+    generator = trained.text_generator(dataclasses.replace(DRAWING, seed=0))
     found = [text.texts for text in generator.write(many)]
     assert found == [text.texts for one in many for text in generator.write([one])]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
-import threading
 from typing import Any
 
 import msgspec
@@ -13,7 +11,7 @@ import msgspec
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.compiling import cache
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.runtime.child_process import answer_stream
+from lingvo_gshard.runtime.child_process import answer_stream, end_with_parent
 from lingvo_gshard.runtime.program.program import Program, using_partitioner
 
 
@@ -57,7 +55,7 @@ def main(topology: str) -> None:
     if not size:
         return
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Request)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     for name, value in request.effort.items():
         jax.config.update(name, value)
     # The partitioner's warnings go to standard error, which the parent reads.
@@ -72,12 +70,6 @@ def main(topology: str) -> None:
     except jax.errors.JaxRuntimeError as error:
         answer = Answer(error=str(error))
     answers.write(msgspec.json.encode(answer) + b"\n")
-
-
-def _end_with_parent() -> None:
-    """Ends this process when standard input ends, because the parent is gone."""
-    sys.stdin.buffer.read()
-    os._exit(0)
 
 
 if __name__ == "__main__":

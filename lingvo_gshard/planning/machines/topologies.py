@@ -16,8 +16,12 @@ _FORMS = (
     "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
     "x GPUs of one host)"
 )
-_SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
+_SIZES = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
+# A larger number is a slip of the pen: the largest clusters that train one model have fewer.
+_MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
+# Virtual CPU devices in place of others; as many take some gigabytes and minutes.
+_MOST_VIRTUAL_DEVICES = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +110,17 @@ def get(name: str) -> Topology:
     GPUs per host).
 
     Raises:
-      UserError: if there is no such topology; names --topology.
+      UserError: if there is no such topology, or it is too large; names --topology.
     """
+    found = _named(name)
+    if found.devices > _MOST_DEVICES:
+        raise UserError(
+            f"`topology={name}` has {found.devices:,} devices; expected at most {_MOST_DEVICES:,}"
+        )
+    return found
+
+
+def _named(name: str) -> Topology:
     kind, _, rest = name.strip().lower().partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
         raise UserError(
@@ -272,6 +285,11 @@ def _cpu_devices(topology: Topology) -> list[Any]:
     """As many virtual CPU devices as a topology has."""
     import jax
 
+    if topology.devices > _MOST_VIRTUAL_DEVICES:
+        raise UserError(
+            f"`topology={topology.name}` has {topology.devices:,} devices; without the compiler "
+            f"for {topology.chip.name}, at most {_MOST_VIRTUAL_DEVICES:,} are planned"
+        )
     try:
         if jax.config.values["jax_num_cpu_devices"] < topology.devices:
             jax.config.update("jax_num_cpu_devices", topology.devices)

@@ -33,6 +33,7 @@ from lingvo_gshard.serving.endpoints.completions import (
     decoding_options,
     finish_reason,
 )
+from lingvo_gshard.serving.endpoints.state import seed_json
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
@@ -194,7 +195,8 @@ async def respond(service: Service, request: Request) -> Response:
     deadline = service.deadline(body.timeout)
     body.check(service.model, service.limits)
     prepare = functools.partial(_Chat, service.model, body)
-    chat = await service.prepare(prepare, len(data))
+    # A template may take its time, however short the conversation is.
+    chat = await service.prepare(prepare, deadline)
     return await answer(service, request, chat, deadline, PATH)
 
 
@@ -226,6 +228,7 @@ class _Chat(Completion):
         self, index: int, delta: dict, reason: str | None = None, logprobs: dict | None = None
     ) -> dict:
         choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        choice |= seed_json(self.requests[0])
         return {**self._head, "object": self.PART, "choices": [choice]}
 
     def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
@@ -247,8 +250,8 @@ class _Chat(Completion):
             "content": growing.add(kept, is_last=True),
             "refusal": None,
         }
-        reason = finish_reason(found)
-        return {"index": 0, "message": message, "finish_reason": reason, "logprobs": logprobs}
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason(found)}
+        return {**choice, "logprobs": logprobs, **seed_json(self.requests[number])}
 
     def _growing(self, request: inference.Request) -> GrowingText:
         # An answer is a text of its own, and begins without the space before a word.

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -33,9 +33,9 @@ from lingvo_gshard.inference.scoring import TokenScores
 from lingvo_gshard.inference.text import GrowingText, echo, stop_check
 from lingvo_gshard.serving.admission_queue import Answers
 from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error, parse
-from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS
-from lingvo_gshard.serving.endpoints.state import server_sent
-from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response
+from lingvo_gshard.serving.endpoints.events import server_sent, stream
+from lingvo_gshard.serving.endpoints.state import seed_json
+from lingvo_gshard.serving.errors import RequestError, json_response
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
 
@@ -176,12 +176,9 @@ def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> 
     Raises:
       RequestError: an option is wrong.
     """
-    given: dict[str, Any] = {
-        "beam_size": 1,
-        "seed": body.seed or 0,
-        "stop": tuple(listed(body.stop or [])),
-    }
+    given: dict[str, Any] = {"beam_size": 1, "stop": tuple(listed(body.stop or []))}
     chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
+    chosen["seed"] = body.seed
     given |= {name: value for name, value in chosen.items() if value is not None}
     try:
         options = model.published.options(DRAWING, given)
@@ -218,28 +215,25 @@ async def respond(service: Service, request: Request) -> Response:
     deadline = service.deadline(body.timeout)
     body.check(service.model, service.limits)
     prepare = functools.partial(Completion, service.model, body)
-    completion = await service.prepare(prepare, len(data))
+    completion = await service.prepare(prepare, deadline, len(data))
     if body.echo and body.logprobs is not None:
         service.queue.check_size(len(completion.requests))
         async with service.until(deadline):
             completion.scores = [await service.score(each.given) for each in completion.requests]
-    if body.max_tokens == 0:
-        return json_response(completion.complete([(_NOTHING,)] * len(completion.requests)))
     return await answer(service, request, completion, deadline, PATH)
 
 
 async def answer(
     service: Service, request: Request, completion: Completion, deadline: float, path: str
 ) -> Response:
-    """Has the engine answer a completion, and returns the answer: at once or streamed.
+    """Returns the answer to a completion: at once or streamed.
 
     Raises:
       RequestError: there is no room, a text does not fit, or the time is over.
     """
-    answers = service.submit(completion.requests, request, BAD_REQUEST)
+    answers = completion.submit(service, request)
     if completion.streams:
-        events = _events(service, completion, answers, deadline, path)
-        return StreamingResponse(events, 200, STREAM_HEADERS, "text/event-stream")
+        return stream(service, path, _events(service, completion, answers, deadline))
     async with service.until(deadline), answers:
         return json_response(completion.complete(await answers.results()))
 
@@ -303,6 +297,20 @@ class Completion:
         )
         return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
 
+    def submit(self, service: Service, request: Request) -> Answers:
+        """Has the engine answer the requests, unless they want no new tokens.
+
+        Raises:
+          RequestError: there is no room, or a text does not fit.
+        """
+        if self._body.max_tokens != 0:
+            return service.submit(self.requests, request, BAD_REQUEST)
+        service.queue.check_size(sum(one.options.texts for one in self.requests))
+        answers = Answers([inference.Answer(one) for one in self.requests], request.receive)
+        for number, one in enumerate(self.requests):
+            answers.put(number, Finished((_NOTHING,) * one.options.texts))
+        return answers
+
     @property
     def count(self) -> int:
         """The number of choices for each prompt."""
@@ -332,6 +340,7 @@ class Completion:
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
         choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        choice |= seed_json(self.requests[index // self.count])
         return {**self._head, "object": self.PART, "choices": [choice]}
 
     def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
@@ -365,9 +374,13 @@ class Completion:
             before = echo(vocabulary, request.given)
             text = before + text
             if logprobs and self.scores:
-                logprobs = _joined(self._echoed(number), logprobs, len(before))
-        reason = finish_reason(found)
-        return {"index": 0, "text": text, "finish_reason": reason, "logprobs": logprobs}
+                echoed = self._echoed(number)
+                logprobs = {
+                    name: None if first is None else first + logprobs[name]
+                    for name, first in echoed.items()
+                }
+        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
+        return {**choice, "logprobs": logprobs, **seed_json(request)}
 
     def _growing(self, request: inference.Request) -> GrowingText:
         """Returns a text that continues the prompt of a request."""
@@ -418,31 +431,19 @@ def piece_name(vocabulary: Vocabulary, token: int) -> str:
     return f"token_id:{token}" if "\ufffd" in piece or not piece else piece
 
 
-def _joined(first: dict, second: dict, offset: int) -> dict:
-    """Returns the `logprobs` of a prompt and of the text after it, which begins at an offset."""
-    second = {**second, "text_offset": [offset + place for place in second["text_offset"]]}
-    return {name: None if first[name] is None else first[name] + second[name] for name in first}
-
-
 def finish_reason(found: Hypothesis) -> str:
     """Returns why a text ended, in the API's words."""
     return "stop" if found.reason in (END, STOP) else "length"
 
 
 async def _events(
-    service: Service, completion: Completion, answers: Answers, deadline: float, path: str
-) -> AsyncIterator[str]:
+    service: Service, completion: Completion, answers: Answers, deadline: float
+) -> AsyncGenerator[str]:
     """Yields the server-sent events of a streamed answer."""
-    try:
-        async with answers:
-            async for part in _parts(service, completion, answers, deadline):
-                yield server_sent(part)
-        yield "data: [DONE]\n\n"
-    except RequestError as error:
-        service.metrics.errors.labels(path, str(error.status)).inc()
-        yield server_sent(error.body())
-    except ClientGoneError:
-        return
+    async with answers:
+        async for part in _parts(service, completion, answers, deadline):
+            yield server_sent(part)
+    yield "data: [DONE]\n\n"
 
 
 async def _parts(

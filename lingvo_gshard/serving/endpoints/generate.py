@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
@@ -14,10 +14,10 @@ from lingvo_gshard.inference.requests import Finished
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
 from lingvo_gshard.serving.admission_queue import Answers
 from lingvo_gshard.serving.bodies import SearchBody, parse, with_options
-from lingvo_gshard.serving.endpoints.state import server_sent, tokens_json
+from lingvo_gshard.serving.endpoints.events import server_sent, stream
+from lingvo_gshard.serving.endpoints.state import seed_json, tokens_json
 from lingvo_gshard.serving.errors import (
     UNPROCESSABLE,
-    ClientGoneError,
     RequestError,
     json_response,
 )
@@ -25,8 +25,6 @@ from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Service
 
 PATH = "/v1/generate"
-# Proxies must not hold back events.
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @with_options(DRAWING)
@@ -50,16 +48,17 @@ async def respond(service: Service, request: Request) -> Response:
     deadline = service.deadline(body.timeout)
     options = service.checked_search(body)
     prepare = functools.partial(_request, service.model, body, options)
-    asked = await service.prepare(prepare, len(data))
+    asked = await service.prepare(prepare, deadline, len(data))
     answers = service.submit([asked], request)
     if body.stream:
-        events = _events(service, asked, answers, deadline)
-        return StreamingResponse(events, 200, STREAM_HEADERS, "text/event-stream")
+        events = _events(service, asked, answers, deadline, body.routing)
+        return stream(service, PATH, events, "error")
     async with service.until(deadline), answers:
         (hypotheses,) = await answers.results()
         texts = await _texts(service, asked, hypotheses, body.routing)
     model = service.model
-    return json_response({"model": model.name, "step": model.step, "texts": texts})
+    found = {"model": model.name, "step": model.step, "texts": texts}
+    return json_response(found | seed_json(asked))
 
 
 def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
@@ -88,7 +87,7 @@ async def _texts(
     service: Service,
     request: inference.Request,
     hypotheses: Sequence[inference.Hypothesis],
-    routing: bool = False,
+    routing: bool,
 ) -> list[dict]:
     """Returns the complete texts as JSON values."""
     model, texts = service.model, []
@@ -107,31 +106,29 @@ async def _texts(
 
 
 async def _events(
-    service: Service, request: inference.Request, answers: Answers, deadline: float
-) -> AsyncIterator[str]:
+    service: Service,
+    request: inference.Request,
+    answers: Answers,
+    deadline: float,
+    routing: bool,
+) -> AsyncGenerator[str]:
     """Yields server-sent events: new text as it comes, then `done` with the complete texts."""
     model, options = service.model, request.options
     growing = [
         GrowingText(model.vocabulary, request.given, options.stop) for _ in range(options.texts)
     ]
-    try:
-        async with answers:
-            while True:
+    async with answers:
+        while True:
+            async with service.until(deadline):
+                _, event = await answers.next()
+            if isinstance(event, Finished):
+                for index, text in enumerate(growing):
+                    if rest := text.add((), is_last=True):
+                        yield server_sent({"index": index, "text": rest})
                 async with service.until(deadline):
-                    _, event = await answers.next()
-                if isinstance(event, Finished):
-                    for index, text in enumerate(growing):
-                        if rest := text.add((), is_last=True):
-                            yield server_sent({"index": index, "text": rest})
-                    yield server_sent(
-                        {"texts": await _texts(service, request, event.hypotheses)}, "done"
-                    )
-                    return
-                new = growing[event.text].add(event.tokens)
-                if new:
-                    yield server_sent({"index": event.text, "text": new})
-    except RequestError as error:
-        service.metrics.errors.labels(PATH, str(error.status)).inc()
-        yield server_sent(error.body(), "error")
-    except ClientGoneError:
-        return
+                    texts = await _texts(service, request, event.hypotheses, routing)
+                yield server_sent({"texts": texts} | seed_json(request), "done")
+                return
+            new = growing[event.text].add(event.tokens)
+            if new:
+                yield server_sent({"index": event.text, "text": new})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import END
 from lingvo_gshard.serving.errors import json_response
 from lingvo_gshard.serving.service import Service
@@ -102,7 +102,6 @@ def tokens_json(
     ]
 
 
-def server_sent(value: object, event: str = "") -> str:
-    """Returns a server-sent event with a JSON value as its data."""
-    head = f"event: {event}\n" if event else ""
-    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"
+def seed_json(request: inference.Request) -> dict:
+    """Returns the field that tells the seed of a request's draws, if it draws."""
+    return {} if request.seed is None else {"seed": request.seed}

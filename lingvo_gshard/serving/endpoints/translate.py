@@ -13,7 +13,7 @@ from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.serving.bodies import SearchBody, Texts, listed, parse, with_options
-from lingvo_gshard.serving.endpoints.state import tokens_json
+from lingvo_gshard.serving.endpoints.state import seed_json, tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.serving.service import Service
 
@@ -44,7 +44,7 @@ async def respond(service: Service, request: Request) -> Response:
     deadline = service.deadline(body.timeout)
     options = service.checked_search(body)
     prepare = functools.partial(_requests, service, body, options)
-    asked = await service.prepare(prepare, len(data))
+    asked = await service.prepare(prepare, deadline, len(data))
     async with service.until(deadline):
         async with service.submit([one for one in asked if one], request) as answers:
             found = iter(await answers.results())
@@ -112,7 +112,8 @@ async def _result(
     if routing:
         for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
             alternative["routing"] = await service.routing(request, hypothesis)
-    return {"source": text, "text": translations[0].text, "alternatives": alternatives}
+    found = {"source": text, "text": translations[0].text, "alternatives": alternatives}
+    return found | seed_json(request)
 
 
 def _alternative(found: Translation) -> dict:

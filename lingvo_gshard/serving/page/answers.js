@@ -1,6 +1,6 @@
 // The answer to one question: its texts, of which one is looked at closely.
 
-function showAnswer(alternatives, isTranslation) {
+function showAnswer({ alternatives, seed }, isTranslation) {
   const detail = el("div", { id: "detail" });
   const items = alternatives.map((one, index) => el("li", {},
     el("button", { type: "button", class: "alternative", "aria-pressed": String(!index), onclick: () => pick(index) },
@@ -21,9 +21,10 @@ function showAnswer(alternatives, isTranslation) {
   ] : [];
   const hint = alternatives[0].text.trim() ? [] : [el("p", { class: "muted" },
     "The model ends its answer at once. A model that has trained for few steps, or on other languages, does so: try another text.")];
+  const drawn = seed === undefined ? [] : [el("p", { class: "muted" }, `Drawn with seed ${seed}`)];
   find("examples").replaceChildren();
   find("answer").replaceChildren(
-    el("p", { id: "best" }, alternatives[0].text || "(nothing)"), ...hint, ...rest, detail);
+    el("p", { id: "best" }, alternatives[0].text || "(nothing)"), ...hint, ...drawn, ...rest, detail);
 }
 
 // A text with the probability and the experts of each of its tokens.

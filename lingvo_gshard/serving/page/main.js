@@ -34,10 +34,10 @@ async function ask() {
   if (model.task === "translation") {
     const body = { text: text.trim(), beam_size: Math.max(best, Math.min(4, model.most_beam_size)), best, routing: true };
     const { translations: [found] } = await call("/v1/translate", body);
-    return found.alternatives;
+    return found;
   }
-  const found = await call("/v1/generate", { prompt: text, best, routing: true, seed: Math.floor(Math.random() * 2 ** 31) });
-  return found.texts;
+  const found = await call("/v1/generate", { prompt: text, best, routing: true });
+  return { alternatives: found.texts, seed: found.seed };
 }
 
 async function submit(event) {
@@ -46,9 +46,9 @@ async function submit(event) {
   find("go").disabled = true;
   document.body.classList.add("busy");
   try {
-    const alternatives = await ask();
+    const found = await ask();
     problem(null);
-    showAnswer(alternatives, model.task === "translation");
+    showAnswer(found, model.task === "translation");
   } catch (error) {
     problem(error);
   } finally {

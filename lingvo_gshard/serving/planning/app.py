@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -20,11 +18,14 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.serving import border
 from lingvo_gshard.serving.bodies import parse, read_bytes
-from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response
+from lingvo_gshard.serving.errors import RequestError, json_response
+from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.planning import page
-from lingvo_gshard.serving.planning.jobs import DONE, PlanJobs, PlanRequest
+from lingvo_gshard.serving.planning.jobs import DONE, PlanJobs
+from lingvo_gshard.serving.planning.requests import PlanRequest
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.training.step import precision
 
@@ -46,13 +47,15 @@ def configs_of_the_source_tree() -> pathlib.Path:
     return pathlib.Path(lingvo_gshard.__file__).parents[1] / "docs" / "planned" / "configs"
 
 
-def make_app(jobs: PlanJobs, origins: Origins) -> ASGIApp:
+def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -> ASGIApp:
     """Returns the application.
 
     Args:
       jobs: makes the plans.
       origins: who may use it from a browser.
+      metrics: count requests.
     """
+    metrics = metrics or Metrics(lambda: jobs.waiting)
 
     async def show(request: Request) -> Response:
         text, policy = _page_text()
@@ -79,25 +82,29 @@ def make_app(jobs: PlanJobs, origins: Origins) -> ASGIApp:
         return json_response(job.to_record(with_plan=True))
 
     async def saved(request: Request) -> Response:
-        text = await run_in_threadpool(_saved, jobs, request.query_params.get("plans", ""))
-        name = "plan.html" if "," not in request.query_params["plans"] else "comparison.html"
+        keys = request.query_params.get("plans", "")
+        text = await run_in_threadpool(_saved, jobs, keys)
+        name = "plan.html" if "," not in keys else "comparison.html"
         headers = {"Content-Disposition": f"attachment; filename={name}"}
         return HTMLResponse(text, headers=headers)
 
-    routes = [
-        Route("/", show),
-        Route("/api/choices", choices),
-        Route("/api/plans", submit, methods=["POST"]),
-        Route("/api/plans", listed),
-        Route("/api/plans/{key}", one),
-        Route("/saved", saved),
+    async def counted(request: Request) -> Response:
+        text, media_type = metrics.text()
+        return Response(text, media_type=media_type)
+
+    answers: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/", "GET", show),
+        ("/api/choices", "GET", choices),
+        ("/api/plans", "POST", submit),
+        ("/api/plans", "GET", listed),
+        ("/api/plans/{key}", "GET", one),
+        ("/saved", "GET", saved),
+        ("/metrics", "GET", counted),
     ]
-    handlers: Mapping[Any, Callable[..., Any]] = {
-        RequestError: _on_request_error,
-        ClientGoneError: _on_request_error,
-        HTTPException: _on_http_exception,
-    }
-    return origins.guarding(Starlette(routes=routes, exception_handlers=handlers))
+    routes = [Route(path, answer, methods=[method]) for path, method, answer in answers]
+    paths = dict.fromkeys(path for path, _, _ in answers)
+    app = border.make_app(routes, f"this server has {', '.join(paths)}", origins)
+    return metrics.measured(app, frozenset(paths))
 
 
 @functools.cache
@@ -126,7 +133,7 @@ def _saved(jobs: PlanJobs, keys: str) -> str:
       RequestError: a plan is not there, or not done.
     """
     plans, names = [], []
-    for key in filter(None, keys.split(",")):
+    for key in filter(None, dict.fromkeys(keys.split(","))):
         job = jobs.get(key)
         if job is None or job.state != DONE or job.plan is None:
             raise RequestError(_NOT_FOUND, f"there is no finished plan {key[:20]!r}")
@@ -137,13 +144,3 @@ def _saved(jobs: PlanJobs, keys: str) -> str:
     if len(plans) == 1:
         return picture.to_html(plans[0])
     return page.comparison_to_html(plans, names)
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    found = error if isinstance(error, RequestError) else RequestError(_BAD_REQUEST, "gone")
-    return found.response()
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return RequestError(error.status_code, error.detail, headers=error.headers).response()

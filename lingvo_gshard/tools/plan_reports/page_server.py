@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import socket
 
 from absl import flags
 
@@ -12,6 +11,8 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags import program
 
+# Seconds for answers under way after a signal to stop.
+_DRAIN_SECONDS = 2.0
 # Flags that say what to plan: the page asks for it instead.
 _OF_ONE_PLAN = ("experiment", "config", "topology", "json", "html", "search", "generate")
 
@@ -43,6 +44,20 @@ def define_flags(values: flags.FlagValues) -> None:
         "Further names of the machine, with --serve; may be repeated.",
         flag_values=values,
     )
+    flags.DEFINE_float(
+        "plan_seconds",
+        3600.0,
+        "Longest time that a plan may take, with --serve.",
+        1.0,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "plan_gib",
+        0.0,
+        "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
+        0.0,
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "configs",
         None,
@@ -63,32 +78,32 @@ def run(values: flags.FlagValues) -> int:
             raise UserError(f"--{name} has no effect on --serve: the page asks what to plan")
     output.check_writable(values, "port_file")
     # Whether the extra is installed is known before anything else.
-    import uvicorn
-
+    from lingvo_gshard.serving.metrics import Metrics
     from lingvo_gshard.serving.origins import Origins
     from lingvo_gshard.serving.planning import app
     from lingvo_gshard.serving.planning.jobs import PlanJobs
-    from lingvo_gshard.serving.server import bind
+    from lingvo_gshard.serving.planning.process import PlanLimits, PlanProcess
+    from lingvo_gshard.serving.server import AppServer, ServerOptions, bind
 
     folder = pathlib.Path(values.configs) if values.configs else app.configs_of_the_source_tree()
     if values.configs and not folder.is_dir():
         raise UserError(f"--configs={values.configs}: there is no such directory")
     origins = Origins.of(values.host, values.allow_host)
-    jobs = PlanJobs(app.configs_in(folder), program.compiling_settings(values))
+    most = int(values.plan_gib * 2**30) or PlanLimits().bytes
+    limits = PlanLimits(values.plan_seconds, most)
+    configs = app.configs_in(folder)
+    planner = PlanProcess(configs, program.compiling_settings(values), limits)
     with bind(values.host, values.port) as bound:
-        options = uvicorn.Config(
-            app.make_app(jobs, origins), log_level="warning", lifespan="off", server_header=False
-        )
-        server = uvicorn.Server(options)
-        start = server.startup
+        jobs = PlanJobs(configs, planner)
+        metrics = Metrics(lambda: jobs.waiting)
 
-        async def started(sockets: list[socket.socket] | None = None) -> None:
-            await start(sockets)
+        def on_ready() -> None:
             _announce(values, bound.getsockname()[1])
 
-        server.startup = started
-        server.run(sockets=[bound])
-    jobs.close()
+        options = ServerOptions(_DRAIN_SECONDS)
+        web = app.make_app(jobs, origins, metrics)
+        AppServer(web, metrics, options, warn, on_ready).run(sockets=[bound])
+        jobs.close()
     return 0
 
 

@@ -18,7 +18,9 @@ from starlette.testclient import TestClient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.serving.origins import Origins
 from lingvo_gshard.serving.planning import app
-from lingvo_gshard.serving.planning.jobs import PlanJobs, PlanRequest
+from lingvo_gshard.serving.planning.jobs import PlanJobs
+from lingvo_gshard.serving.planning.requests import PlanRequest
+from lingvo_gshard.serving.planning.worker import News
 from lingvo_gshard.serving.server import bind
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
@@ -29,11 +31,11 @@ from tests.planning import example_plan
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 
 
-def plan_of(request, params, progress):
+def plan_of(request, tell, is_over):
     """Returns an example plan that depends on the request, in place of a compilation."""
     if request.topology == "cpu:2":
         raise UserError("`mesh=data=3` needs 3 devices")
-    progress.begin("Compiling", "", None)
+    tell(News(stage="Compiling"))
     found = example_plan.as_plan(example_plan.example_plan())
     factor = 2.0 if request.topology == "v4:4x4x4" else 1.0
     return msgspec.structs.replace(

@@ -4,7 +4,8 @@
 
 `make soak-serve` runs this. A tiny model is trained and served on this machine. Honest clients
 compare every answer with that of the translator without a server. Hostile ones send endless
-headers, hold connections half open, leave in the midst, do not read, and ask for rare options.
+headers, hold connections half open, leave in the midst, do not read, ask for rare options, and send
+heads and fields that nobody needs.
 
 Exit code: 0 only if no honest question was lost or answered wrongly, memory stayed flat, the server
 logged no traceback and ended with 0 at every stop.

@@ -93,6 +93,41 @@ async def foreign_page(port: int, chance: random.Random) -> None:
         assert status in (b"421", b"403"), status
 
 
+async def odd_heads(port: int, chance: random.Random) -> None:
+    """Sends heads that are parsed before anything is checked."""
+    line = chance.choice(
+        (
+            b"Origin: http://[",
+            b"Origin: http://[::1",
+            b"Host: [",
+            b"Authorization: Bearer \xff\xfe",
+            b"Content-Length: 99999999999999999999999",
+            b"Content-Length: \xb2",
+            b"Cookie: \xff=\x80",
+            b"Transfer-Encoding: \xff",
+        )
+    )
+    url = chance.choice((b"/v1/translate", b"/none", b"/v1/models/%FF%00", b"//[", b"/\xff"))
+    name = b"" if line.startswith(b"Host") else b"Host: localhost\r\n"
+    sent = b"POST %b HTTP/1.1\r\n%bConnection: close\r\n%b\r\n\r\n" % (url, name, line)
+    async with _connection(port, sent) as (reader, _):
+        answer = await asyncio.wait_for(reader.read(2**16), 10)
+        assert not answer or b" 4" in answer[:12], answer[:200]
+        assert b"Traceback" not in answer, answer[:500]
+
+
+async def odd_values(port: int, chance: random.Random) -> None:
+    """Sends fields whose numbers, sizes or nesting no request needs."""
+    field = chance.choice(("text", "beam_size", "seed", "timeout", "temperature", "stop", "prefix"))
+    value = chance.choice(
+        ("-1", "1e308", "9" * 400, "NaN", "[" * 600 + "]" * 600, '{"a":' * 600 + "1" + "}" * 600)
+    )
+    body = f'{{"text": "ein Hund", "timeout": 2, "{field}": {value}}}'.encode()
+    status, answer = await exchange(port, message(port, body))
+    assert 400 <= status < 500 or status in (200, 503, 504), (status, body[:100])
+    assert b"Traceback" not in answer, answer[:500]
+
+
 async def rare_options(port: int, chance: random.Random) -> None:
     """Asks for kinds of search whose programs are not compiled, and does not wait long."""
     body = {"text": "ein Hund", "beam_size": chance.randint(1, 8), "timeout": 2.0}
@@ -121,6 +156,8 @@ BEHAVIORS: tuple[Behavior, ...] = (
     never_reads,
     no_http,
     foreign_page,
+    odd_heads,
+    odd_values,
     rare_options,
     wrong_bodies,
 )

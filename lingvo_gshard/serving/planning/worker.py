@@ -1,0 +1,126 @@
+"""A process that makes one plan. Its parent may end it at any time."""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import IO
+
+import msgspec
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import SilentProgress
+from lingvo_gshard.planning.compiling.cache import Settings, using_settings
+from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.search.experiment_search import SearchOptions
+from lingvo_gshard.planning.search.machines import search_machines
+from lingvo_gshard.runtime.child_process import answer_stream, end_with_parent
+from lingvo_gshard.serving.planning.requests import PlanRequest
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A plan to make.
+
+    Attributes:
+      request: the request.
+      configs: name of each config that it may name -> its file.
+      settings: how the planner compiles.
+    """
+
+    request: PlanRequest
+    configs: Mapping[str, pathlib.Path]
+    settings: Settings
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of the worker: a stage, how much of it is done, or the end, which comes last.
+
+    Attributes:
+      stage: the stage that begins.
+      share: share of the stage that is done; None if unknown.
+      problem: why there is no plan.
+      plan: the plan.
+    """
+
+    stage: str = ""
+    share: float | None = None
+    problem: str = ""
+    plan: Plan | None = None
+
+
+class _ToldProgress(SilentProgress):
+    """Tells the parent about stages."""
+
+    def __init__(self, news: IO[bytes]):
+        self._news = news
+
+    def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
+        tell(self._news, News(stage=stage))
+
+    def update(self, done: int, share: float | None = None) -> None:
+        if share is not None:
+            tell(self._news, News(share=share))
+
+
+def tell(stream: IO[bytes], news: News) -> None:
+    """Writes a message to the parent: its size as a line, then the message."""
+    content = memoryview(msgspec.msgpack.encode(news))
+    content = memoryview(b"%d\n%b" % (len(content), content))
+    while content:
+        content = content[stream.write(content) :]
+
+
+def read_news(received: bytes) -> tuple[list[News], bytes]:
+    """Returns the messages in what was received, and the rest, which begins the next one."""
+    found = []
+    while True:
+        size, line_break, content = received.partition(b"\n")
+        if not line_break or len(content) < int(size):
+            return found, received
+        found.append(msgspec.msgpack.decode(content[: int(size)], type=News))
+        received = content[int(size) :]
+
+
+def plan(task: Task, progress: SilentProgress) -> Plan:
+    """Returns the plan of a task.
+
+    Raises:
+      UserError: the config is not understood, the mesh does not fit the machine, nothing that a
+        search tried fits, or the compiler is missing or refuses the program.
+    """
+    request = task.request
+    with using_settings(task.settings):
+        params, topology = request.params(task.configs), topologies.get(request.topology)
+        if request.mode == "plan":
+            options = PlanOptions(mesh=request.mesh or None, strategy=request.strategy or None)
+            return plan_experiment(params, topology, options, progress)
+        (found,) = search_machines(params, [topology], SearchOptions(), progress)
+    if found.plan is None:
+        raise UserError(f"no sharding that the search tried fits {request.topology}")
+    return found.plan
+
+
+def main() -> None:
+    """Makes the plan of the Task that comes on standard input."""
+    # Compilers may print.
+    stream = answer_stream()
+    task: Task = pickle.load(sys.stdin.buffer)
+    end_with_parent()
+    try:
+        news = News(plan=plan(task, _ToldProgress(stream)))
+    except UserError as error:
+        news = News(problem=str(error))
+    except Exception as error:
+        # Standard error is the server's log.
+        traceback.print_exc()
+        news = News(problem=f"planning failed: {type(error).__name__}: {error}"[:2000])
+    tell(stream, news)
+
+
+if __name__ == "__main__":
+    main()
