@@ -21,7 +21,7 @@ import numpy as np
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.optimizer import SCOPE
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 
 if TYPE_CHECKING:
     import jax
@@ -72,7 +72,7 @@ def update(
     share = tf.maximum(1.0 - decay, 9.0 / (10.0 + t))
 
     def move(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(spec.path)}/"):
             moved = average + share * (tf.cast(weight, tf.float32) - average)
             return tf.where(is_skipped, average, moved)
 

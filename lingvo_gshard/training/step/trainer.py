@@ -18,6 +18,7 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
@@ -26,7 +27,6 @@ from lingvo_gshard.training.step import (
     histories,
     micro_batches,
     offload,
-    optimizer,
     precision,
     update_ratios,
 )
@@ -306,7 +306,7 @@ class Trainer(Configurable):
         gradients = NestedMap(gradients)
         measured = gradients.pop(histories.PART, None) if self._histories else None
         scale = state.loss_scale.scale if self.loss_scale else None
-        with tf.name_scope(f"{optimizer.SCOPE}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             specs = self.theta_specs
             norm = update_ratios.global_norm(
                 gradients, [*map(self.optimizer.moves, specs.flatten())]
