@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
