@@ -45,8 +45,8 @@ PARQUET = ["pyarrow>=17"]
 
 def version() -> str:
     """Returns the version that the package itself gives."""
-    text = (ROOT / "lingvo_gshard" / "__init__.py").read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
+    text = (ROOT / "lingvo_gshard" / "core" / "version.py").read_text(encoding="utf-8")
+    return re.search(r'^VERSION = "(.+)"$', text, re.MULTILINE).group(1)
 
 
 def long_description() -> str:

@@ -25,7 +25,9 @@ jax.
 import importlib
 import typing
 
-__version__ = "0.1.0"
+from lingvo_gshard.core.version import VERSION
+
+__version__ = VERSION
 
 # Name -> the module that has it, imported on first use.
 _API = {

@@ -42,7 +42,7 @@ FOLDERS = {
     "tasks": MODEL[:5],
     "training": MODEL,
     "open_models": (*MODEL, "training"),
-    "hlo": (*MODEL, "training"),
+    "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
     "agents": (*MODEL, "training", "hlo", "runtime"),
     "inference": (*MODEL, "training", "hlo", "runtime"),

@@ -17,6 +17,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
 
 UpdateRule: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 Method = TypeVar("Method", bound=Callable)
@@ -467,10 +468,6 @@ class Layer(Configurable):
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
 
 
-# Begins the name scopes of operations that the backward pass recomputes.
-RECOMPUTED = "rematerialized"
-
-
 def stop_frozen(specs: Sequence[VariableSpec], weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns weights, those without a gradient for the frozen ones of the context.
 
@@ -494,7 +491,7 @@ def _name_scope(path: str) -> Iterator[None]:
     """Opens the absolute name scope of a layer, unless it is the root or already open."""
     name = scope_name(path)
     if name and context.current().is_recomputing:
-        name = f"{RECOMPUTED}/{name}"
+        name = f"{RECOMPUTED_SCOPE}/{name}"
     if not name or f"{tf.get_current_name_scope()}/".startswith(f"{name}/"):
         yield
         return

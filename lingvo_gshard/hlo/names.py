@@ -21,9 +21,12 @@ import functools
 import re
 from collections.abc import Set
 
-from lingvo_gshard.core.layer import RECOMPUTED
-from lingvo_gshard.layers.moe.exchange import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER
+from lingvo_gshard.core.scopes import (
+    COMBINE_SCOPE,
+    DISPATCH_SCOPE,
+    OPTIMIZER_SCOPE,
+    RECOMPUTED_SCOPE,
+)
 
 _BACKWARD = "gradient_tape"
 _WRAPPED = re.compile(r"([a-z_]+)\((.*)\)")
@@ -60,7 +63,7 @@ def to_tensorflow(name: str) -> str:
         if "transpose" in wrappers:
             phase = _BACKWARD
         if scope == _RECOMPUTED:
-            phase = RECOMPUTED
+            phase = RECOMPUTED_SCOPE
         elif "jit" not in wrappers and scope and not _JAX_ADDED.fullmatch(scope):
             scopes += scope.split("/")
     return "/".join([phase, *scopes] if phase else scopes)
@@ -96,7 +99,7 @@ _GRADIENT = re.compile(r"gradient_tape|gradients(_\d+)?|.*_grad")
 _ADDED = re.compile(
     r"gradient_tape|gradients(_\d+)?|while(_\d+)?|while_grad|cond(_\d+)?|body|then|else|_\d+|"
     r"call\.\d+|branch_executed|(Stateful)?PartitionedCall(_\d+)?|scan(_\d+)?|"
-    rf"{RECOMPUTED}(_\d+)?|{OPTIMIZER}"
+    rf"{RECOMPUTED_SCOPE}(_\d+)?|{OPTIMIZER_SCOPE}"
 )
 # Operations that pass arguments, and that loops add to store and fetch values.
 _UPKEEP = re.compile(r"args\[\d+\]|TensorList\w+|accumulator|AddN(_\d+)?|(zeros|ones)_like(_\d+)?")
@@ -115,7 +118,7 @@ def operation_name(op_name: str) -> str:
     An operation that XLA merged with its recomputation is not recomputed.
     """
     names = merged_names(op_name)
-    original = names[0].removeprefix(f"{RECOMPUTED}/")
+    original = names[0].removeprefix(f"{RECOMPUTED_SCOPE}/")
     return original if original in names else names[0]
 
 
@@ -189,12 +192,12 @@ def _without_operation(segments: list[str]) -> list[str]:
 
 
 def _phase(segments: list[str], layer: str) -> str:
-    if OPTIMIZER in segments[:1]:
-        return OPTIMIZER
+    if OPTIMIZER_SCOPE in segments[:1]:
+        return OPTIMIZER_SCOPE
     if any(_GRADIENT.fullmatch(segment) for segment in segments):
         return "backward"
-    if any(_without_number(segment) == RECOMPUTED for segment in segments):
-        return RECOMPUTED
+    if any(_without_number(segment) == RECOMPUTED_SCOPE for segment in segments):
+        return RECOMPUTED_SCOPE
     return "forward" if layer else "other"
 
 

@@ -6,10 +6,10 @@ import collections
 import os
 from collections.abc import Iterator
 
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.hlo import tpu_slices
 from lingvo_gshard.hlo.module import Instruction
 from lingvo_gshard.hlo.names import (
-    OPTIMIZER,
     is_dispatch,
     is_uninformative,
     layer_and_phase,
@@ -59,8 +59,8 @@ class Origins:
           matmuls: the matrix products among its parts, the largest first.
         """
         name = self._name(instruction, parts, matmuls)
-        if matmuls and self._phase(name) == PHASES.index(OPTIMIZER):
-            return f"gradient_tape/{name.removeprefix(f'{OPTIMIZER}/')}"
+        if matmuls and self._phase(name) == PHASES.index(OPTIMIZER_SCOPE):
+            return f"gradient_tape/{name.removeprefix(f'{OPTIMIZER_SCOPE}/')}"
         return name
 
     def is_dispatch(self, instruction: Instruction, name: str, matmuls: list[Instruction]) -> bool:

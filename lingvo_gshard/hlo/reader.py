@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from lingvo_gshard.core.scopes import trips_of
 from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import costs, demand
 from lingvo_gshard.hlo import names as hlo_names
@@ -15,7 +16,6 @@ from lingvo_gshard.hlo.module import Computation, Instruction, Module, numpy_nam
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
 from lingvo_gshard.hlo.tpu_slices import ONE_SLICE, Slices
-from lingvo_gshard.layers.stacks.execution import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 

@@ -29,9 +29,10 @@ from typing import TypeAlias
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
-from lingvo_gshard.layers.losses import LOSS_SCOPE, CrossEntropy
+from lingvo_gshard.layers.losses import CrossEntropy
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import parts_of
 

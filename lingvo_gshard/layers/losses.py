@@ -7,9 +7,6 @@ import dataclasses
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 
-# Name scope of the operations that compute the loss from the logits.
-LOSS_SCOPE = "loss"
-
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:

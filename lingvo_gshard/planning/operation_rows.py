@@ -15,6 +15,7 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.layers.attention.attention import Attention
@@ -30,7 +31,6 @@ from lingvo_gshard.planning.plan.plan import (
     WorkKindRow,
 )
 from lingvo_gshard.planning.roofline import TimedOperation
-from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 
 PRODUCTS = "products"
 ATTENTION = "attention"
@@ -67,7 +67,7 @@ def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
         return COLLECTIVES
     if operation.host:
         return HOST_TRANSFERS
-    if operation.phase == OPTIMIZER_PHASE:
+    if operation.phase == OPTIMIZER_SCOPE:
         return OPTIMIZER
     scopes = operation.layer.split("/")
     for length in range(len(scopes), 0, -1):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.planning import memory
 from lingvo_gshard.planning.operation_rows import kinds_of_layers
@@ -20,7 +21,6 @@ from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 from lingvo_gshard.training.step.trainer import Trainer
 
 _MEMORY_CLASSES = {

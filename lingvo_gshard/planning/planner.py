@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import lingvo_gshard
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
@@ -348,7 +348,7 @@ def _budget(
 
 def _versions(compiler: str) -> dict[str, str]:
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)]))
-    return {"lingvo_gshard": lingvo_gshard.__version__} | installed_versions(packages)
+    return {"lingvo_gshard": VERSION} | installed_versions(packages)
 
 
 def _notes(

@@ -32,7 +32,7 @@ def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
       trainer: the trainer.
       partitioning: how its weights are split.
     """
-    is_ahead = trainer.gathers_ahead and any(
+    is_ahead = trainer.gradients.gathers_ahead and any(
         may_be_ahead(spec) and partitioning.is_gathered(spec)
         for spec in trainer.theta_specs.flatten()
     )

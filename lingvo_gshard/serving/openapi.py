@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lingvo_gshard
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.serving.endpoints import chat, completions, generate, translate
 from lingvo_gshard.serving.errors import json_response
 from lingvo_gshard.serving.service import Service
@@ -96,7 +96,7 @@ OPERATIONS: Mapping[str, Operation] = {
 async def respond(service: Service, request: Request) -> Response:
     """Answers with the description of all paths."""
     del request
-    found = describe(service.model.name, lingvo_gshard.__version__, service.has_token)
+    found = describe(service.model.name, VERSION, service.has_token)
     return json_response(found)
 
 

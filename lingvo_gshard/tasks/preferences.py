@@ -15,7 +15,7 @@ import dataclasses
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.losses import LOSS_SCOPE
+from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.sharding import einsum
 
 LOCAL_LETTERS = {"j": "pairs of a row"}

@@ -12,13 +12,14 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
 from lingvo_gshard.layers.chunked_loss import Objective, positions_at_once
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.lora import product
-from lingvo_gshard.layers.losses import LOSS_SCOPE, CrossEntropy, cross_entropy
+from lingvo_gshard.layers.losses import CrossEntropy, cross_entropy
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack

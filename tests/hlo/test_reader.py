@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.hlo import read_module, read_operations
-from lingvo_gshard.layers.stacks import execution
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.hlo.parsing import operations_of_text
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, compiled, operations
@@ -171,7 +171,7 @@ def test_larger_branch_counts_and_unknown_trip_count_is_noted():
     assert "loop w" in note
 
 
-@pytest.mark.parametrize(("name", "times"), [(execution.loop_name(7), 7), ("other", 1)])
+@pytest.mark.parametrize(("name", "times"), [(loop_name(7), 7), ("other", 1)])
 def test_a_loop_of_unknown_length_counts_as_its_name_tells(name, times):
     def run(count, x):
         with jax.named_scope(name):

@@ -11,7 +11,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.step import averages
+from lingvo_gshard.training.step.averages import Averages
 from lingvo_gshard.training.surgery import conversion
 from tests import tiny
 from tests.training import mixed_task
@@ -155,4 +155,4 @@ def test_run_can_start_averaging(tmp_path):
     run.go()
     state = run.runtime.state()
     assert not np.array_equal(state.averages.hidden.w, state.theta.hidden.w)
-    assert averages.PART in state
+    assert Averages.name in state

@@ -28,7 +28,7 @@ def test_loss_scale_follows_the_recurrence():
     rule = LossScale(
         scaled_by(initial=8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.5, minimum=2)
     )
-    state = rule.begin()
+    state = rule.begin(NestedMap())
     scale, good, skipped = 8.0, 0, 0
     for finite in np.random.default_rng(3).random(60) < 0.7:
         state = rule.update(state, tf.constant(finite))
@@ -43,7 +43,7 @@ def test_loss_scale_follows_the_recurrence():
 
 def test_loss_scale_stays_in_float32_range():
     rule = LossScale(scaled_by(initial=2.0**127, growth_interval=1))
-    assert float(rule.update(rule.begin(), tf.constant(True)).scale) == 2.0**127
+    assert float(rule.update(rule.begin(NestedMap()), tf.constant(True)).scale) == 2.0**127
 
 
 def test_steps_are_skipped_until_gradients_are_finite():

@@ -25,7 +25,7 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.step.histories import PART as HISTORIES
+from lingvo_gshard.training.step.histories import Histories
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, pipeline, sequential
 
@@ -181,9 +181,9 @@ def result(feature, execution, micro_batches, compiled=False):
 
     run = tf.function(compute, jit_compile=True, autograph=False) if compiled else compute
     loss, metrics, gradients = run()
-    measured = gradients.pop(HISTORIES, None)
+    measured = gradients.pop(Histories.name, None)
     found = by_path(made.theta_specs, gradients)
-    own = by_path(made.state_specs()[HISTORIES], measured) if measured else {}
+    own = by_path(made.state_specs()[Histories.name], measured) if measured else {}
     return float(loss), found, own, metrics
 
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import remat_policy, subgraph
 from lingvo_gshard.core.autodiff.remat_policy import RematCosts
-from lingvo_gshard.core.layer import RECOMPUTED
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 Gradients: TypeAlias = "list[tf.Tensor | None]"
@@ -138,7 +138,7 @@ class JointGraph:
             subgraph.copy(
                 [gradient for gradient in self.gradients if gradient is not None],
                 known,
-                lambda operation: "" if operation in backward_only else f"{RECOMPUTED}/",
+                lambda operation: "" if operation in backward_only else f"{RECOMPUTED_SCOPE}/",
             )
         )
         return [None if gradient is None else next(results) for gradient in self.gradients]

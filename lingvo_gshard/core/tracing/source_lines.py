@@ -8,8 +8,8 @@ import re
 import sysconfig
 from collections.abc import Iterable
 
-from lingvo_gshard.core.layer import RECOMPUTED
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
@@ -45,7 +45,7 @@ def shown(file: str, line: int) -> str:
     return f"{path.relative_to(_PACKAGE.parent) if is_ours else path.name}:{line}"
 
 
-_GRADIENT, _RECOMPUTED = "gradient_tape/", f"{RECOMPUTED}/"
+_GRADIENT, _RECOMPUTED = "gradient_tape/", f"{RECOMPUTED_SCOPE}/"
 
 _VECTORIZED = "/pfor/"
 _CALLS = re.compile(r"^.*\b(?:(?:Stateful)?PartitionedCall(?:_\d+)?|call\.\d+)/")

@@ -9,6 +9,7 @@ from typing import Any, cast
 from lingvo_gshard.core import context, shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.inference.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.inference.decoding.greedy import choose_best
 from lingvo_gshard.inference.decoding.models import DecodableModel, TranslationModel
@@ -27,7 +28,6 @@ from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.products import restore
-from lingvo_gshard.layers.stacks import execution
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of
 from lingvo_gshard.tasks.model_facts import NO_TOKEN
@@ -97,7 +97,7 @@ class Steps:
 
         with context.scope(training=False):
             start = (tf.constant(0), _caches_of(state, without_row), records)
-            name = execution.loop_name(self.most)
+            name = loop_name(self.most)
             _, state, records = tf.while_loop(is_running, run_one, start, name=name)
         return _caches_of(state, with_row), records
 
@@ -299,7 +299,7 @@ def _with_rows(
         lambda text, *_: text < count,
         write,
         (tf.constant(0), *old),
-        name=execution.loop_name(count),
+        name=loop_name(count),
     )
     return tf.nest.pack_sequence_as(list(caches), written)
 

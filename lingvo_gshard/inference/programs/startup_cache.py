@@ -29,7 +29,6 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-import lingvo_gshard
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
@@ -40,7 +39,7 @@ from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.tasks.model_facts import ModelFacts
 
-_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_PACKAGE = pathlib.Path(__file__).parents[2]
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 # Lines of /proc/cpuinfo that say which instructions a compiler may use.
 _CPU_LINES = ("model name", "flags", "Features", "CPU part")

@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.layers.moe import grouped_products, stacked_experts
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
 from lingvo_gshard.layers.moe.stacked_experts import Network, sort_rows
-from lingvo_gshard.layers.stacks import execution
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 
@@ -153,7 +153,7 @@ def _run_sorted(
     for index, weights in enumerate(experts):
         # The number of iterations with balanced loads. The first experts then have one row more.
         even_load = rows // count + (index < rows % count)
-        name = execution.loop_name(-(-even_load // block))
+        name = loop_name(-(-even_load // block))
         run = functools.partial(_run_blocks, network, weights, block=block, name=name)
         y_rM = run(x_rM, y_rM, start_E[index], load_E[index])
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])

@@ -32,6 +32,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.rounding import BLOCK, E4M3, scale_of
 from lingvo_gshard.sharding import annotate, xla
@@ -309,9 +310,6 @@ def _merge(x: tf.Tensor, first: int, second: int, sizes: Sequence[int]) -> tf.Te
     x = tf.reshape(x, [*padded, *shape[both:]])
     return x if padded == list(sizes) else x[: sizes[0], : sizes[1]]
 
-
-# Name scopes of the operations that move tokens to experts and back, inside the layer's scope.
-DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
 
 Compute: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 

@@ -15,8 +15,8 @@ import numpy as np
 from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers.moe.routing import count_rows
-from lingvo_gshard.layers.stacks import execution
 
 LOCAL_LETTERS = {
     "k": "choices of a token",
@@ -76,7 +76,7 @@ def run(
         lambda index, _: index < blocks,
         compute,
         (tf.constant(0), tf.zeros_like(x_rM)),
-        name=execution.loop_name(max(round(trips), 1)),
+        name=loop_name(max(round(trips), 1)),
     )
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 

@@ -1,13 +1,7 @@
-"""Execution: runs the layers of a stack.
-
-A compiled program does not state the number of iterations of a loop with a computed end. The layer
-that makes the loop knows the usual number, for example with balanced loads, and puts that number
-into the loop's name (`loop_name`).
-"""
+"""Execution: runs the layers of a stack."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from lingvo_gshard.core import context
@@ -21,19 +15,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Repetition
 from lingvo_gshard.layers.stacks.batch_parts import run_interleaved
-
-_NAME = re.compile(r"expected_(\d+)_trips")
-
-
-def loop_name(trips: int) -> str:
-    """Returns the name of a loop that usually has this many iterations, for `tf.while_loop`."""
-    return f"expected_{trips}_trips"
-
-
-def trips_of(name: str) -> int | None:
-    """Returns the usual iterations of a loop by the name of its operation; None if it has none."""
-    found = _NAME.findall(name)
-    return int(found[-1]) if found else None
 
 
 class Execution(Layer):

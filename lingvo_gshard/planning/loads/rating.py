@@ -23,6 +23,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.loads import file
 from lingvo_gshard.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
@@ -39,7 +40,6 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.routers.counts import watched_layers
 from lingvo_gshard.training.run.routers.router_records import RouterRecord
-from lingvo_gshard.training.step.optimizer import SCOPE as OPTIMIZER_PHASE
 from lingvo_gshard.training.step.trainer import Trainer
 
 _MOST_NAMED = 3
@@ -120,8 +120,8 @@ class LayerSeconds:
         rows = [row for row in plan.layers if _is_in(row.layer, scope)]
         # Weights that are gathered, and gradients that are summed, do not depend on the rows.
         others = [row for row in plan.collectives if _is_in(row.layer, scope)]
-        experts = sum(row.seconds for row in rows if row.phase != OPTIMIZER_PHASE)
-        experts -= sum(row.seconds for row in others if row.phase != OPTIMIZER_PHASE)
+        experts = sum(row.seconds for row in rows if row.phase != OPTIMIZER_SCOPE)
+        experts -= sum(row.seconds for row in others if row.phase != OPTIMIZER_SCOPE)
         exchange = sum(
             row.seconds
             for row in plan.collectives

@@ -19,6 +19,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.planning import memory, planner
 from lingvo_gshard.planning.machines.chips import PLATFORMS
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -29,7 +30,6 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.sharding_tables import REPLICATED
-from lingvo_gshard.tasks.token_task import LOSS_SCOPE
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {

@@ -19,8 +19,8 @@ import time
 
 import msgspec
 
-import lingvo_gshard
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime.cluster.member import (
     DEFAULT_TIMEOUT,
     ClusterMember,
@@ -146,7 +146,7 @@ class Cluster:
         if member.index == 0:
             # Its name is resolved once, so that all that listens does so at the same address.
             member = dataclasses.replace(member, bind_address=bind_address(member))
-        versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
+        versions = {"lingvo_gshard": VERSION, "jax": jax.__version__}
         connections = meet(member, versions | shared, timeout)
         if member.index == 0 and is_open_to_strangers(member):
             print(_OPEN.format(address=member.address), file=sys.stderr)

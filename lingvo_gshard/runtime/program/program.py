@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import lingvo_gshard
 from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, ir, jax, jax_export, jnp
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
@@ -302,7 +302,7 @@ def using_partitioner(partitioner: str) -> Iterator[None]:
 
 def writers_versions(**others: str) -> tuple[tuple[str, str], ...]:
     """Returns (package, version) of this package, jax and `others`, sorted."""
-    ours = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
+    ours = {"lingvo_gshard": VERSION, "jax": jax.__version__}
     return tuple(sorted({**ours, **others}.items()))
 
 

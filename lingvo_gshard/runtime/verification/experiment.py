@@ -233,7 +233,8 @@ class _Case:
         params.step.seed = options.seed
         self.trainer: Trainer = experiments.make_trainer(params)
         if scales_loss:
-            self.trainer.loss_scale = params.step.loss_scale.instantiate()
+            loss_scale = params.step.loss_scale.instantiate()
+            self.trainer.parts[loss_scale.name] = loss_scale
         experiments.check_overrides(partitioning, self.trainer)
         self.partitioning, self.options = partitioning, options
         self.partitioner = experiments.requested_partitioner(params, options.partitioner)

@@ -13,7 +13,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-import lingvo_gshard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning import picture
@@ -44,7 +43,7 @@ def configs_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def configs_of_the_source_tree() -> pathlib.Path:
     """Returns the folder of configs of a clone. An installed package has none."""
-    return pathlib.Path(lingvo_gshard.__file__).parents[1] / "docs" / "planned" / "configs"
+    return pathlib.Path(__file__).parents[3] / "docs" / "planned" / "configs"
 
 
 def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -> ASGIApp:

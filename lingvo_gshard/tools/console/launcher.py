@@ -23,9 +23,9 @@ from collections.abc import Callable
 
 from absl import flags
 
-import lingvo_gshard
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams
@@ -36,7 +36,7 @@ from lingvo_gshard.training.run.signals import (
 )
 
 _PREFIX = "gshard-"
-VERSION = frozenset(("--version", "-version"))
+_VERSION_FLAGS = frozenset(("--version", "-version"))
 _CLOSED = "standard output is closed. Redirect it to a file, or to /dev/null"
 
 
@@ -53,8 +53,8 @@ def run_module() -> None:
     """
     program, *arguments = sys.argv
     tool = arguments[0] if arguments else "--help"
-    if tool in VERSION:
-        sys.exit(_print("lingvo_gshard", f"lingvo_gshard {lingvo_gshard.__version__}"))
+    if tool in _VERSION_FLAGS:
+        sys.exit(_print("lingvo_gshard", f"lingvo_gshard {VERSION}"))
     elif tool in ("-h", "--help", "help"):
         sys.exit(_print("lingvo_gshard", _overview()))
     elif tool not in tool_names():
@@ -89,8 +89,8 @@ def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], 
     open_closed_streams()
     if sys.stdout is None:
         return _fail(command, _CLOSED)
-    if VERSION.intersection(argv[1:]):
-        return _print(command, f"{command} {lingvo_gshard.__version__}")
+    if _VERSION_FLAGS.intersection(argv[1:]):
+        return _print(command, f"{command} {VERSION}")
     if not os.environ.get("COLUMNS", "").strip("0"):
         # rich would print nothing where COLUMNS is 0.
         os.environ.pop("COLUMNS", None)
@@ -142,7 +142,7 @@ def _fail(command: str, message: str) -> int:
 
 def _overview() -> str:
     """Returns the version and the first line of each tool's documentation, without importing it."""
-    lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
+    lines = [f"lingvo_gshard {VERSION}", "", "Commands:"]
     for tool in tool_names():
         purpose = (ast.get_docstring(_parsed(tool)) or "").partition("\n")[0]
         lines.append(f"  {_PREFIX + tool:<16}  {purpose}")

@@ -21,7 +21,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 
-import lingvo_gshard
 from lingvo_gshard.core import lazy
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import devices, standard_error
@@ -67,7 +66,7 @@ def warning_above(display: Callable[[str], object]) -> Iterator[None]:
 
 _log = logging.getLogger(__name__)
 
-_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_PACKAGE = pathlib.Path(__file__).parents[2]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 # TensorFlow, jax and their compilers map 3.5 GiB on two cores before a model is built, and more on

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from absl import flags
 
-import lingvo_gshard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.tools.console.libraries import warn
@@ -163,7 +163,7 @@ def _whose(error: Exception) -> str:
     if place is not None:
         return f"{place} raised this {type(error).__name__}. It is no module of lingvo_gshard"
     return (
-        f"this is a bug of lingvo_gshard {lingvo_gshard.__version__}, no mistake of yours. Please "
+        f"this is a bug of lingvo_gshard {VERSION}, no mistake of yours. Please "
         "report it to the project, with the command and the lines above"
     )
 

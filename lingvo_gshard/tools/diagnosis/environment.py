@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-import lingvo_gshard
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.training.run.run_records import PREFIXES
 
@@ -54,7 +53,7 @@ class Check:
 # The oldest and the newest Python that everything is tested with.
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _FILE = "constraints.txt"
-_ROOT = pathlib.Path(lingvo_gshard.__file__).parent.parent
+_ROOT = pathlib.Path(__file__).parents[3]
 # A clone has the file at its root, and an installed package where setup.py puts it.
 _PLACES = (_ROOT, pathlib.Path(sysconfig.get_path("data")) / "share" / "lingvo_gshard")
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-import lingvo_gshard
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.objects import CompareAndSwapFile
 from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
@@ -143,7 +143,7 @@ def directory() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, of this package and of the packages that it computes with."""
-    own = {"python": platform.python_version(), "lingvo_gshard": lingvo_gshard.__version__}
+    own = {"python": platform.python_version(), "lingvo_gshard": VERSION}
     return own | installed_versions(_PACKAGES)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.training.step.moments import (
     FIRST,
     SECOND,
@@ -11,7 +12,7 @@ from lingvo_gshard.training.step.moments import (
     bias_correction,
     decayed_mean,
 )
-from lingvo_gshard.training.step.optimizer import SCOPE, Moments, WeightStep
+from lingvo_gshard.training.step.optimizer import Moments, WeightStep
 
 # Shared values of a step: 1 - beta1^t, and 1 / sqrt(1 - beta2^t).
 _FIRST_CORRECTION, _ROOT_SCALE = "first_correction", "root_scale"
@@ -38,7 +39,7 @@ class Adam(MomentOptimizer):
         return p
 
     def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
-        with tf.name_scope(f"{SCOPE}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             second = bias_correction(self.p.beta2, number)
             return {
                 _FIRST_CORRECTION: bias_correction(self.p.beta1, number),

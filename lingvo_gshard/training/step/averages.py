@@ -21,66 +21,55 @@ import numpy as np
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.optimizer import SCOPE
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
+from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
 
 if TYPE_CHECKING:
     import jax
 
-# The part of a trainer's state that holds the averages.
-PART = "averages"
 
+class Averages(StatePart):
+    """Keeps the averages of a trainer's weights."""
 
-def specs(theta: NestedMap) -> NestedMap:
-    """Returns the averages' tree of VariableSpec: the weights' specs with dtype float32."""
-    return theta.transform(
-        lambda spec: dataclasses.replace(
-            spec, path=f"{spec.path}/average", dtype="float32", update_rule=None
+    name = "averages"
+
+    def __init__(self, theta: NestedMap, decay: float):
+        """Takes the weights' tree of VariableSpec, and the decay after many updates."""
+        self._theta, self._decay = theta, decay
+
+    def specs(self) -> NestedMap:
+        """Returns the averages' tree of VariableSpec: the weights' specs with dtype float32."""
+        return self._theta.transform(
+            lambda spec: dataclasses.replace(
+                spec, path=f"{spec.path}/average", dtype="float32", update_rule=None
+            )
         )
-    )
 
+    def begin(self, theta: NestedMap) -> NestedMap:
+        """Returns the initial averages: tensors if theta is, else copies of the arrays."""
 
-def begin(theta: NestedMap) -> NestedMap:
-    """Returns the initial averages: tensors if theta is, else copies of the arrays."""
+        def first(weight: Any) -> tf.Tensor | np.ndarray | jax.Array:
+            if tf.is_tensor(weight):
+                return tf.cast(weight, tf.float32)
+            return weight.copy().astype(np.float32)
 
-    def first(weight: Any) -> tf.Tensor | np.ndarray | jax.Array:
-        if tf.is_tensor(weight):
-            return tf.cast(weight, tf.float32)
-        return weight.copy().astype(np.float32)
+        return theta.transform(first)
 
-    return theta.transform(first)
+    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
+        """Returns the averages after a step."""
+        del seen, verdict
+        updates = tf.cast(outcome.updates, tf.float32)
+        share = tf.maximum(1.0 - self._decay, 9.0 / (10.0 + updates))
 
+        def move(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+            with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(spec.path)}/"):
+                moved = average + share * (tf.cast(weight, tf.float32) - average)
+                return tf.where(outcome.is_skipped, average, moved)
 
-def update(
-    specs: NestedMap,
-    averages: NestedMap,
-    theta: NestedMap,
-    updates: tf.Tensor,
-    decay: float,
-    is_skipped: tf.Tensor | bool,
-) -> NestedMap:
-    """Returns the averages after a step.
+        trees = (self._theta, own, outcome.theta)
+        return own.pack(map(move, *(tree.flatten() for tree in trees)))
 
-    Args:
-      specs: the weights' tree of VariableSpec.
-      averages: float32, before the step.
-      theta: the weights after the step.
-      updates: an int32 scalar, the number of earlier updates of the weights.
-      decay: the decay after many updates.
-      is_skipped: a bool scalar; if true, the step must not change the averages.
-    """
-    t = tf.cast(updates, tf.float32)
-    share = tf.maximum(1.0 - decay, 9.0 / (10.0 + t))
-
-    def move(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
-            moved = average + share * (tf.cast(weight, tf.float32) - average)
-            return tf.where(is_skipped, average, moved)
-
-    rows = zip(specs.flatten(), averages.flatten(), theta.flatten(), strict=True)
-    return specs.pack(move(*row) for row in rows)
-
-
-def to_weights(specs: NestedMap, averages: NestedMap) -> NestedMap:
-    """Returns the averages in the dtypes of the weights."""
-    pairs = zip(specs.flatten(), averages.flatten(), strict=True)
-    return specs.pack(tf.cast(average, spec.dtype) for spec, average in pairs)
+    def to_weights(self, own: NestedMap) -> NestedMap:
+        """Returns the averages in the dtypes of the weights."""
+        pairs = zip(self._theta.flatten(), own.flatten(), strict=True)
+        return own.pack(tf.cast(average, spec.dtype) for spec, average in pairs)

@@ -13,18 +13,15 @@ from lingvo_gshard.layers import delayed_scales
 from lingvo_gshard.layers.delayed_scales import is_history
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
 
-# The part of a trainer's state that holds them, in the order of the layers' trees.
-PART = "histories"
 _SETTING = "step.fp8.delayed_scales"
 
 
-class Histories:
-    """The histories of a task's weights.
+class Histories(StatePart):
+    """Keeps the histories of a task's weights, in the order of the layers' trees."""
 
-    Attributes:
-      specs: the state's tree of VariableSpec.
-    """
+    name = "histories"
 
     def __init__(self, task: Task):
         """Declares histories in the layers of a task.
@@ -43,25 +40,29 @@ class Histories:
             self._tree = task.variable_specs()
         found = filter(is_history, self._tree.flatten())
         # Adapters freeze the weights below them, whose histories go on.
-        self.specs = NestedMap(leaves=[dataclasses.replace(s, is_frozen=False) for s in found])
+        self._specs = NestedMap(leaves=[dataclasses.replace(s, is_frozen=False) for s in found])
 
-    def begin(self) -> NestedMap:
-        """Returns the histories before the first step."""
-        return self.specs.transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+    def specs(self) -> NestedMap:
+        """Returns the histories' tree of VariableSpec."""
+        return self._specs
+
+    def before(self, own: NestedMap) -> dict[str, NestedMap]:
+        """Returns the histories that layers read. The step measures for them."""
+        return {"own_histories": own}
 
     def joined(self, theta: NestedMap, histories: NestedMap) -> NestedMap:
         """Returns the tree that layers read in a training step.
 
         Args:
           theta: a tree like the weights.
-          histories: a tree like `specs`.
+          histories: a tree like `specs()`.
         """
         weights, own = iter(theta.flatten()), iter(histories.flatten())
         specs = self._tree.flatten()
         return self._tree.pack(next(own) if is_history(spec) else next(weights) for spec in specs)
 
     def parted(self, theta: NestedMap, joined: list[tf.Tensor]) -> tuple[NestedMap, NestedMap]:
-        """Returns trees like the weights and like `specs`: the inverse of `joined`.
+        """Returns trees like the weights and like `specs()`: the inverse of `joined`.
 
         Args:
           theta: a tree like the weights.
@@ -69,22 +70,15 @@ class Histories:
         """
         pairs = list(zip(self._tree.flatten(), joined, strict=True))
         weights = theta.pack(leaf for spec, leaf in pairs if not is_history(spec))
-        return weights, self.specs.pack(leaf for spec, leaf in pairs if is_history(spec))
+        return weights, self._specs.pack(leaf for spec, leaf in pairs if is_history(spec))
 
-    def updated(
-        self, histories: NestedMap, measured: NestedMap, is_skipped: tf.Tensor
-    ) -> NestedMap:
-        """Returns the histories after a step.
-
-        Args:
-          histories: those before the step.
-          measured: their gradients.
-          is_skipped: a bool scalar; if true, nothing changes.
-        """
+    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
+        """Returns the histories after a step, which has measured their gradients."""
+        del verdict
 
         def update(spec: VariableSpec, old: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
             assert spec.update_rule is not None
-            return tf.where(is_skipped, old, spec.update_rule(old, gradient))
+            return tf.where(outcome.is_skipped, old, spec.update_rule(old, gradient))
 
-        trees = (self.specs, histories, measured)
-        return self.specs.pack(map(update, *(tree.flatten() for tree in trees)))
+        trees = (self._specs, own, seen.measured[self.name])
+        return self._specs.pack(map(update, *(tree.flatten() for tree in trees)))

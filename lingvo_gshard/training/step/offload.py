@@ -21,9 +21,10 @@ from lingvo_gshard.core.layer import VariableSpec, is_vector, scope_name
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning
-from lingvo_gshard.training.step.optimizer import SCOPE, Moments, Optimizer, WeightStep
+from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 from lingvo_gshard.training.step.update_ratios import Clipping
 
 # The letter of stacked layers, whose weights are updated one after the other.
@@ -87,11 +88,11 @@ def update(
       learning_rate: as in `Optimizer.update`.
       is_skipped: as in `Optimizer.update`.
     """
-    with tf.name_scope(f"{SCOPE}/"):
+    with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
         scale = clipped.scale()
 
     def update_weight(step: WeightStep) -> tuple[tf.Tensor, Moments]:
-        with tf.name_scope(f"{SCOPE}/{scope_name(step.spec.path)}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(step.spec.path)}/"):
             gradient = clipped.scaled(step.spec, step.gradient, scale)
         return optimizer.update_one(dataclasses.replace(step, gradient=gradient))
 

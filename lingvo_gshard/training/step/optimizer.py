@@ -31,6 +31,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import lora
 
@@ -88,9 +89,6 @@ def rounding_key(path: str, step: tf.Tensor) -> tf.Tensor:
     """Returns the int32 [2] key of the random numbers that round an array after a step."""
     return tf.stack([tf.constant(random_numbers.word(path), tf.int32), tf.cast(step, tf.int32)])
 
-
-# Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
-SCOPE = "optimizer"
 
 _FACTORS = "step.optimizer.learning_rate_factors"
 
@@ -343,7 +341,7 @@ class Optimizer(Configurable):
         Args:
           step: the weight and its gradient in their own dtypes.
         """
-        with tf.name_scope(f"{SCOPE}/{scope_name(step.spec.path)}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(step.spec.path)}/"):
             updated, moments = self._update_by_rule(step)
             return _stored(step, updated), moments
 

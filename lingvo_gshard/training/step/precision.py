@@ -38,18 +38,18 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.tasks.task import Task
-
-# The part of a trainer's state that holds the scale.
-PART = "loss_scale"
+from lingvo_gshard.training.step.state_part import Seen, StatePart, Verdict
 
 
-class LossScale(Configurable):
+class LossScale(Configurable, StatePart):
     """Decides how the scale changes. Its state is a NestedMap with these scalars:
 
     scale          float32
     good_steps     int32, finite steps since the scale last changed
     skipped_steps  int32, skipped steps of the run
     """
+
+    name = "loss_scale"
 
     @classmethod
     def params(cls) -> Params:
@@ -86,7 +86,7 @@ class LossScale(Configurable):
         """Returns the state's tree of VariableSpec."""
 
         def spec(name: str, dtype: str, start: float) -> VariableSpec:
-            return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(start))
+            return VariableSpec(f"{self.name}/{name}", "", (), dtype, constant(start))
 
         return NestedMap(
             good_steps=spec("good_steps", "int32", 0),
@@ -94,13 +94,30 @@ class LossScale(Configurable):
             skipped_steps=spec("skipped_steps", "int32", 0),
         )
 
-    def begin(self) -> NestedMap:
-        """Returns the state before the first step."""
-        return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+    def before(self, own: NestedMap) -> dict[str, tf.Tensor]:
+        """Returns the scale of the loss."""
+        return {"scale": own.scale}
 
-    def is_minimal(self, scale: tf.Tensor | float) -> tf.Tensor | bool:
-        """Returns whether the scale cannot become smaller."""
-        return scale <= self.p.minimum
+    def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
+        """Returns the number of skipped steps."""
+        return own.skipped_steps
+
+    def judge(self, own: NestedMap, seen: Seen) -> Verdict:
+        """Skips a step that is not finite. Training ends if the scale cannot become smaller."""
+        return Verdict(
+            is_skipped=tf.logical_not(seen.finite),
+            goes_on=own.scale > self.p.minimum,
+            state=self.update(own, seen.finite),
+        )
+
+    def metrics(self, own: NestedMap, new: NestedMap, verdict: Verdict) -> dict[str, tf.Tensor]:
+        """Returns the scale of the step, and the number of skipped steps."""
+        del verdict
+        return {"loss_scale": own.scale, "skipped_steps": new.skipped_steps}
+
+    def goes_on(self, metrics: Mapping[str, float]) -> bool:
+        """Returns whether the scale of the step can become smaller."""
+        return metrics["loss_scale"] > self.p.minimum
 
     def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
         """Returns the state after a step.

@@ -19,8 +19,6 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
@@ -28,9 +26,8 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.step.state_part import Seen, StatePart, Verdict
 
-# The part of a trainer's state that holds the statistics.
-PART = "spikes"
 ROLL_BACK = "roll_back"
 POLICIES = ("off", "warn", "skip", ROLL_BACK)
 
@@ -40,21 +37,7 @@ _WATCHED = ("loss", "gradient_norm")
 _COUNTS = ("accepted", "in_a_row", "found", "skipped")
 
 
-class Verdict(NamedTuple):
-    """Facts on a step.
-
-    Attributes:
-      is_skipped: a bool scalar, whether the step must change neither weights nor moments.
-      state: the statistics after the step.
-      metrics: name -> float32 scalar.
-    """
-
-    is_skipped: tf.Tensor
-    state: NestedMap
-    metrics: dict[str, tf.Tensor]
-
-
-class Spikes(Configurable):
+class Spikes(Configurable, StatePart):
     """Judges steps. Its state is a NestedMap with these scalars:
 
     accepted                    int32, steps that the statistics cover
@@ -64,6 +47,8 @@ class Spikes(Configurable):
     gradient_norm_mean, gradient_norm_variance
                                 float32, the same of the norm before clipping
     """
+
+    name = "spikes"
 
     @classmethod
     def params(cls) -> Params:
@@ -119,7 +104,7 @@ class Spikes(Configurable):
         """Returns the state's tree of VariableSpec."""
 
         def spec(name: str, dtype: str) -> VariableSpec:
-            return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(0))
+            return VariableSpec(f"{self.name}/{name}", "", (), dtype, constant(0))
 
         statistics = [f"{name}_{kind}" for name in _WATCHED for kind in ("mean", "variance")]
         return NestedMap(
@@ -127,25 +112,18 @@ class Spikes(Configurable):
             | {name: spec(name, "float32") for name in statistics}
         )
 
-    def begin(self) -> NestedMap:
-        """Returns the state before the first step."""
-        return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+    def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
+        """Returns the number of skipped steps."""
+        return own.skipped
 
-    def judge(
-        self, state: NestedMap, loss: tf.Tensor, norm: tf.Tensor, finite: tf.Tensor
-    ) -> Verdict:
+    def judge(self, own: NestedMap, seen: Seen) -> Verdict:
         """Returns whether a step is a spike, with the statistics after it.
 
-        Args:
-          state: the statistics before the step.
-          loss: the step's loss, a scalar.
-          norm: the norm of the step's gradient before clipping, a float32 scalar.
-          finite: a bool scalar, whether both are finite. If not, the step is no spike and the
-            statistics do not change.
+        A step that is not finite is no spike, and does not change the statistics.
         """
-        p = self.p
+        p, state, finite = self.p, own, seen.finite
         values: dict[str, tf.Tensor] = dict(
-            zip(_WATCHED, (tf.cast(loss, tf.float32), norm), strict=True)
+            zip(_WATCHED, (tf.cast(seen.loss, tf.float32), seen.norm), strict=True)
         )
         is_ready = finite & (state.accepted >= p.warmup_steps)
         heights = {
@@ -168,7 +146,7 @@ class Spikes(Configurable):
         metrics |= {"spike": spike, "spikes": new_state.found}
         if p.policy == ROLL_BACK:
             metrics[ROLL_BACK] = is_spike & (new_state.in_a_row == p.most_in_a_row)
-        return Verdict(is_skipped, new_state, metrics)
+        return Verdict(is_skipped, state=new_state, metrics=metrics)
 
     def _accepted(
         self, state: NestedMap, values: dict[str, tf.Tensor], begins_anew: tf.Tensor

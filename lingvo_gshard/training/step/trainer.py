@@ -7,39 +7,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import VariableSpec, stop_frozen
+from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import (
-    averages,
-    histories,
-    micro_batches,
-    offload,
-    optimizer,
-    precision,
-    update_ratios,
-)
-from lingvo_gshard.training.step import spikes as spikes
+from lingvo_gshard.training.step import micro_batches, offload, precision, spikes, update_ratios
 from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.training.step.averages import Averages
+from lingvo_gshard.training.step.gradients import Gradients
+from lingvo_gshard.training.step.histories import Histories
 from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import Fp8, LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
+from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
 from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
 
 # The parts of a state whose tensors are split over devices.
-SHARDED_PARTS = ("theta", "moments", averages.PART)
+SHARDED_PARTS = ("theta", "moments", Averages.name)
 
 
 class Trainer(Configurable):
@@ -140,22 +135,29 @@ class Trainer(Configurable):
         dtypes.check(self.task)
         self.precision = dtypes
         self.steps = steps
-        self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
-        self.spikes = spikes.from_params(params.spikes)
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
-        self._histories = self._make_histories()
+        histories = self._make_histories()
         self.optimizer.check(specs)
-        self._frozen = frozen = self.optimizer.frozen(specs)
+        frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
-        # The weights, and their histories if there are any, as layers read them in a step.
-        self._pass_specs = self._with_histories(
-            self.theta_specs, self._histories and self._histories.specs
+        averages = params.average_decay and Averages(self.theta_specs, params.average_decay)
+        loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
+        parts = (averages, loss_scale, spikes.from_params(params.spikes), histories)
+        self.parts: dict[str, StatePart] = {part.name: part for part in parts if part}
+        self.gradients = Gradients(
+            self.task,
+            dtypes,
+            self.theta_specs,
+            frozen,
+            histories,
+            params.micro_batches,
+            params.reduce_dtype,
         )
         if params.offload_moments and params.update_ratios_every:
             raise UserError(
@@ -165,7 +167,7 @@ class Trainer(Configurable):
             )
         self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
-    def _make_histories(self) -> histories.Histories | None:
+    def _make_histories(self) -> Histories | None:
         """Returns what delayed scales are made of, if the Params choose them."""
         if not self.p.fp8.delayed_scales:
             return None
@@ -175,16 +177,17 @@ class Trainer(Configurable):
                 f"{self.p.local_updates.every}: workers have no histories of their own. Set one of "
                 "them to its default"
             )
-        return histories.Histories(self.task)
+        return Histories(self.task)
 
     @property
     def evaluated_part(self) -> str:
         """The part of the state that is evaluated and decoded with: `averages` or `theta`."""
-        return averages.PART if self.p.average_decay else "theta"
+        return Averages.name if Averages.name in self.parts else "theta"
 
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
-        return averages.to_weights(self.theta_specs, part) if self.p.average_decay else part
+        averages = self.parts.get(Averages.name)
+        return averages.to_weights(part) if isinstance(averages, Averages) else part
 
     @property
     def sharded_parts(self) -> dict[str, str]:
@@ -196,14 +199,6 @@ class Trainer(Configurable):
         """Returns the weights that layers compute with, made of the state's weights."""
         return self.precision.layer_weights(self.theta_specs, theta)
 
-    @property
-    def gathers_ahead(self) -> bool:
-        """Whether loops over layers gather weights one layer ahead; see `context.Context`.
-
-        With several micro-batches they do not, since each would gather all weights again.
-        """
-        return self.precision.has_master_weights and self.p.micro_batches == 1
-
     def state_specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
         zero = constant(0)
@@ -213,14 +208,7 @@ class Trainer(Configurable):
             theta=self.theta_specs,
             moments=self.optimizer.moment_specs(self.theta_specs),
         )
-        if self.p.average_decay:
-            specs[averages.PART] = averages.specs(self.theta_specs)
-        if self.loss_scale:
-            specs[precision.PART] = self.loss_scale.specs()
-        if self.spikes:
-            specs[spikes.PART] = self.spikes.specs()
-        if self._histories:
-            specs[histories.PART] = self._histories.specs
+        specs.update({name: part.specs() for name, part in self.parts.items()})
         return specs
 
     def init_state(self) -> NestedMap:
@@ -238,22 +226,13 @@ class Trainer(Configurable):
 
     def initial_extras(self, theta: NestedMap) -> NestedMap:
         """Returns the initial optional parts, such as averages, for these weights."""
-        parts = NestedMap()
-        if self.p.average_decay:
-            parts[averages.PART] = averages.begin(theta)
-        if self.loss_scale:
-            parts[precision.PART] = self.loss_scale.begin()
-        if self.spikes:
-            parts[spikes.PART] = self.spikes.begin()
-        if self._histories:
-            parts[histories.PART] = self._histories.begin()
-        return parts
+        return NestedMap({name: part.begin(theta) for name, part in self.parts.items()})
 
     def should_stop(self, metrics: dict[str, float]) -> bool:
         """Returns whether the step with these metrics ended the training, as `stopped` says."""
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"]):
             return False
-        return not self.loss_scale or self.loss_scale.is_minimal(metrics["loss_scale"])
+        return not any(part.goes_on(metrics) for part in self.parts.values())
 
     def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
         """Returns the state after one step, and the step's metrics, name -> float32 scalar.
@@ -270,7 +249,7 @@ class Trainer(Configurable):
     ) -> micro_batches.Result:
         """Returns the loss, the metrics and the gradients of the next step.
 
-        Those of histories, if there are any, are the entry `histories.PART` of the gradients.
+        What the backward pass measures for a part of the state is an entry of the gradients.
 
         Args:
           state: the state before the step.
@@ -278,15 +257,10 @@ class Trainer(Configurable):
           on_result: called with each layer's results, as in `context.Context`.
         """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
-        scale = state.loss_scale.scale if self.loss_scale else None
-        return self.gradients(
-            state.theta,
-            batch,
-            key,
-            scale=scale,
-            on_result=on_result,
-            own_histories=state.get(histories.PART),
-        )
+        given: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            given |= part.before(state[name])
+        return self.gradients(state.theta, batch, key, on_result=on_result, **given)
 
     def apply(
         self,
@@ -304,31 +278,23 @@ class Trainer(Configurable):
           gradients: the gradients, from `step_gradients`.
         """
         gradients = NestedMap(gradients)
-        measured = gradients.pop(histories.PART, None) if self._histories else None
-        scale = state.loss_scale.scale if self.loss_scale else None
-        with tf.name_scope(f"{optimizer.SCOPE}/"):
+        measured = {name: gradients.pop(name) for name in self.parts if name in gradients}
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             specs = self.theta_specs
-            norm = update_ratios.global_norm(
-                gradients, [*map(self.optimizer.moves, specs.flatten())]
-            )
+            moves = [*map(self.optimizer.moves, specs.flatten())]
+            norm = update_ratios.global_norm(gradients, moves)
             learning_rate = self.schedule(state.step)
-
             clipped = Clipping(gradients, specs, norm, self.p.clip_norm)
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+        seen = Seen(loss, norm, finite, measured)
+        verdicts = {name: part.judge(state[name], seen) for name, part in self.parts.items()}
+        new_state, outcome = self._next_state(state, clipped, learning_rate, seen, verdicts)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
-        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-        verdict = self.spikes.judge(state.spikes, loss, norm, finite) if self.spikes else None
-        new_state, ratios, is_skipped = self._next_state(
-            state, clipped, learning_rate, finite, verdict
-        )
-        if self._histories and measured:
-            own = self._histories.updated(state.histories, measured, is_skipped)
-            new_state[histories.PART] = own
-        values.update(ratios)
-        if verdict:
-            values.update(verdict.metrics)
-        if self.loss_scale:
-            values.update(loss_scale=scale, skipped_steps=new_state.loss_scale.skipped_steps)
+        rest = (outcome.updates, learning_rate, outcome.is_skipped)
+        values.update(self._ratios.metrics(new_state, clipped, *rest))
+        for name, part in self.parts.items():
+            values.update(part.metrics(state[name], new_state[name], verdicts[name]))
         return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
 
     def _next_state(
@@ -336,39 +302,32 @@ class Trainer(Configurable):
         state: NestedMap,
         clipped: Clipping,
         learning_rate: tf.Tensor,
-        finite: tf.Tensor,
-        verdict: spikes.Verdict | None,
-    ) -> tuple[NestedMap, dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the state after a step, update-to-weight ratios, and whether it is skipped.
+        seen: Seen,
+        verdicts: dict[str, Verdict],
+    ) -> tuple[NestedMap, Outcome]:
+        """Returns the state after a step, and how it was updated.
 
         Args:
           state: the state before the step.
           clipped: the gradients and how they are clipped.
           learning_rate: the step's learning rate.
-          finite: whether the step's loss and gradient are finite.
-          verdict: what is known of spikes.
+          seen: facts on the step.
+          verdicts: what the parts of the state say of it, by name.
         """
-        goes_on, updates = finite, state.step
-        if self.loss_scale:
-            goes_on |= tf.logical_not(self.loss_scale.is_minimal(state.loss_scale.scale))
-            updates -= state.loss_scale.skipped_steps
-        stopped = state.stopped | tf.logical_not(goes_on)
-        is_skipped = stopped | tf.logical_not(finite) if self.loss_scale else stopped
-        if verdict:
+        goes_on, updates = seen.finite, state.step
+        for name, part in self.parts.items():
+            goes_on |= verdicts[name].goes_on
+            updates -= part.skipped_so_far(state[name])
+        stopped = is_skipped = state.stopped | tf.logical_not(goes_on)
+        for verdict in verdicts.values():
             is_skipped |= verdict.is_skipped
-            updates -= state.spikes.skipped
         theta, moments = self._updated(state, clipped, updates, learning_rate, is_skipped)
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
-        if self.p.average_decay:
-            new_state[averages.PART] = self._next_averages(state, theta, updates, is_skipped)
-        if self.loss_scale:
-            new = self.loss_scale.update(state.loss_scale, finite)
-            new_state[precision.PART] = _unless(stopped, state.loss_scale, new)
-        if verdict:
-            new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
-        ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_skipped)
-        return new_state, ratios, is_skipped
+        outcome = Outcome(theta, updates, is_skipped, stopped)
+        for name, part in self.parts.items():
+            new_state[name] = part.after(state[name], seen, verdicts[name], outcome)
+        return new_state, outcome
 
     def _updated(
         self,
@@ -402,143 +361,6 @@ class Trainer(Configurable):
         """
         return part == "moments" and self.p.offload_moments and offload.is_offloaded(spec)
 
-    def _next_averages(
-        self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_skipped: tf.Tensor
-    ) -> NestedMap:
-        return averages.update(
-            self.theta_specs,
-            state.averages,
-            theta,
-            updates,
-            self.p.average_decay,
-            is_skipped,
-        )
-
-    def gradients(
-        self,
-        theta: NestedMap,
-        batch: TensorBatch,
-        key: tf.Tensor,
-        on_output: Callable[[str, tf.Tensor], None] | None = None,
-        scale: tf.Tensor | None = None,
-        on_result: context.ResultObserver | None = None,
-        own_histories: NestedMap | None = None,
-    ) -> micro_batches.Result:
-        """Returns the training loss, the metrics and the gradients of the weights.
-
-        Those of frozen weights are not computed, and are 0. Those of histories that are given are
-        the entry `histories.PART`.
-
-        Args:
-          theta: the weights.
-          batch: feature name -> tensor.
-          key: int32 [2], seeds the random numbers.
-          on_output: called with each layer's output in forward order, as in `context.scope`.
-          scale: a float32 scalar that multiplies the loss in the backward pass. The returned
-            gradients are divided by it.
-          on_result: called with the results of each layer, as in `context.Context`.
-          own_histories: the histories of the state; by default those before the first step.
-        """
-        own = self._histories and (own_histories or self._histories.begin())
-        ahead = self.gathers_ahead
-        weights = self.precision.layer_weights(self.theta_specs, theta, gathers_ahead=ahead)
-        weights = self._with_histories(weights, own)
-
-        passing = dataclasses.replace(
-            self.training_context(key),
-            on_output=on_output,
-            on_result=on_result,
-            has_histories=own is not None,
-            gathers_ahead=ahead,
-        )
-        compute = self._gradients_of_part if self.p.micro_batches == 1 else self._gradients_of_parts
-        loss, metrics, gradients = compute(weights, batch, passing, scale)
-        found = iter(gradients.flatten())
-        pairs = zip(self._pass_specs.flatten(), weights.flatten(), strict=True)
-        complete = [
-            tf.zeros(w.shape, s.dtype) if s.path in self._frozen else next(found) for s, w in pairs
-        ]
-        if self._histories is None:
-            return loss, metrics, theta.pack(complete)
-        gradients, measured = self._histories.parted(theta, complete)
-        if own_histories is not None:
-            gradients[histories.PART] = measured
-        return loss, metrics, gradients
-
-    def _with_histories(self, theta: NestedMap, own: NestedMap | None) -> NestedMap:
-        """Returns a tree like the weights, joined with one like the histories if there are any."""
-        return self._histories.joined(theta, own) if self._histories and own else theta
-
-    def training_context(self, key: tf.Tensor) -> context.Context:
-        """Returns the context of one forward pass of a training step.
-
-        Args:
-          key: int32 [2], seeds the random numbers.
-        """
-        return context.Context(True, key, extensions=self.precision.extensions, frozen=self._frozen)
-
-    def _trained(self, tree: NestedMap) -> NestedMap:
-        """Returns the leaves of a tree like `_pass_specs` that are not frozen, in their order."""
-        pairs = zip(self._pass_specs.flatten(), tree.flatten(), strict=True)
-        return NestedMap(leaves=[leaf for spec, leaf in pairs if spec.path not in self._frozen])
-
-    def _gradients_of_part(
-        self,
-        theta: NestedMap,
-        batch: TensorBatch,
-        passing: context.Context,
-        scale: tf.Tensor | None,
-    ) -> micro_batches.Result:
-        trained = self._trained(theta)
-        with context.use(passing) as scope, tf.GradientTape() as tape:
-            tape.watch(trained.flatten())
-            weights = stop_frozen(self._pass_specs.flatten(), theta.flatten())
-            loss, metrics = self.task.loss(theta.pack(weights), batch)
-            loss = micro_batches.share_of_loss(loss, metrics, scope)
-        flat = tape.gradient(
-            loss,
-            trained.flatten(),
-            output_gradients=cast(Any, scale),  # The stubs want a list, also of one loss.
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        gradients = trained.pack(tf.convert_to_tensor(g) for g in flat)
-        if scale is not None:
-            gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) / scale)
-        return loss, {**metrics, **scope.metrics}, gradients
-
-    def _gradients_of_parts(
-        self,
-        theta: NestedMap,
-        batch: TensorBatch,
-        passing: context.Context,
-        scale: tf.Tensor | None,
-    ) -> micro_batches.Result:
-        """Returns what `_gradients_of_part` does for a whole batch, computed in parts."""
-
-        def compute(
-            part: TensorBatch, key: tf.Tensor, weights: micro_batches.LossWeights
-        ) -> micro_batches.Result:
-            now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
-            return self._gradients_of_part(theta, part, now, scale)
-
-        def weigh(part: TensorBatch, key: tf.Tensor) -> micro_batches.LossWeights:
-            unobserved = dataclasses.replace(
-                passing.part(), seed=key, on_output=None, on_result=None
-            )
-            with context.use(unobserved) as now:
-                return micro_batches.loss_weights(now, self.task.loss(theta, part)[1])
-
-        assert passing.seed is not None
-        return micro_batches.accumulate(
-            compute,
-            weigh,
-            batch,
-            passing.seed,
-            self.p.micro_batches,
-            self._trained(self._pass_specs),
-            self.p.reduce_dtype,
-        )
-
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
         with (
@@ -553,8 +375,3 @@ class Trainer(Configurable):
                 for name, (value, weight) in metrics.items()
             }
         )
-
-
-def _unless(stopped: tf.Tensor, old: NestedMap, new: NestedMap) -> NestedMap:
-    pairs = zip(old.flatten(), new.flatten(), strict=True)
-    return new.pack(tf.where(stopped, *pair) for pair in pairs)

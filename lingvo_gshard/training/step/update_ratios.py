@@ -18,8 +18,9 @@ from typing import cast
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.lora import layer_of
-from lingvo_gshard.training.step.optimizer import SCOPE, Optimizer
+from lingvo_gshard.training.step.optimizer import Optimizer
 
 
 def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
@@ -125,7 +126,7 @@ class UpdateRatios:
             return tf.where(is_skipped, 0.0, ratios)
 
         is_due = tf.equal(state.step % self._every, 0)
-        with tf.name_scope(f"{SCOPE}/"):
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             values = tf.cond(is_due, compute, lambda: tf.zeros([len(layers)]))
         names = (f"{layer}/{NAME}" for layer in layers)
         return dict(zip(names, tf.unstack(values, len(layers)), strict=True))

@@ -11,6 +11,7 @@ from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import compilers, topologies
@@ -25,7 +26,6 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.muon import Muon
-from lingvo_gshard.training.step.optimizer import SCOPE
 from lingvo_gshard.training.step.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.runtime import tiny_translation
@@ -152,7 +152,7 @@ def test_the_optimizer_of_a_step_gathers_nothing():
     specs = batch_specs(tiny_translation.batch(0))
     program, _ = train_program(make_trainer(), partitioning, "gspmd", specs)
     calls = Executable(program, devices_for(8)).collectives()
-    found = {call.kind for call in calls if SCOPE in call.op_name}
+    found = {call.kind for call in calls if OPTIMIZER_SCOPE in call.op_name}
     assert found == {"all-to-all", "all-reduce"}
 
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.spikes import Spikes
+from lingvo_gshard.training.step.state_part import Seen
 from tests import tiny
 from tests.training import mixed_task
 from tests.training.test_loop import Run, without_speed
@@ -19,6 +21,11 @@ SPIKED = (7, 10)
 
 def spikes(policy="skip", **values):
     return Spikes.params().set(policy=policy, warmup_steps=4, window=6, **values)
+
+
+def judged(rule, state, loss, norm, is_finite=True):
+    values = tf.constant(loss, tf.float32), tf.constant(norm, tf.float32)
+    return rule.judge(state, Seen(*values, tf.constant(is_finite), {}))
 
 
 def spiked_batch(index, spiked=SPIKED):
@@ -37,8 +44,7 @@ def weighted_mean_and_deviation(values, window):
 
 def test_statistics_equal_those_of_numpy_over_accepted_steps():
     rule = spikes(deviations=4.0).instantiate()
-    judge = tf.function(lambda state, *step: rule.judge(state, *step), autograph=False)
-    generator, state = np.random.default_rng(2), rule.begin()
+    generator, state = np.random.default_rng(2), rule.begin(NestedMap())
     accepted, found = [], 0
     for index in range(60):
         loss, norm = generator.normal(5, 0.1), np.exp(generator.normal(0, 0.2))
@@ -54,7 +60,7 @@ def test_statistics_equal_those_of_numpy_over_accepted_steps():
                 for x, (mean, deviation) in zip(row, pairs, strict=True)
             ]
             is_spike = max(heights) > 4
-        verdict = judge(state, *map(tf.constant, row), tf.constant(is_finite))
+        verdict = judged(rule, state, *row, is_finite)
         assert bool(verdict.is_skipped) == is_spike, index
         if is_finite and len(accepted) >= 4:
             names = "loss_deviations", "gradient_norm_deviations"
@@ -75,10 +81,9 @@ def test_statistics_equal_those_of_numpy_over_accepted_steps():
 
 def test_a_level_that_stays_is_accepted():
     rule = spikes(most_in_a_row=3).instantiate()
-    state, skipped = rule.begin(), []
-    norm, finite = tf.constant(1.0), tf.constant(True)
+    state, skipped = rule.begin(NestedMap()), []
     for loss in [2.0] * 6 + [9.0] * 12 + [90.0]:
-        verdict = rule.judge(state, tf.constant(loss), norm, finite)
+        verdict = judged(rule, state, loss, 1.0)
         state = verdict.state
         skipped.append(bool(verdict.is_skipped))
     assert skipped == [False] * 6 + [True] * 3 + [False] * 9 + [True]
@@ -87,11 +92,9 @@ def test_a_level_that_stays_is_accepted():
 def test_losses_that_fall_or_do_not_change_are_no_spikes():
     for losses in ([3.0] * 30, [0.0] * 30, 9.0 * 0.8 ** np.arange(30), -np.arange(30.0)):
         rule = spikes().instantiate()
-        state = rule.begin()
+        state = rule.begin(NestedMap())
         for loss in losses:
-            state = rule.judge(
-                state, tf.constant(loss, tf.float32), tf.constant(0.0), tf.constant(True)
-            ).state
+            state = judged(rule, state, loss, 0.0).state
         assert int(state.found) == 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import delayed_scales
-from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import ordered_along
@@ -118,7 +118,7 @@ class BufferDispatch(Dispatch):
         # Experts of another class need no parts.
         parts = 1 if exchange.rounds else getattr(experts, "parts", 1)
         row = "U" if parts > 1 else "M"
-        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+        with tf.name_scope(DISPATCH_SCOPE):
             x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
 
         by_chunk = iter(delayed_scales.for_parts(experts, theta, exchange.p.chunks))
@@ -128,7 +128,7 @@ class BufferDispatch(Dispatch):
                 return experts.fprop(next(by_chunk), x_EGCM)
 
         y_GECM = exchange.run(x_GECM, compute, row)
-        with tf.name_scope(exchanges.COMBINE_SCOPE):
+        with tf.name_scope(COMBINE_SCOPE):
             return _sum_parts(buffers.combine(y_GECM, row), parts)
 
 

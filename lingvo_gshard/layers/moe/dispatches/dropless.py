@@ -25,9 +25,9 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.kernels.exchange import Route
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
@@ -229,7 +229,7 @@ class SortedExchange:
         if kernels.exchange.is_available():
             region = RaggedRows(self, rows, expert_kT, local_experts, bound)
             return region.run(x_TM, gate_kT, theta)
-        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+        with tf.name_scope(DISPATCH_SCOPE):
             load_dE = tf.reshape(rows.load_E, [devices, local_experts])
             before_d = tf.cumsum(tf.reduce_sum(load_dE, 1), exclusive=True)
             device_kT = tf.minimum(expert_kT // local_experts, devices - 1)
@@ -250,7 +250,7 @@ class SortedExchange:
             theta,
             most_over_even=max(slots // expert_kT.shape.num_elements(), 1),
         )
-        with tf.name_scope(exchanges.COMBINE_SCOPE):
+        with tf.name_scope(COMBINE_SCOPE):
             y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
             y_rows = tf.reshape(y_dCM, [slots, x_TM.shape[-1]])
             y_TM = permutation.unpermute(y_rows, tf.unstack(gate_kT))
@@ -316,7 +316,7 @@ class RaggedRows:
         count = self.expert_kT.shape.num_elements()
         # A device receives at most this many rows.
         slots = devices * self.bound
-        with tf.name_scope(exchanges.DISPATCH_SCOPE):
+        with tf.name_scope(DISPATCH_SCOPE):
             # Loads of each sender's rows, by the device and the number of their expert.
             load_sdE = tf.reshape(
                 collectives.all_gather(self.rows.load_E[tf.newaxis], axes, 0),
@@ -338,7 +338,7 @@ class RaggedRows:
             theta,
             most_over_even=max(slots // count, 1),
         )
-        with tf.name_scope(exchanges.COMBINE_SCOPE):
+        with tf.name_scope(COMBINE_SCOPE):
             y_rM = kernels.exchange.exchange(axes, y_CM, count, route.back())
             y_TM = permutation.unpermute(y_rM, tf.unstack(gate_kT))
         own = tf.gather(load_sdE - kept_sdE, place)

@@ -20,8 +20,8 @@ from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.core.shapes import read_slice, write_slice
-from lingvo_gshard.layers.stacks import execution
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
 _POLICY = "products"
@@ -261,7 +261,7 @@ class ExpertBlocks:
     def _over_experts(self, expert_step: Callable, buffers: list) -> list[tf.Tensor]:
         """Returns the buffers after one step for each expert that has rows."""
         start = (tf.constant(0), list(buffers))
-        name = execution.loop_name(min(self.rows.loads.shape[0], self.even_rows))
+        name = loop_name(min(self.rows.loads.shape[0], self.even_rows))
         return tf.while_loop(
             lambda count, _: count < self.rows.active, expert_step, start, name=name
         )[1]
@@ -270,7 +270,7 @@ class ExpertBlocks:
     def _full_blocks_name(self) -> str:
         """The name of the loop over an expert's full blocks."""
         even_load = -(-self.even_rows // self.rows.loads.shape[0])
-        return execution.loop_name(max(even_load - 1, 0) // self.sizes.full)
+        return loop_name(max(even_load - 1, 0) // self.sizes.full)
 
     def _by_size(self, rows: tf.Tensor, compute: Callable[[int], list]) -> list[tf.Tensor]:
         """Returns compute(size) for the smallest size that holds `rows`, 1 to a full block."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-import lingvo_gshard
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, local_copies, objects
+from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 
 # The last words of metrics that are better if they are higher.
@@ -203,7 +203,7 @@ def newer_format(checkpoint: pathlib.Path) -> str | None:
     version = origin.versions.get("lingvo_gshard", "a later version")
     return (
         f"{checkpoint} has format {origin.format}, written by lingvo_gshard {version}; this is "
-        f"{lingvo_gshard.__version__}, which reads format {FORMAT}. Install that version"
+        f"{VERSION}, which reads format {FORMAT}. Install that version"
     )
 
 
@@ -219,4 +219,4 @@ def _file_digests(directory: pathlib.Path) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Returns package -> version, as a checkpoint records them."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {"lingvo_gshard": lingvo_gshard.__version__, **found}
+    return {"lingvo_gshard": VERSION, **found}

@@ -188,7 +188,7 @@ def routing_sums(
 
     def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
         with (
-            context.use(trainer.training_context(key)) as passing,
+            context.use(trainer.gradients.context(key)) as passing,
             token_context.override(watched=kinds),
         ):
             trainer.task.loss(theta, part)

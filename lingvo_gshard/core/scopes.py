@@ -1,0 +1,32 @@
+"""Names of operations beside the paths of layers: readers of compiled programs look for them.
+
+A compiled program does not state the number of iterations of a loop with a computed end. The layer
+that makes the loop knows the usual number, for example with balanced loads, and puts that number
+into the loop's name (`loop_name`).
+"""
+
+from __future__ import annotations
+
+import re
+
+# Operations that compute the loss from the logits.
+LOSS_SCOPE = "loss"
+# Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
+OPTIMIZER_SCOPE = "optimizer"
+# Operations that move tokens to experts and back, inside the layer's scope.
+DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
+# Operations that the backward pass computes once more.
+RECOMPUTED_SCOPE = "rematerialized"
+
+_LOOP = re.compile(r"expected_(\d+)_trips")
+
+
+def loop_name(trips: int) -> str:
+    """Returns the name of a loop that usually has this many iterations, for `tf.while_loop`."""
+    return f"expected_{trips}_trips"
+
+
+def trips_of(name: str) -> int | None:
+    """Returns the usual iterations of a loop by the name of its operation; None if it has none."""
+    found = _LOOP.findall(name)
+    return int(found[-1]) if found else None

@@ -1,0 +1,3 @@
+"""The version of the package, which setup.py, records and messages read."""
+
+VERSION = "0.1.0"
