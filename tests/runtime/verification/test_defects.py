@@ -29,7 +29,7 @@ DEFECTS = {
     defects.MissingSum: (
         "output",
         "suspect",
-        "along model hold different copies of it, and their sum is the whole",
+        "copies of it, and their sum is the whole",
     ),
     defects.MaskPerDevice: ("output", "suspect", "along data is right: devices compute"),
     defects.SameKeyForOtherRows: ("output", "suspect", "without dropout all is equal"),
@@ -39,8 +39,8 @@ DEFECTS = {
     defects.GradientOfNeighbor: (
         "gradient",
         "suspect.w_out",
-        "the backward pass is wrong, the forward pass is equal: along dimension 0, in 2 shards along "
-        "model, the shards are right and stand at other places: 1, 0",
+        "only the backward pass is wrong, the forward pass is equal: along dimension 0, in 2 "
+        "shards along model, the shards are right and stand at other places: 1, 0",
     ),
 }
 
