@@ -1,5 +1,8 @@
 """Tests capacity and the statistics of a routing."""
 
+import dataclasses
+from unittest import mock
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -8,11 +11,13 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, SwitchRouter, Top2Router, TopKRouter
-from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics
+from lingvo_gshard.layers.moe.groups import Groups
+from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics, report
 from lingvo_gshard.layers.moe.routing import (
     Assignment,
     ExpertChoiceRouting,
     TokenChoiceRouting,
+    WeightedLoss,
     expert_capacity,
 )
 from lingvo_gshard.testing.layers import assert_close
@@ -242,6 +247,41 @@ class LoadMetricsTest(testing.TestCase):
         assert_close(found["dropped_share"][0], 1 - load.sum() / np.sum(wanted), "float32")
         assert_close(found["utilization"][0], load.sum() / (2 * experts * 8), "float32")
         self.assertEqual(float(found["dead_experts"][0]), (load == 0).sum())
+        weights = {name: float(weight) for name, (_, weight) in found.items()}
+        tokens = mask.sum()
+        self.assertEqual(weights["load_max_over_mean"], tokens)
+        self.assertEqual(weights["dropped_share"], np.sum(wanted))
+        self.assertEqual(weights["utilization"], 2 * experts * 8)
+        self.assertEqual(weights["dead_experts"], tokens)
+
+    def test_an_expert_without_tokens_is_dead_and_one_with_a_token_is_not(self):
+        loads = np.array([0, 1, 5, 0, 2])
+        experts = np.repeat(np.arange(5), loads)[None]
+        kept = tf.ones(experts.shape, tf.bool)
+        ones = tf.ones(experts.shape)
+        assignment = Assignment(tf.constant(experts, tf.int32), ones, ones, kept, ones)
+        found = load_metrics(TokenChoiceRouting((assignment,), 5, 8), ones)
+        self.assertEqual(float(found["dead_experts"][0]), 2)
+        assert_close(found["load_max_over_mean"][0], 5 / loads.mean(), "float32")
+
+    def test_losses_and_metrics_of_a_router_are_reported_by_tokens(self):
+        rng = np.random.default_rng(6)
+        routing = dataclasses.replace(
+            random_token_choice(rng),
+            losses={"balance": WeightedLoss(tf.constant(3.0), 0.25)},
+            metrics={"entropy": tf.constant(0.5)},
+        )
+        mask = rng.random((GROUPS, TOKENS)) < 0.8
+        layer = mock.Mock()
+        report(layer, routing, tf.cast(mask, tf.float32), Groups(GROUPS, TOKENS, TOKENS))
+        ((name, loss),) = [call.args for call in layer.add_loss.call_args_list]
+        self.assertEqual((name, float(loss)), ("balance", 0.75))
+        metrics = {call.args[0]: call.args[1:] for call in layer.add_metric.call_args_list}
+        self.assertAllEqual(metrics["balance"], (3.0, mask.sum()))
+        self.assertAllEqual(metrics["entropy"], (0.5, mask.sum()))
+        observed = {call.args[0]: call.args[1]() for call in layer.observe_named.call_args_list}
+        self.assertAllEqual(observed["token_gates"], routing.token_gates())
+        self.assertAllEqual(observed["load"], routing.load())
 
     def test_statistics_of_only_padding_are_finite(self):
         zeros = tf.zeros([1, 4], tf.int32)
