@@ -28,7 +28,7 @@ Axes: TypeAlias = tuple[str, ...]
 
 
 def named(groups: Sequence[Axes]) -> str:
-    """Returns groups of mesh axes in words, any of which can be meant."""
+    """Returns the names of candidate groups of mesh axes, joined by "or"."""
     return " or ".join(" and ".join(group) for group in groups)
 
 
@@ -439,7 +439,7 @@ def joined_copies(
     axes: Axes,
     mesh: Mesh,
 ) -> str:
-    """Returns the way in which unequal copies of devices make a whole; "" if in none.
+    """Returns a sentence on how unequal copies make up the whole; "" if they do not.
 
     Args:
       copies: [devices, ...] the unequal copies of each shard, and the place of the shard.

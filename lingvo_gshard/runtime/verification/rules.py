@@ -78,7 +78,7 @@ class Evidence:
 
     @functools.cached_property
     def operations(self) -> list[tf.Operation]:
-        """The operations that can be wrong: of a gradient, those of the backward pass."""
+        """The operations that can be wrong. For a gradient, only the backward pass counts."""
         if self.tensor is None:
             return []
         found = list(sources(self.tensor.op, self.equal))
@@ -129,7 +129,7 @@ class Cause(msgspec.Struct, frozen=True):
 
     Attributes:
       text: a sentence.
-      axes: groups of mesh axes, one of which the difference comes from; empty if unknown.
+      axes: candidate groups of mesh axes for the origin of the difference; empty if unknown.
     """
 
     text: str

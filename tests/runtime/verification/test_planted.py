@@ -24,7 +24,7 @@ CAUSES = {
     planted.mean_of_means: ("RealDiv at planted.py", "a mean of the devices' means", "over data"),
     planted.mean_of_means_of_all: ("DivNoNan at planted.py", "devices' means", "over model"),
     planted.axes_swapped: ("along model and data, the shards", "(swapped axes)"),
-    planted.dimensions_swapped: ("dimensions are swapped in a reshape", "along data"),
+    planted.dimensions_swapped: ("dimensions are swapped in a reshape", "data, the slices"),
     planted.joined_along_another_dimension: ("joined along another dimension than they are cut",),
     planted.gathered_interleaved: ("along model, the slices of the shards are interleaved",),
     planted.gathered_from_the_first: ("every shard is a copy of shard 0: a gather", "along data"),
