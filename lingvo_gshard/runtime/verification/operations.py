@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.runtime.verification.findings import REGION_END, sources
 from lingvo_gshard.sharding import xla
@@ -93,6 +94,7 @@ _ALONG = {
 # These are wrong only along a dimension that a collective has joined.
 _OF_JOINED = ("StridedSlice", "GatherV2")
 _OF_LAST = ("Softmax", "LogSoftmax", "TopKV2")
+_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _QUOTIENTS = ("RealDiv", "DivNoNan")
 _MOST_FACTS = 2
 
@@ -192,20 +194,21 @@ def _axes_of_dimension(
 ) -> tuple[tuple[str, ...], bool]:
     """Returns the axes whose devices have parts of a dimension, and whether they were joined.
 
-    A shard's dimensions are known at the start of its region, and as long as its shape is kept.
+    A shard's dimensions are known at the start of its region, and as long as operations keep them.
 
     Args:
       tensor: a shard.
       dimension: a dimension of the shard.
       mesh: the mesh.
     """
-    shape = tensor.shape
+    result = tensor
     for each in _origins(tensor):
-        if each.shape != shape:
+        if each is not result and not _keeps(result, each, dimension):
             return (), False
+        result = each
         if _takes_one_index(each.op):
             # Collectives stack shards along a first dimension, whose only index they take.
-            dimension, shape = dimension + 1, each.op.inputs[0].shape
+            dimension, result = dimension + 1, each.op.inputs[0]
         elif each.op.type == xla.ENTER_REGION:
             inside = _split(each.op, mesh)
             joined = [x.op for x in _origins(each.op.inputs[0]) if x.op.type == xla.LEAVE_REGION]
@@ -215,6 +218,16 @@ def _axes_of_dimension(
                 return inside[dimension], False
             return (outside[dimension], True) if outside else ((), False)
     return (), False
+
+
+def _keeps(result: tf.Tensor, source: tf.Tensor, dimension: int) -> bool:
+    """Returns whether a dimension of a result is the same dimension of what it is computed from."""
+    mine, its = known_sizes(result.shape), known_sizes(source.shape)
+    if result.op.type in _PRODUCTS and dimension == len(mine) - 1:
+        return False
+    is_moved = result.op.type == "Transpose"
+    # Slices, reductions and reshapes of later dimensions keep all dimensions before them.
+    return not is_moved and mine[: dimension + 1] == its[: dimension + 1]
 
 
 def _split(operation: tf.Operation, mesh: Mesh) -> tuple[tuple[str, ...], ...]:

@@ -101,6 +101,13 @@ def mean_of_means_of_all(x):
 
 
 @region(ROWS, VECTOR)
+def mean_of_means_by_a_gate(x):
+    gate = tf.nn.relu(x[:, :1])
+    total = tf.reduce_sum(tf.square(x) * gate)[None]
+    return psum(total / tf.reduce_sum(gate), "data") / devices("data")
+
+
+@region(ROWS, VECTOR)
 def maximum_is_missing(x):
     return tf.reduce_max(x, 0)
 

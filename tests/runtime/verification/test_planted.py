@@ -23,6 +23,7 @@ CAUSES = {
     planted.divided_by_local_root: ("root of the number of devices", "over data"),
     planted.mean_of_means: ("RealDiv at planted.py", "a mean of the devices' means", "over data"),
     planted.mean_of_means_of_all: ("DivNoNan at planted.py", "devices' means", "over model"),
+    planted.mean_of_means_by_a_gate: ("RealDiv at planted.py", "devices' means", "over data"),
     planted.axes_swapped: ("along model and data, the shards", "(swapped axes)"),
     planted.dimensions_swapped: ("dimensions are swapped in a reshape", "data, the slices"),
     planted.joined_along_another_dimension: ("joined along another dimension than they are cut",),
