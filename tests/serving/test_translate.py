@@ -83,7 +83,7 @@ def test_routing_is_that_of_a_forward_pass_of_training(client, translating, tran
     for side, array in (("source", source), ("target", target)):
         batch[f"{side}_segments"] = np.ones_like(array)
         batch[f"{side}_positions"] = np.arange(array.shape[1], dtype=np.int32)[None]
-    with context.scope(training=False, on_result=on_result):
+    with context.scope(training=False), context.override(on_result=on_result):
         with token_context.override(keeps_all=True):
             task.logits(theta, batch)
     for layer in routing["layers"]:

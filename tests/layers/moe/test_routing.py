@@ -10,7 +10,13 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.moe import ExpertChoiceRouter, SwitchRouter, Top2Router, TopKRouter
+from lingvo_gshard.layers.moe import (
+    ExpertChoiceRouter,
+    SwitchRouter,
+    Top2Router,
+    TopKRouter,
+    routers,
+)
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics, report
 from lingvo_gshard.layers.moe.routing import (
@@ -218,6 +224,15 @@ class TokenGatesTest(testing.TestCase, parameterized.TestCase):
                 for s in sorted(real, key=lambda s, e=e: -shares_SE[s, e])[:2]:
                     expected[g, s, e] = shares_SE[s, e]
         self.check(ExpertChoiceRouter, expected, capacity_factor=0.75)
+
+
+class LearnedRoutersTest(testing.TestCase):
+    def test_a_router_is_learned_if_it_has_weights(self):
+        for name in routers.__all__:
+            cls = getattr(routers, name)
+            sizes = {"num_experts": 4, "model_dim": 0 if name == "HashRouter" else 8}
+            layer = cls.params().set(**sizes).instantiate(path="router")
+            self.assertEqual(cls.is_learned, bool(layer.variable_specs().flatten()), name)
 
 
 class LoadMetricsTest(testing.TestCase):
