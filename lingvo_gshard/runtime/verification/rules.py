@@ -202,6 +202,10 @@ def _multiple(evidence: Evidence) -> Cause | None:
     candidates = [axes for axes in groups_of(mesh) if _power(factor, mesh.parts(axes))]
     if not factor or not candidates:
         return None
+    if evidence.along is None:
+        # Roots are rare. Only another run could tell that one is meant.
+        whole = [g for g in candidates if abs(_power(factor, mesh.parts(g)) or 0) == 1]
+        candidates = whole or candidates
     found: list[Axes] = []
     for axes in candidates:
         # With the devices of a smaller group the factor would be smaller.

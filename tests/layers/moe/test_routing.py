@@ -289,7 +289,7 @@ class LoadMetricsTest(testing.TestCase):
         mask = rng.random((GROUPS, TOKENS)) < 0.8
         layer = mock.Mock()
         report(layer, routing, tf.cast(mask, tf.float32), Groups(GROUPS, TOKENS, TOKENS))
-        ((name, loss),) = [call.args for call in layer.add_loss.call_args_list]
+        ((name, loss),) = [call.args[:2] for call in layer.add_loss.call_args_list]
         self.assertEqual((name, float(loss)), ("balance", 0.75))
         metrics = {call.args[0]: call.args[1:] for call in layer.add_metric.call_args_list}
         self.assertAllEqual(metrics["balance"], (3.0, mask.sum()))
