@@ -18,9 +18,9 @@ For the first tensor that differs it prints
 
     the size of the difference, and the element that differs most
     the line that computes the tensor
-    the likely cause, if the difference has a pattern: devices hold different copies, all values are
-        a multiple, a random operation uses no key of the step, or the difference disappears
-        without dropout
+    the likely cause, if the values show one: copies whose sum is missing, a multiple, shards in
+        another order, a carry or a norm of one shard, dropped parts, rounding, random numbers
+        without a key of the step. Otherwise the evidence: the mesh axes that it depends on
     the nearest annotation or manual region, with the line of code that made it
     the collectives that were compiled for the tensor's layer
 

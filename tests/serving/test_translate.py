@@ -9,10 +9,10 @@ from starlette.testclient import TestClient
 from lingvo_gshard.core import context
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
+from tests.layers.moe import algorithm
 
 pytestmark = pytest.mark.xdist_group("serving")
 
@@ -53,6 +53,16 @@ def test_one_sentence_and_an_empty_one(client):
     assert second["text"] == one["text"]
 
 
+def top_2_gates(logits):
+    """Returns the gates of Algorithm 1 (arXiv 2006.16668) of one token, 0 for all but two."""
+    share = algorithm.softmax(logits)
+    gates = np.zeros(len(share))
+    first, second = np.argsort(-share, kind="stable")[:2]
+    for expert in (first, second):
+        gates[expert] = share[expert] / (share[first] + share[second])
+    return gates
+
+
 def test_routing_is_that_of_a_forward_pass_of_training(client, translating, translation_run):
     body = translate(client, text=SOURCES[0], routing=True, **GREEDY).json()
     routing = body["translations"][0]["alternatives"][0]["routing"]
@@ -64,20 +74,22 @@ def test_routing_is_that_of_a_forward_pass_of_training(client, translating, tran
     target = np.array([[vocabulary.bos_id, *(ids[t["text"]] for t in routing["tokens"])]], np.int32)
     gates = {}
 
-    def observe(path, value):
-        if path.endswith(f"/{TOKEN_GATES}"):
-            gates[path.partition("/")[0]] = value.numpy()[0]
+    def on_result(path, method, result):
+        if method == "logits" and path.endswith(".router"):
+            logits = result.numpy().reshape(-1, result.shape[-1])
+            gates[path.removesuffix(".router")] = np.array([top_2_gates(each) for each in logits])
 
     batch = {"source_ids": source, "target_inputs": target}
     for side, array in (("source", source), ("target", target)):
         batch[f"{side}_segments"] = np.ones_like(array)
         batch[f"{side}_positions"] = np.arange(array.shape[1], dtype=np.int32)[None]
-    with context.scope(training=False, on_output=observe):
+    with context.scope(training=False), context.override(on_result=on_result):
         with token_context.override(keeps_all=True):
             task.logits(theta, batch)
     for layer in routing["layers"]:
         tokens = routing["source"] if layer["stack"] == "encoder" else routing["tokens"]
         expected = gates[layer["path"]][-len(tokens) :]
+        assert (np.sum(expected > 0, -1) == 2).all()
         assert expected.shape == (len(tokens), layer["num_experts"])
         found = np.zeros_like(expected)
         for position, token in enumerate(tokens):

@@ -25,7 +25,7 @@ from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.verification import shrinking
-from lingvo_gshard.runtime.verification.causes import describe, find_first, narrowed
+from lingvo_gshard.runtime.verification.causes import describe, find_first
 from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
@@ -177,17 +177,21 @@ def verify_experiment(
     partitioned, whole = case.run(progress)
     compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
     mesh = case.partitioning.mesh
-    first = find_first(compared, partitioned, case.trainer, mesh)
-    if first is not None and options.dropout and shrinking.has_dropout(small.params):
+
+    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
+        progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
+        rows = _compare(case.run_partitioned(mesh.along(axes)), whole, case)
+        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
+
+    is_wrong = not all(row.is_equal for row in compared)
+    by_dropout = False
+    if is_wrong and options.dropout and shrinking.has_dropout(small.params):
         without = shrinking.without_dropout(small.params)[0]
-        first = _without_dropout(
-            first, _Case(without, partitioning, options, scales_loss), progress
-        )
-    if first is not None:
-        found = first
-        first = narrowed(
-            found, mesh, lambda axes: _factor_along(axes, found, case, whole, progress)
-        )
+        by_dropout = _is_equal(_Case(without, partitioning, options, scales_loss), progress)
+    first = find_first(
+        compared, partitioned, whole, case.trainer, mesh, None if by_dropout else along
+    )
+    first = first.caused_by_dropout() if first and by_dropout else first
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, progress)
         compared, first = [*compared, *rows], first or wrong
@@ -389,29 +393,10 @@ def _state_differences(
             yield "counter", path, compare(value, whole.state[path], mesh)
 
 
-def _without_dropout(first: Finding, case: _Case, progress: Progress) -> Finding:
-    """Returns a finding that says whether the difference disappears without dropout.
-
-    Args:
-      first: the finding.
-      case: the experiment without dropout.
-      progress: is told each stage as it begins.
-    """
+def _is_equal(case: _Case, progress: Progress) -> bool:
+    """Returns whether an experiment without dropout is equal, whose difference dropout makes."""
     progress.begin("They differ. Trying without dropout")
-    if all(each.is_equal for each in _compare(*case.run(progress), case)):
-        return first.caused_by_dropout()
-    return first
-
-
-def _factor_along(
-    axes: tuple[str, ...], first: Finding, case: _Case, whole: ObservedStep, progress: Progress
-) -> float | None:
-    """Returns the factor of the first tensor that differs, over the devices along axes alone."""
-    progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
-    partitioned = case.run_partitioned(case.partitioning.mesh.along(axes))
-    rows = _compare(partitioned, whole, case)
-    factors = [r.difference.factor for r in rows if (r.kind, r.name) == (first.kind, first.name)]
-    return next(iter(factors), None)
+    return all(each.is_equal for each in _compare(*case.run(progress), case))
 
 
 def _compare_outer_step(

@@ -160,7 +160,6 @@ class TensorDifference(msgspec.Struct, frozen=True):
       whole: its value in the whole computation.
       factor: the number that the whole tensor times it equals the partitioned one, if there is one.
       unequal_copies: mesh axes along which devices hold different copies of the tensor.
-      first_is_right: mesh axes along which only the shard of the first device is right.
       shapes: the shape over the mesh and the shape on one device if they are unequal, else empty.
     """
 
@@ -170,7 +169,6 @@ class TensorDifference(msgspec.Struct, frozen=True):
     whole: float = 0.0
     factor: float | None = None
     unequal_copies: tuple[str, ...] = ()
-    first_is_right: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
@@ -206,7 +204,6 @@ def compare(
         whole=float(w[index]),
         factor=_factor(p, w),
         unequal_copies=unequal,
-        first_is_right=_first_is_right(partitioned, apart / (scale or 1), mesh),
     )
 
 
@@ -296,26 +293,50 @@ def _unequal_copies(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[str, ...
     return tuple(name for name in mesh.names if name in axes)
 
 
-def _first_is_right(
-    array: np.ndarray | jax.Array, apart: np.ndarray, mesh: Mesh
-) -> tuple[str, ...]:
-    """Returns the mesh axes along which only the first device's shard is right.
+def copies_along(
+    array: np.ndarray | jax.Array, mesh: Mesh, axes: Collection[str]
+) -> list[tuple[np.ndarray, tuple[slice, ...]]]:
+    """Returns the copies of each shard that devices along mesh axes hold, [devices, ...].
 
     Args:
-      array: the partitioned result.
-      apart: relative differences, in the shape of the array.
+      array: the array, with unequal copies.
       mesh: the mesh.
+      axes: the axes. Of devices along other axes, the first ones are taken.
+
+    Returns:
+      for each shard, its copies in the order of the devices, and its place in the array.
     """
-    places: dict[tuple[int, ...], bool] = {
-        _place(shard, mesh, array): bool(np.all(apart[shard.index] <= _SAME_FACTOR))
+    found = []
+    for copies in _copies(array).values():
+        by_place = {_place(shard, mesh, array): shard for shard in copies}
+        first = min(by_place)
+        rows = [
+            np.asarray(by_place[place].data, np.float64)
+            for place in sorted(by_place)
+            if all(
+                mine == its or name in axes
+                for mine, its, name in zip(place, first, mesh.names, strict=True)
+            )
+        ]
+        found.append((np.stack(rows), copies[0].index))
+    return found
+
+
+def split_of_array(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[tuple[str, ...], ...]:
+    """Returns the mesh axes that split each dimension of an array."""
+    places = {
+        _place(shard, mesh, array): [each.start or 0 for each in shard.index]
         for shard in getattr(array, "addressable_shards", ())
     }
-    found = []
+    origin = (0,) * len(mesh.names)
+    split: list[list[tuple[int, str]]] = [[] for _ in array.shape]
     for axis, name in enumerate(mesh.names):
-        wrong = {place[axis] for place, is_right in places.items() if not is_right}
-        if wrong and wrong == set(range(1, mesh.shape[axis])):
-            found.append(name)
-    return tuple(found)
+        next_place = tuple(int(i == axis) for i in range(len(origin)))
+        starts = places.get(next_place, ()) if mesh.shape[axis] > 1 else ()
+        for dimension, start in enumerate(starts):
+            if start:
+                split[dimension].append((start, name))
+    return tuple(tuple(name for _, name in sorted(axes, reverse=True)) for axes in split)
 
 
 def _place(shard: jax.Shard, mesh: Mesh, array: Any) -> tuple[int, ...]:

@@ -22,13 +22,14 @@ from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.verification.causes import describe, narrowed
+from lingvo_gshard.runtime.verification.causes import describe
 from lingvo_gshard.runtime.verification.findings import Compared, Finding, Verification, compare
 from lingvo_gshard.runtime.verification.observation import (
     Observation,
     Observed,
     uncompared_outputs,
 )
+from lingvo_gshard.runtime.verification.rules import Along
 from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -103,12 +104,10 @@ def verify_function(
     partitioned, whole = run(full), run(full.along(()))
     compared, notes = _compare(partitioned, whole, full, tolerance)
     wrong = next((row for row in compared if not row.is_equal), None)
-    first = wrong and _describe(wrong, compared, partitioned, full)
-    name = first and first.name
 
-    def factor_along(axes: tuple[str, ...]) -> float | None:
+    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
         rows, _ = _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
-        return next((r.difference.factor for r in rows if r.name == name), None)
+        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
 
     return Verification(
         subject=getattr(function, "__name__", "function").strip("<>"),
@@ -117,7 +116,7 @@ def verify_function(
         notes=notes,
         tolerance=tolerance,
         compared=tuple(compared),
-        first=first and narrowed(first, full, factor_along),
+        first=wrong and _describe(wrong, compared, partitioned, whole, full, along),
         seconds=time.monotonic() - started,
     )
 
@@ -150,18 +149,30 @@ def _compare(
 
 
 def _describe(
-    wrong: Compared, compared: Sequence[Compared], partitioned: _Ran, mesh: Mesh
+    wrong: Compared,
+    compared: Sequence[Compared],
+    partitioned: _Ran,
+    whole: _Ran,
+    mesh: Mesh,
+    along: Along,
 ) -> Finding:
     """Returns the finding of the first row that differs."""
     observed = {each.name: each for each in partitioned.observed}
-    equal = {observed[r.name].tensor.op for r in compared if r.is_equal and r.name in observed}
+    results = [row for row in compared if row.kind == "result"]
+    tensors = {row.name: x for row, x in zip(results, partitioned.tensors, strict=True)}
+    tensors |= {name: each.tensor for name, each in observed.items()}
+    equal = {tensors[row.name].op for row in compared if row.is_equal}
     layers = [each.layer for each in partitioned.observed]
     if wrong.kind == "output":
         tensor, layer = observed[wrong.name].tensor, observed[wrong.name].layer
+        mine, other = partitioned.outputs()[wrong.name], whole.outputs()[wrong.name]
+        values = mine[1], mine[0].like(*other)
     else:
-        results = [row for row in compared if row.kind == "result"]
-        tensor, layer = partitioned.tensors[results.index(wrong)], ""
-    return describe(wrong, tensor, layer, partitioned.executable, layers, mesh, equal)
+        index, layer = results.index(wrong), ""
+        tensor = partitioned.tensors[index]
+        values = partitioned.results[index], whole.results[index]
+    executable = partitioned.executable
+    return describe(wrong, tensor, layer, executable, layers, mesh, equal, values, along)
 
 
 def _run(

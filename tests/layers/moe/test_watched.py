@@ -123,6 +123,9 @@ class WatchedTest(testing.TestCase, parameterized.TestCase):
         choices_GE = np.random.default_rng(4).integers(0, 9, (6, 2048)).astype(np.float32)
         parts = _by_part(tf.constant(choices_GE)).numpy()
         self.assertAllEqual(parts, [choices_GE[:3].sum(0), choices_GE[3:].sum(0)])
+        # So many experts leave one part, whatever the number of groups.
+        choices_GE = np.ones((3, 5000), np.float32)
+        self.assertAllEqual(_by_part(tf.constant(choices_GE)), choices_GE.sum(0, keepdims=True))
         # Two rows of four groups, stored in two pieces: first the groups of all first halves.
         stored = tf.constant([0, 1, 4, 5, 2, 3, 6, 7])
         groups = Groups(rows=2, length=64, size=16, pieces=2)

@@ -10,7 +10,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.collectives import axis_index, psum
+from lingvo_gshard.sharding.collectives import axis_index, psum, rotate
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.options import RunOptions
@@ -111,6 +111,19 @@ class GradientSummedTwice(Suspect):
 
     def on_device(self, x_BM, w_in_MH, w_out_HM, seed):
         return self.product(x_BM, w_in_MH, sum_gradient(w_out_HM))
+
+
+@custom_gradient
+def rotate_gradient(w: tf.Tensor):
+    """Returns w; gives its gradient to the next device."""
+    return tf.identity(w), lambda d: rotate(d, "model")
+
+
+class GradientOfNeighbor(Suspect):
+    """Sends the gradients of a weight's parts to the wrong devices."""
+
+    def on_device(self, x_BM, w_in_MH, w_out_HM, seed):
+        return self.product(x_BM, w_in_MH, rotate_gradient(w_out_HM))
 
 
 class SuspectTask(Task):

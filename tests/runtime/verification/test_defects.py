@@ -26,12 +26,22 @@ def test_a_right_step_is_equal():
 
 # Layer -> the first tensor that differs, and a part of the sentence on its cause.
 DEFECTS = {
-    defects.MissingSum: ("output", "suspect", "along model hold different copies"),
+    defects.MissingSum: (
+        "output",
+        "suspect",
+        "copies of it, and their sum is the whole",
+    ),
     defects.MaskPerDevice: ("output", "suspect", "along data is right: devices compute"),
     defects.SameKeyForOtherRows: ("output", "suspect", "without dropout all is equal"),
     defects.OtherKeyForSameRows: ("output", "suspect", "without dropout all is equal"),
     defects.LossSummed: ("output", "suspect/size", "4 times the whole one"),
     defects.GradientSummedTwice: ("gradient", "suspect.w_out", "summed twice, over data"),
+    defects.GradientOfNeighbor: (
+        "gradient",
+        "suspect.w_out",
+        "only the backward pass is wrong, the forward pass is equal: along dimension 0, in 2 "
+        "shards along model, the shards are right and stand at other places: 1, 0",
+    ),
 }
 
 

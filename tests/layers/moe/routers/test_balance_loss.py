@@ -115,6 +115,13 @@ class BalanceLossTest(testing.TestCase, parameterized.TestCase):
         without_running_shares = computed_loss("global", GATES, *recent_load(before, decay=0.0))
         assert_close(without_running_shares, computed_loss("batch"), "float32")
 
+    @parameterized.parameters([[0.0, 0.0, 1.0, 0.0]], [[0.0] * E])
+    def test_one_token_moves_the_average_and_none_keeps_it(self, load):
+        before = np.array([0.7, 0.1, 0.1, 0.1])
+        layer, theta = recent_load(before, decay=0.75)
+        expected = 0.75 * before + 0.25 * np.array(load) if sum(load) else before
+        assert_close(layer.fprop(theta, tf.constant(load)), expected, "float32")
+
     def test_balanced_loads_give_one(self):
         gates, counted = np.full((1, E, E), 1 / E), np.eye(E)[None]
         for level in balance_loss.LEVELS:

@@ -44,6 +44,13 @@ class LinearRouterTest(testing.TestCase):
         self.assertEqual(found.dtype, tf.float32)
         assert_close(found, expected, "float32")
 
+    def test_a_bias_is_zero_at_first_and_is_added(self):
+        layer, theta = loops.make(TopKRouter, 4, use_bias=True)
+        self.assertAllEqual(layer.init(1).b_gate, np.zeros(4))
+        theta.b_gate = tf.constant([1.0, -2.0, 0.5, 0.0])
+        found = layer.scores.logits(theta, tf.constant(X))
+        assert_close(found, X + np.array([1.0, -2.0, 0.5, 0.0]), "float32")
+
     def test_the_z_loss_matches_the_formula(self):
         real = np.random.default_rng(2).random((1, 1000)) < 0.5
         layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)

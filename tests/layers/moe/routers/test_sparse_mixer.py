@@ -44,6 +44,17 @@ class SparseMixerTest(testing.TestCase):
         self.assertLess(min(shares), 0.7)
         self.assertEqual(max(shares), 1.0)
 
+    def test_each_choice_counts_for_half_a_token_in_the_loss(self):
+        layer, theta = loops.make(SparseMixerRouter, 6)
+        gates_GSE = softmax(LOGITS)
+        real_GS = np.random.default_rng(4).random(LOGITS.shape[:2]) < 0.7
+        losses = [
+            loops.load_balancing_loss([[(e, 0) for e in loops.top(x, 2)] for x in gates], gates, r)
+            for gates, r in zip(gates_GSE, real_GS, strict=True)
+        ]
+        found = loops.route(layer, theta, LOGITS, real_GS).losses["auxiliary_loss"].value
+        assert_close(found, loops.mean_of_groups(losses, real_GS), "float32")
+
     def test_without_a_threshold_every_gate_is_1(self):
         routing = loops.route(
             *loops.make(SparseMixerRouter, 6, threshold=0.0, capacity_factor=6.0), LOGITS
