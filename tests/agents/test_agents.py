@@ -109,6 +109,14 @@ def children(pid: int, text: str) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    try:
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_a_job_without_failures_takes_every_step_once(job):
     said = end(job.start_local())
     assert job.saved == [STEPS, number_after(STEPS)]
@@ -149,6 +157,15 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(job):
     assert 10 <= step < STEPS and number == number_after(step)
     end(job.start_local())
     assert job.saved == [STEPS, number_after(STEPS)]
+
+
+def test_a_killed_launcher_takes_agents_and_workers_along(job):
+    launcher = job.start_local(steps=10_000)
+    job.wait_for_step(5)
+    started = children(launcher.pid, "")
+    assert len(started) >= 4
+    launcher.kill()
+    job.wait_until(lambda: not any(map(is_running, started)))
 
 
 @pytest.mark.slow

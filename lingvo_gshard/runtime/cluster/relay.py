@@ -9,15 +9,16 @@ The relay of process 0 listens at the coordinator's port, and lets in only who p
 the token of the run, which process 0 gave to all processes at the rendezvous.
 
 A relay is a process of its own. In a thread, it would stop while a library blocks the interpreter,
-and jax would take that for the end of the process. It ends when its parent does, however that ends.
+and jax would take that for the end of the process. When its parent ends, however that happens, it
+removes the folder and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pathlib
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -99,8 +100,7 @@ class Relay:
         """
         temporary = tempfile.gettempdir()
         parent = temporary if len(temporary) <= _LONGEST_FOLDER else "/tmp"
-        self._folder = tempfile.TemporaryDirectory(prefix="gshard-relay-", dir=parent)
-        socket = str(pathlib.Path(self._folder.name) / "jax")
+        socket = f"{tempfile.mkdtemp(prefix='gshard-relay-', dir=parent)}/jax"
         self.address = f"unix:{socket}"
         self._process = start_module(__name__, stderr=None)
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -115,9 +115,7 @@ class Relay:
 
     def close(self) -> None:
         """Ends the relay and removes its socket."""
-        self._process.kill()
         self._process.communicate()
-        self._folder.cleanup()
 
 
 class _Carrier:
@@ -239,10 +237,15 @@ def main() -> None:
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
+        end()
+
+    def end() -> None:
+        shutil.rmtree(os.path.dirname(order.socket), ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     asyncio.run(_run(order))
+    end()
 
 
 if __name__ == "__main__":
