@@ -37,6 +37,8 @@ from lingvo_gshard.training.run.signals import (
     called_before_abrupt_end,
 )
 
+_FASTER = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
@@ -180,8 +182,18 @@ class Agent:
             if self._leaving is not None and is_idle and self._code is None:
                 self._code = self._leaving
             if self._code is None:
-                self._wake.wait(self._options.beat_seconds)
+                self._wake.wait(self._pause())
                 self._wake.clear()
+
+    def _pause(self) -> float:
+        """Returns the time until the next sign.
+
+        While somebody puts old signs back, signs are written and read more often, so that the
+        others find some of them.
+        """
+        is_disturbed = self._meeting.is_disturbed or self._sightings.found_old
+        self._sightings.found_old = False
+        return self._options.beat_seconds / (_FASTER if is_disturbed else 1)
 
     def _heed(self, stop: StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""

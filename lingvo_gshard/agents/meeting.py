@@ -85,7 +85,11 @@ def is_host_name(name: str) -> bool:
 
 
 class Meeting:
-    """The messages of one job."""
+    """The messages of one job.
+
+    Attributes:
+      is_disturbed: whether somebody else has replaced the sign of this host since it was written.
+    """
 
     def __init__(self, place: str, secret: str, say: Callable[[str], None]):
         """Opens the place, which is created if it is new.
@@ -101,6 +105,9 @@ class Meeting:
         self._place, self._secret, self._border = place, secret, Border(say)
         # Files that are no messages of this job.
         self._refused: set[str] = set()
+        self.is_disturbed = False
+        # The file of this host's sign; 0 before the first.
+        self._own_file = 0
         try:
             for folder in (_HOSTS, _ROUNDS):
                 objects.make_folder(f"{place}/{folder}")
@@ -128,9 +135,21 @@ class Meeting:
             return
         # Signs come often, and are worth nothing after a loss of power: nothing waits for the disk.
         with _new_file(path, content) as new:
+            self._note_disturbance(path)
             if os.path.isdir(path) and not os.path.islink(path):
                 os.rename(path, f"{path}.{secrets.token_hex(4)}.not-a-sign")
+            self._own_file = new.stat().st_ino
             os.replace(new, path)
+
+    def _note_disturbance(self, path: str) -> None:
+        """Compares the file of this host's sign with the one that it has written."""
+        try:
+            found = os.lstat(path).st_ino
+        except FileNotFoundError:
+            found = 0
+        self.is_disturbed = found != self._own_file != 0
+        if self.is_disturbed:
+            self._border.tell(f"Warning: somebody else has replaced or removed {path}")
 
     def remove_beat(self, host: str) -> None:
         """Removes the sign of this host."""

@@ -39,7 +39,11 @@ class _Sighting:
 
 
 class Sightings:
-    """Judges which hosts live, from the signs that one agent has read."""
+    """Judges which hosts live, from the signs that one agent has read.
+
+    Attributes:
+      found_old: whether an old sign was read in the place of a newer one, since last set to False.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Sightings:
         """
         self._meeting, self._life = meeting, life
         self._lost_seconds, self._clock = lost_seconds, clock
+        self.found_old = False
         self._seen: dict[str, _Sighting] = {}
         # Number and time of this agent's own signs.
         self._written: collections.deque[tuple[int, float]] = collections.deque()
@@ -95,6 +100,8 @@ class Sightings:
             known = self._seen[host] = _Sighting(beat, -float("inf"), now, now)
         elif beat is not None and self._is_newer(beat, known, life, now):
             known.beat, known.changed = beat, now
+        elif beat is not None and beat.life == known.beat.life and beat.count < known.beat.count:
+            self.found_old = True
         if not is_glance:
             if now - known.looked > self._lost_seconds / 2:
                 # Until now, nothing was expected, or this process was stopped.
