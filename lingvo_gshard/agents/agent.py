@@ -338,7 +338,7 @@ class Agent:
             return
         assignment = Assignment(index, len(record.members), record.coordinator, record.mesh)
         self._next = record, assignment, self._prepare(record, index)
-        self._start_worker()
+        self._wake.set()
 
     def _prepare(self, record: Record, index: int) -> Preparation:
         """Begins to fetch what this host's worker needs of the round's snapshot, if there is one.

@@ -19,6 +19,7 @@ import pytest
 from lingvo_gshard.agents.meeting import Meeting, is_host_name
 from lingvo_gshard.agents.records import Beat, Member, Record
 from lingvo_gshard.agents.sightings import Sightings
+from tests.agents import test_agents
 from tests.agents.stand_in import number_after
 from tests.agents.test_agents import PATIENCE, Job, children, end, is_running
 
@@ -196,3 +197,33 @@ def test_a_job_beside_a_stranger_saves_and_ends_when_it_is_asked_to(job):
     step, number = job.saved
     assert number == number_after(step) and "Traceback" not in said
     assert not any(map(is_running, started))
+
+
+@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_an_old_sign_that_is_put_back_a_hundred_times_a_second_stops_nothing(
+    job, host, monkeypatch
+):
+    """Signs are far apart, so that hardly any would be read otherwise."""
+    monkeypatch.setattr(test_agents, "FAST", [*test_agents.FAST, "--beat_seconds=0.8"])
+    options = (f"--snapshot_folder={job.directory}", "--min_hosts=2")
+    agents = [job.start_agent("a", *options, steps=400)]
+    # They do not read just after a sign is written.
+    time.sleep(0.4)
+    agents.append(job.start_agent("b", *options, steps=400))
+    job.wait_for_step(5)
+    sign = pathlib.Path(job.meeting_place) / "hosts" / f"{'ab'[host]}.json"
+    old, over = sign.read_bytes(), threading.Event()
+
+    def put_back() -> None:
+        while not over.wait(0.01):
+            replace(sign, old)
+
+    stranger = threading.Thread(target=put_back, daemon=True)
+    stranger.start()
+    try:
+        said = "".join(map(end, agents))
+    finally:
+        over.set()
+        stranger.join()
+    assert job.saved == [400, number_after(400)]
+    assert "Round 2" not in said and "somebody else has replaced or removed" in said
