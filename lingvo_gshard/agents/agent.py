@@ -188,12 +188,12 @@ class Agent:
     def _pause(self) -> float:
         """Returns the time until the next sign.
 
-        While somebody puts old signs back, signs are written and read more often, so that the
-        others find some of them.
+        While somebody puts old signs back, signs are written and read more often, so that some are
+        read before they are replaced. In a bucket, requests are too slow for that.
         """
-        is_disturbed = self._meeting.is_disturbed or self._sightings.found_old
-        self._sightings.found_old = False
-        return self._options.beat_seconds / (_FASTER if is_disturbed else 1)
+        is_hard = self._meeting.is_disturbed or self._sightings.misses_some()
+        is_fast = is_hard and not self._meeting.is_in_bucket
+        return self._options.beat_seconds / (_FASTER if is_fast else 1)
 
     def _heed(self, stop: StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""

@@ -41,7 +41,7 @@ _TICK_SECONDS = 0.5
 _LONGEST_MESSAGE = 2**22
 _LONGEST_SECRET = 4096
 _LONGEST_HOST = 200
-# Errors of a file that a stranger has put there. Others are those of the place.
+# Errors of a file that a stranger has put there. Any other error is about the whole place.
 _STRANGE = {errno.EINVAL, errno.EFBIG, errno.EACCES, errno.ELOOP}
 # Numbers that one attempt to agree finds taken by strangers.
 _MOST_TAKEN = 100
@@ -79,7 +79,7 @@ def shared_secret(place: str) -> str:
 
 
 def is_host_name(name: str) -> bool:
-    """Returns whether a host may have a name, which is also that of a file."""
+    """Returns whether a host may have a name. Its sign is a file of that name."""
     is_file_name = name.isprintable() and "/" not in name and not name.startswith(".")
     return is_file_name and 0 < len(name.encode()) <= _LONGEST_HOST
 
@@ -88,6 +88,7 @@ class Meeting:
     """The messages of one job.
 
     Attributes:
+      is_in_bucket: whether the place is a bucket.
       is_disturbed: whether somebody else has replaced the sign of this host since it was written.
     """
 
@@ -105,7 +106,7 @@ class Meeting:
         self._place, self._secret, self._border = place, secret, Border(say)
         # Files that are no messages of this job.
         self._refused: set[str] = set()
-        self.is_disturbed = False
+        self.is_in_bucket, self.is_disturbed = is_bucket(place), False
         # The file of this host's sign; 0 before the first.
         self._own_file = 0
         try:
@@ -210,9 +211,10 @@ class Meeting:
         return None
 
     def _refuse(self, path: str, reason: str) -> None:
-        """Notes that a file is no message of this job, and says so."""
-        self._refused.add(path)
-        self._border.tell(f"Warning: {path} {reason} and is ignored")
+        """Says once that a file is no message of this job."""
+        if path not in self._refused:
+            self._refused.add(path)
+            self._border.tell(f"Warning: {path} {reason} and is ignored")
 
 
 def _read(path: str, limit: int) -> bytes:

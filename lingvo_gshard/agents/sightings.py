@@ -39,11 +39,7 @@ class _Sighting:
 
 
 class Sightings:
-    """Judges which hosts live, from the signs that one agent has read.
-
-    Attributes:
-      found_old: whether an old sign was read in the place of a newer one, since last set to False.
-    """
+    """Judges which hosts live, from the signs that one agent has read."""
 
     def __init__(
         self,
@@ -62,7 +58,6 @@ class Sightings:
         """
         self._meeting, self._life = meeting, life
         self._lost_seconds, self._clock = lost_seconds, clock
-        self.found_old = False
         self._seen: dict[str, _Sighting] = {}
         # Number and time of this agent's own signs.
         self._written: collections.deque[tuple[int, float]] = collections.deque()
@@ -100,8 +95,6 @@ class Sightings:
             known = self._seen[host] = _Sighting(beat, -float("inf"), now, now)
         elif beat is not None and self._is_newer(beat, known, life, now):
             known.beat, known.changed = beat, now
-        elif beat is not None and beat.life == known.beat.life and beat.count < known.beat.count:
-            self.found_old = True
         if not is_glance:
             if now - known.looked > self._lost_seconds / 2:
                 # Until now, nothing was expected, or this process was stopped.
@@ -121,6 +114,14 @@ class Sightings:
     def lives(self, host: str) -> bool:
         """Returns whether a host proves that it lives."""
         return not self.is_lost(host) and self._seen[host].is_proven
+
+    def misses_some(self) -> bool:
+        """Returns whether a host that has lived until now is about to be lost."""
+        now, least = self._clock(), self._lost_seconds / 3
+        return any(
+            one.is_proven and least < now - one.expected <= self._lost_seconds
+            for one in self._seen.values()
+        )
 
     def _is_newer(self, beat: Beat, known: _Sighting, life: str | None, now: float) -> bool:
         if beat.life == known.beat.life:

@@ -204,12 +204,13 @@ def test_an_old_sign_that_is_put_back_a_hundred_times_a_second_stops_nothing(
     job, host, monkeypatch
 ):
     """Signs are far apart, so that hardly any would be read otherwise."""
-    monkeypatch.setattr(test_agents, "FAST", [*test_agents.FAST, "--beat_seconds=0.8"])
-    options = (f"--snapshot_folder={job.directory}", "--min_hosts=2")
-    agents = [job.start_agent("a", *options, steps=400)]
+    slow = ("--beat_seconds=0.8", "--lost_seconds=6", "--stop_seconds=1", "--regather_seconds=1")
+    monkeypatch.setattr(test_agents, "FAST", [*test_agents.FAST, *slow])
+    options = (f"--snapshot_folder={job.directory}",)
+    agents = [job.start_agent("a", *options, steps=700)]
     # They do not read just after a sign is written.
     time.sleep(0.4)
-    agents.append(job.start_agent("b", *options, steps=400))
+    agents.append(job.start_agent("b", *options, steps=700))
     job.wait_for_step(5)
     sign = pathlib.Path(job.meeting_place) / "hosts" / f"{'ab'[host]}.json"
     old, over = sign.read_bytes(), threading.Event()
@@ -225,5 +226,5 @@ def test_an_old_sign_that_is_put_back_a_hundred_times_a_second_stops_nothing(
     finally:
         over.set()
         stranger.join()
-    assert job.saved == [400, number_after(400)]
+    assert job.saved == [700, number_after(700)]
     assert "Round 2" not in said and "somebody else has replaced or removed" in said
