@@ -23,6 +23,7 @@ import signal
 import sys
 import tempfile
 import threading
+from typing import TypeAlias
 
 import msgspec
 
@@ -36,10 +37,15 @@ from lingvo_gshard.runtime.cluster.rendezvous import SECRET, listen
 _HANDSHAKE_SECONDS = 5.0
 _CONNECT_SECONDS, _POLL_SECONDS = 30.0, 0.1
 _BLOCK = 2**16
+_STANDARD_ERROR = 2
 # Connections that have not proved the secret yet; more are closed, and jax tries again.
 _MOST_PENDING = 256
 # Paths of sockets have at most 104 bytes.
 _LONGEST_FOLDER = 60
+
+
+# Both directions of a connection.
+_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Order(msgspec.Struct):
@@ -102,7 +108,7 @@ class Relay:
         parent = temporary if len(temporary) <= _LONGEST_FOLDER else "/tmp"
         socket = f"{tempfile.mkdtemp(prefix='gshard-relay-', dir=parent)}/jax"
         self.address = f"unix:{socket}"
-        self._process = start_module(__name__, stderr=None)
+        self._process = start_module(__name__, stderr=_STANDARD_ERROR)
         assert self._process.stdin is not None and self._process.stdout is not None
         order = msgspec.json.encode(_Order(member, token, socket))
         self._process.stdin.write(order + b"\n")
@@ -147,7 +153,7 @@ class _Carrier:
         if inner is None:
             writer.close()
             return
-        await _carry(reader, writer, *inner)
+        await _carry((reader, writer), inner)
 
     async def _check(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Raises ValueError if the other side does not prove that it belongs to the run."""
@@ -166,9 +172,9 @@ class _Carrier:
             # jax tries again, and says what it could not do.
             writer.close()
             return
-        await _carry(reader, writer, *outer)
+        await _carry((reader, writer), outer)
 
-    async def _enter(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _enter(self) -> _Streams:
         """Connects to the relay of process 0, which may start to listen only now."""
         member = self._order.member
         while True:
@@ -194,14 +200,9 @@ def _write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
     writer.write(msgspec.json.encode(message) + b"\n")
 
 
-async def _carry(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    other_reader: asyncio.StreamReader,
-    other_writer: asyncio.StreamWriter,
-) -> None:
+async def _carry(one: _Streams, other: _Streams) -> None:
     """Carries bytes in both directions until one side closes its connection."""
-    await asyncio.gather(_pump(reader, other_writer), _pump(other_reader, writer))
+    await asyncio.gather(_pump(one[0], other[1]), _pump(other[0], one[1]))
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
