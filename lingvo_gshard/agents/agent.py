@@ -15,8 +15,9 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from lingvo_gshard.agents.health import HealthCheck
 from lingvo_gshard.agents.keeper import Keeper, Preparation
@@ -35,6 +36,8 @@ from lingvo_gshard.training.run.signals import (
     StopRequest,
     called_before_abrupt_end,
 )
+
+_FASTER = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +103,10 @@ class Agent:
         self._keeper = keeper
         self._options, self._host, self._meeting = options, host, meeting
         self._command, self._environment, self._say = command, environment, say
-        self._sightings = Sightings(meeting, options.lost_seconds)
+        self._life, self._count = secrets.token_hex(8), 0
+        self._sightings = Sightings(meeting, self._life, options.lost_seconds)
         self._leader = Leader(options, meshes, self._sightings)
         self._stragglers = Stragglers()
-        self._life, self._count = secrets.token_hex(8), 0
         self._worker: Worker | None = None
         # The next worker, and the newest round that has started a spare.
         self._spare: Spare | None = None
@@ -164,13 +167,7 @@ class Agent:
         return self._code
 
     def _loop(self, stop: StopRequest) -> None:
-        last = time.monotonic()
         while self._code is None:
-            now = time.monotonic()
-            # This process was stopped, or the machine slept: that says nothing about the others.
-            asleep, last = now - last - self._options.beat_seconds, now
-            if asleep > self._options.lost_seconds / 2:
-                self._sightings.forgive(asleep)
             self._heed(stop)
             self._start_worker()
             self._watch_worker()
@@ -185,8 +182,18 @@ class Agent:
             if self._leaving is not None and is_idle and self._code is None:
                 self._code = self._leaving
             if self._code is None:
-                self._wake.wait(self._options.beat_seconds)
+                self._wake.wait(self._pause())
                 self._wake.clear()
+
+    def _pause(self) -> float:
+        """Returns the time until the next sign.
+
+        While somebody puts old signs back, signs are written and read more often, so that some are
+        read before they are replaced. In a bucket, requests are too slow for that.
+        """
+        is_hard = self._meeting.is_disturbed or self._sightings.misses_some()
+        is_fast = is_hard and not self._meeting.is_in_bucket
+        return self._options.beat_seconds / (_FASTER if is_fast else 1)
 
     def _heed(self, stop: StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""
@@ -271,6 +278,7 @@ class Agent:
 
     def _beat(self) -> None:
         self._count += 1
+        self._sightings.wrote(self._count)
         report = self._worker.report if self._worker else None
         self._meeting.write_beat(
             Beat(
@@ -288,25 +296,29 @@ class Agent:
                 self._keeper.parts(),
                 self._keeper.port,
                 self._health.keeps_out,
+                self._sightings.heard(),
             )
         )
-
         if self._host.alive_file is not None:
             pathlib.Path(self._host.alive_file).touch()
 
     def _leading_sign(self) -> Beat | None:
         """Returns the sign of the agent that leads; None if this one does.
 
-        Agents of the newest round lead before others, in the order of the round.
+        Agents of the newest round lead before others, in the order of the round. The agent that
+        would lead next hears of this one already.
         """
         members = [member.host for member in self._newest.members] if self._newest else []
+        leader = None
         for host in (*members, *(h for h in self._meeting.hosts() if h not in members)):
             if host == self._host.name:
-                return None
-            beat = self._sightings.look(host)
+                break
+            beat = self._sightings.look(host, is_glance=leader is not None)
+            if leader is not None:
+                break
             if beat is not None and not beat.is_leaving and not self._sightings.is_lost(host):
-                return beat
-        return None
+                leader = beat
+        return leader
 
     def _follow(self, record: Record | None) -> None:
         """Does what a new record says about this host."""
@@ -326,7 +338,7 @@ class Agent:
             return
         assignment = Assignment(index, len(record.members), record.coordinator, record.mesh)
         self._next = record, assignment, self._prepare(record, index)
-        self._start_worker()
+        self._wake.set()
 
     def _prepare(self, record: Record, index: int) -> Preparation:
         """Begins to fetch what this host's worker needs of the round's snapshot, if there is one.
@@ -359,7 +371,8 @@ class Agent:
         if len(record.members) == 1:
             return
         partner = (index - 1) % len(record.members)
-        beat = self._sightings.look(record.members[partner].host)
+        member = record.members[partner]
+        beat = self._sightings.look(member.host, member.life, is_glance=True)
         if beat is not None:
             parts = [part for part in beat.parts if part.index == partner]
             self._keeper.replicate(parts, beat.address, beat.keeper_port)
@@ -377,7 +390,7 @@ class Agent:
         if record is not None:
             agreed = self._meeting.agree(record)
             if agreed is not None:
-                if agreed == record:
+                if agreed == msgspec.structs.replace(record, number=agreed.number):
                     self._announce(record)
                 self._follow(agreed)
         elif self._worker and self._newest and self._leader.should_grow(self._newest, beats):

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from lingvo_gshard.agents.worker import start_process
+
 # A device that hangs is no healthier than one that computes wrong results.
 _LONGEST = 600.0
 # Who repairs a host need not start its agent again.
@@ -55,13 +57,8 @@ class HealthCheck:
         self.keeps_out, self._changed = True, self._clock()
         self._folder = tempfile.TemporaryDirectory(prefix="gshard-check-")
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            self._command(str(self._report)),
-            stdin=quiet,
-            stdout=quiet,
-            stderr=quiet,
-            start_new_session=True,
-        )
+        command = self._command(str(self._report))
+        self._process = start_process(command, {}, stdin=quiet, stdout=quiet, stderr=quiet)
         threading.Thread(target=self._wait, args=[self._process], daemon=True).start()
 
     def poll(self) -> None:

@@ -4,7 +4,9 @@ Workers write parts of snapshots to a folder in memory. The keeper serves the pa
 other hosts, and copies the parts of one other host, the partner. When a host is lost, the partner
 still has the lost part, and the host that replaces the lost one fetches the part from the partner.
 
-Both sides prove that they know the job's secret before a byte of a part is sent.
+Both sides prove that they know the job's secret before a byte of a part is sent. The signature of
+all bytes follows them, so that a part that was changed on its way is no part. A copy has a deadline
+as a whole, so that a partner that hardly answers does not keep workers from starting.
 """
 
 from __future__ import annotations
@@ -16,18 +18,25 @@ import secrets
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from lingvo_gshard.agents import leftovers
-from lingvo_gshard.runtime.cluster.rendezvous import are_equal, read_line, send_line, sign
+from lingvo_gshard.agents.border import Border
+from lingvo_gshard.core.files import regular
+from lingvo_gshard.runtime.cluster.envelope import PART, Envelope, are_equal, sign
+from lingvo_gshard.runtime.cluster.rendezvous import read_line, send_line
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
 
+# Longest wait for the other side to begin, and for each of its messages.
 _SECONDS = 20.0
+# A copy may take so long for each byte besides; a network for training is much faster.
+_SECONDS_PER_BYTE = 1 / 2**23
 _BLOCK = 2**20
 # Connections that are served at once. Strangers take no more than these.
-_MOST = 16
+_MOST = 64
 
 
 class _Challenge(msgspec.Struct):
@@ -51,6 +60,12 @@ class _Reply(msgspec.Struct):
     proof: str
 
 
+class _End(msgspec.Struct):
+    """The last message: the signature of the file's bytes."""
+
+    signature: str
+
+
 class Keeper:
     """The parts on one host."""
 
@@ -69,8 +84,7 @@ class Keeper:
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = leftovers.hold(self.folder)
-        self._secret, self._say = secret, say
-        self._told: set[str] = set()
+        self._secret, self._border = secret, Border(say)
         self._copying: threading.Thread | None = None
         self._may_serve = threading.Semaphore(_MOST)
         self._listener = _listen(address)
@@ -117,16 +131,19 @@ class Keeper:
             with socket.create_connection((address, port), timeout=_SECONDS) as connection:
                 self._receive(connection, part.name, new)
             os.replace(new, path)
+            return path
         except (OSError, ValueError) as error:
-            new.unlink(missing_ok=True)
-            self._tell(f"Warning: a part of a snapshot cannot be copied from {address} ({error})")
-            return None
-        return path
+            reason = f"a part of a snapshot cannot be copied from {address} ({error})"
+            self._border.tell(f"Warning: {reason}")
+        except Exception:
+            self._border.tell_error(f"a part of a snapshot was copied from {address}")
+        new.unlink(missing_ok=True)
+        return None
 
     def tidy(self, is_new: bool) -> None:
         """Removes folders beside this one whose agents were killed for good; see `leftovers`."""
         for line in leftovers.tidy(self.folder, is_new):
-            self._tell(line)
+            self._border.tell(line)
 
     def clear(self) -> None:
         """Deletes all parts."""
@@ -170,18 +187,23 @@ class Keeper:
         send_line(connection, _Request(name, nonce, proof))
         reply = read_line(connection, _Reply, _SECONDS)
         if reply is None or not are_equal(
-            reply.proof, sign(self._secret, "give", nonce, f"{name} {reply.size}")
+            reply.proof, sign(self._secret, "give", nonce, name, str(reply.size))
         ):
             raise ValueError("it does not have the part, or another secret")
-        connection.settimeout(_SECONDS)
-        left = reply.size
+        envelope, left = Envelope(self._secret, PART, nonce, name), reply.size
+        deadline = _Deadline(reply.size)
         with path.open("wb") as file:
             while left:
+                connection.settimeout(deadline.left)
                 block = connection.recv(min(_BLOCK, left))
                 if not block:
                     raise ValueError("the copy ended early")
+                envelope.add(block)
                 file.write(block)
                 left -= len(block)
+        end = read_line(connection, _End, _SECONDS)
+        if end is None or not are_equal(end.signature, envelope.signature):
+            raise ValueError("the copy differs from the part")
 
     def _accept(self) -> None:
         while True:
@@ -193,37 +215,42 @@ class Keeper:
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Sends the file that an agent of this job asks for; refuses everybody else."""
+        """Answers one connection, whatever it sends."""
         try:
             with connection:
-                nonce = secrets.token_hex(16)
-                send_line(connection, _Challenge(nonce))
-                asked = read_line(connection, _Request, _SECONDS)
-                if asked is None or not are_equal(
-                    asked.proof, sign(self._secret, "ask", nonce, asked.name)
-                ):
-                    self._tell("Warning: a stranger asked for a part of a snapshot and was refused")
-                    return
-                part = Part.parse(asked.name)
-                if part is None:
-                    return
-                with self._path(part).open("rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    proof = sign(self._secret, "give", asked.nonce, f"{asked.name} {size}")
-                    send_line(connection, _Reply(size, proof))
-                    connection.settimeout(_SECONDS)
-                    connection.sendfile(file)
+                self._answer(connection)
         except OSError:
             # The other side is gone, or the part was replaced by a newer one.
             return
+        except Exception:
+            self._border.tell_error("a part of a snapshot was asked for")
         finally:
             self._may_serve.release()
 
-    def _tell(self, text: str) -> None:
-        """Says something once."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
+    def _answer(self, connection: socket.socket) -> None:
+        """Sends the file that an agent of this job asks for; refuses everybody else."""
+        nonce = secrets.token_hex(16)
+        send_line(connection, _Challenge(nonce))
+        asked = read_line(connection, _Request, _SECONDS)
+        if asked is None or not are_equal(
+            asked.proof, sign(self._secret, "ask", nonce, asked.name)
+        ):
+            self._border.tell("Warning: a stranger asked for a part of a snapshot and was refused")
+            return
+        part = Part.parse(asked.name)
+        if part is None:
+            return
+        with regular.open_regular(self._path(part)) as file:
+            size = os.fstat(file.fileno()).st_size
+            proof = sign(self._secret, "give", asked.nonce, asked.name, str(size))
+            send_line(connection, _Reply(size, proof))
+            envelope = Envelope(self._secret, PART, asked.nonce, asked.name)
+            deadline = _Deadline(size)
+            while block := file.read(_BLOCK):
+                envelope.add(block)
+                connection.settimeout(deadline.left)
+                connection.sendall(block)
+            send_line(connection, _End(envelope.signature))
 
 
 class Preparation:
@@ -279,6 +306,22 @@ class Preparation:
         else:
             self.paths = paths
         self._on_end()
+
+
+class _Deadline:
+    """The end of the time that a copy may take."""
+
+    def __init__(self, size: int):
+        """Begins now, for so many bytes."""
+        self._at = time.monotonic() + _SECONDS + size * _SECONDS_PER_BYTE
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left. Raises TimeoutError if none are."""
+        seconds = self._at - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("the copy takes too long")
+        return seconds
 
 
 def _listen(address: str) -> socket.socket:

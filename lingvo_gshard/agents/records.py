@@ -55,6 +55,8 @@ class Beat(msgspec.Struct, frozen=True):
       parts: the parts of snapshots that the host has, in order.
       keeper_port: where the host serves them.
       is_unfit: whether the host is being checked after failures, or has failed the check.
+      heard: life of other agents -> count of their newest sign that this agent has read, which
+        proves to them that this sign is newer than theirs.
     """
 
     host: str
@@ -71,6 +73,7 @@ class Beat(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...] = ()
     keeper_port: int = 0
     is_unfit: bool = False
+    heard: dict[str, int] = {}
 
 
 class Member(msgspec.Struct, frozen=True):

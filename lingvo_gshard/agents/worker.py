@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard.agents.records import KILLED, Outcome
 from lingvo_gshard.agents.spare import Spare, module_of
@@ -153,14 +155,14 @@ class Worker:
 
 
 def start_process(
-    command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
+    command: Sequence[str], environment: Mapping[str, str], **given: Any
 ) -> subprocess.Popen:
-    """Starts a process that is killed when this one ends.
+    """Starts a process that is killed when this thread ends, however that happens.
 
     Args:
       command: the program and its arguments.
       environment: variables to add to the variables of this process.
-      pass_fds: descriptors that it gets.
+      **given: what `subprocess.Popen` takes besides, such as streams.
 
     Raises:
       OSError: it cannot be started.
@@ -168,10 +170,10 @@ def start_process(
     return subprocess.Popen(
         command,
         env={**os.environ, **environment},
-        pass_fds=pass_fds,
-        # A scheduler signals the agent's group. The agent decides what the worker gets.
+        # A scheduler signals this process's group. This process decides what the other one gets.
         start_new_session=True,
-        preexec_fn=_begin,
+        preexec_fn=functools.partial(_begin, os.getpid()),
+        **given,
     )
 
 
@@ -185,9 +187,12 @@ def words_of(outcome: Outcome) -> str:
     return f"ended with exit code {outcome.code}"
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     """Has a new process end with its parent, and leave the warning of a scheduler to it."""
     # Slurm sends it to all processes of a job. The agent passes it on as a request to stop.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            # The parent has ended before.
+            os._exit(1)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.sharding_tables import REPLICATED
 
@@ -127,7 +128,8 @@ def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
     An empty mesh is one axis of all devices.
     """
     pairs = [part.partition("=") for part in mesh.split(",") if part.strip()]
-    axes = [(name.strip(), int(size)) for name, _, size in pairs if size.strip().isdigit()]
+    sizes = [(name.strip(), whole_number(size.strip())) for name, _, size in pairs]
+    axes = [(name, size) for name, size in sizes if size is not None]
     if not axes or len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
         if mesh.strip():
             raise UserError(

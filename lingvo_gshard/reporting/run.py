@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.core.files.stores import is_bucket
@@ -282,12 +283,11 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
         )
     launches, programs = run_records.read_launches(path), curves.read_programs(path)
     split = run_records.read_sharding(path)
-    steps = params.get("run.steps", "")
     return RunReport(
         logdir=given,
         label=label,
         experiment=experiment,
-        steps=int(steps) if steps.isdigit() else None,
+        steps=whole_number(params.get("run.steps", "")),
         params=params,
         history=history,
         launches=launches,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -245,7 +246,7 @@ def _check_reachable(tpu: str) -> None:
     if scheme != "grpc":
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not 0 < (whole_number(port) or 0) < 65536:
         raise UserError(f"`tpu={tpu}`: expected grpc://address:port, such as grpc://10.0.0.2:8470")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 
 DEVICE_ORDERS = ("contiguous", "topology")
@@ -64,9 +65,10 @@ class Mesh:
         axes = []
         for part in text.split(",") if text.strip() else ():
             name, _, size = (piece.strip() for piece in part.partition("="))
-            if not (name and size.isascii() and size.isdigit()):
+            number = whole_number(size)
+            if not name or number is None:
                 raise UserError(f"`mesh={text}`: {part.strip()!r}; {_EXPECTED}")
-            axes.append((name, int(size)))
+            axes.append((name, number))
         return cls(tuple(axes), device_order)
 
     def __str__(self) -> str:

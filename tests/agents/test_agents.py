@@ -109,6 +109,14 @@ def children(pid: int, text: str) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    try:
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_a_job_without_failures_takes_every_step_once(job):
     said = end(job.start_local())
     assert job.saved == [STEPS, number_after(STEPS)]
@@ -139,6 +147,20 @@ def test_an_error_of_one_step_is_tried_once_more_and_then_told(job):
     assert job.saved == [15, number_after(15)]
 
 
+def test_a_command_that_cannot_be_started_is_an_error(tmp_path):
+    options = ["--max_hosts=1", f"--meeting_place={tmp_path}/agents", "--beat_seconds=0.1"]
+    command = [sys.executable, "-m", "lingvo_gshard", "launch", "agent", *options]
+    done = subprocess.run(
+        [*command, f"--snapshot_folder={tmp_path}", "--", "no-such-program"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("error: no-such-program: No such file or directory")
+
+
 @pytest.mark.slow
 def test_a_request_to_stop_saves_and_the_same_command_goes_on(job):
     first = job.start_local()
@@ -149,6 +171,16 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(job):
     assert 10 <= step < STEPS and number == number_after(step)
     end(job.start_local())
     assert job.saved == [STEPS, number_after(STEPS)]
+
+
+def test_a_killed_launcher_takes_agents_and_workers_along(job):
+    folder = f"--snapshot_folder={job.directory}"
+    launcher = job.start("local", "--hosts=2", folder, steps=10_000)
+    job.wait_for_step(5)
+    started = children(launcher.pid, "")
+    assert len(started) >= 4
+    launcher.kill()
+    job.wait_until(lambda: not any(map(is_running, started)))
 
 
 @pytest.mark.slow

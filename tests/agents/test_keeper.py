@@ -8,8 +8,10 @@ import types
 
 import pytest
 
+from lingvo_gshard.agents import keeper
 from lingvo_gshard.agents.keeper import Keeper, Preparation
 from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from tests.agents.between import Between
 
 PART = Part(1, 1, 10, 2, 0)
 _HERE = "127.0.0.1"
@@ -100,6 +102,69 @@ def test_proofs_of_any_letters_are_refused(keepers):
 
         threading.Thread(target=answer, daemon=True).start()
         assert a.fetch(PART, _HERE, stranger.getsockname()[1]) is None
+
+
+@pytest.fixture
+def between():
+    made = []
+
+    def make(keeper: Keeper, change) -> int:
+        made.append(Between(_HERE, keeper.port, change))
+        return made[-1].port
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("place", [0, 2_500_000, 4_999_900])
+def test_a_part_that_was_changed_on_its_way_is_no_part(keepers, between, place):
+    a, b = keepers("a"), keepers("b")
+    write(a, PART, bytes(5_000_000))
+
+    # The part comes after two lines of JSON.
+    def change(block: bytes, begin: int) -> bytes:
+        at = place + 150 - begin
+        if not 0 <= at < len(block):
+            return block
+        return block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]
+
+    assert b.fetch(PART, _HERE, between(a, change)) is None
+    assert os.listdir(b.folder) == [] and "differs from the part" in keepers.said[-1]
+    assert b.fetch(PART, _HERE, between(a, lambda block, _: block)) is not None
+
+
+def test_a_part_cannot_be_passed_off_as_another_one(keepers, between):
+    """Its signature is that of the text that was sent with the request."""
+    a, b = keepers("a"), keepers("b")
+    write(a, PART, b"old")
+    recorded = []
+    assert b.fetch(PART, _HERE, between(a, lambda x, _: recorded.append(x) or x)) is not None
+    (b.folder / PART.name).unlink()
+    write(a, PART, b"new")
+    old = b"".join(recorded)
+
+    def replay(block: bytes, begin: int) -> bytes:
+        return old if begin == 0 else b""
+
+    assert b.fetch(PART, _HERE, between(a, replay)) is None and b.parts() == ()
+
+
+def test_a_partner_that_sends_a_few_bytes_a_second_ends_the_copy(keepers, between, monkeypatch):
+    monkeypatch.setattr(keeper, "_SECONDS", 2.0)
+    a, b = keepers("a"), keepers("b")
+    write(a, PART, bytes(1_000_000))
+    handshake = 300
+
+    def drip(block: bytes, begin: int) -> bytes:
+        if begin < handshake:
+            return block[:handshake]
+        time.sleep(0.1)
+        return block[:1]
+
+    began = time.monotonic()
+    assert b.fetch(PART, _HERE, between(a, drip)) is None
+    assert time.monotonic() - began < 8 and os.listdir(b.folder) == []
 
 
 @pytest.mark.parametrize("name", ["private", "../a/private", "1-1-10-2-0.part/../private"])

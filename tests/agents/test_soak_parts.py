@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tests.agents.soak import hosts
-from tests.agents.soak.link import carry
+from tests.agents.soak.link import carry, changed, checksum
 from tests.agents.soak.steps import Steps
 
 _CLOCKS = """
@@ -116,3 +116,18 @@ def test_what_a_fault_costs_follows_from_the_steps():
     assert lost.seconds == pytest.approx(12.75 + 5 * 0.25)
     assert steps.lost(0.0, 9.0).steps == () and steps.lost(0.0, 9.0).seconds == 0.0
     assert steps.kept(0.0, 100.0) == 79
+
+
+def test_a_man_in_the_middle_changes_one_byte_and_nobody_notices():
+    """The frame is built by hand. A right checksum makes the sum of all words 0."""
+    content = b"x" * 1001
+    header = bytes([0x45, 0, *(20 + 20 + len(content)).to_bytes(2, "big"), *bytes(5), 6, 0, 0])
+    addresses = bytes([10, 0, 0, 1, 10, 0, 0, 2])
+    tcp = (7000).to_bytes(2, "big") + bytes(10) + bytes([0x50]) + bytes(7) + content
+    frame = bytes(12) + b"\x08\x00" + header + addresses + tcp
+    found = changed(frame, 7000)
+    assert changed(frame, 7001) == frame and len(found) == len(frame)
+    differing = [k for k in range(54, len(frame)) if found[k] != frame[k]]
+    assert len(differing) == 1
+    pseudo = addresses + bytes([0, 6]) + len(tcp).to_bytes(2, "big")
+    assert checksum(pseudo + found[34:]) == 0

@@ -28,6 +28,7 @@ from lingvo_gshard.runtime.cluster.member import (
     find_member,
 )
 from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor, RollCall
+from lingvo_gshard.runtime.cluster.relay import Relay
 from lingvo_gshard.runtime.cluster.rendezvous import (
     SECRET,
     bind_address,
@@ -77,6 +78,7 @@ class Cluster:
         )
         self._member = member
         self._monitor: PeerMonitor | None = None
+        self._relay: Relay | None = None
         self._is_leaving = threading.Event()
         self._is_closed = False
         self._exit_code = 1
@@ -128,6 +130,7 @@ class Cluster:
         if error is None:
             self._monitor.announce_done()
             jax.distributed.shutdown()
+            self._close_relay()
             self._is_closed = True
             return
         if isinstance(error, Exception) and not isinstance(error, StoppedError):
@@ -138,7 +141,7 @@ class Cluster:
             report_problem(reason)
         self._leave(reason, code)
         # Orbax's threads may keep this process alive as long as the others live.
-        timer = threading.Timer(_GRACE_SECONDS, _end, [self._exit_code])
+        timer = threading.Timer(_GRACE_SECONDS, self._end, [self._exit_code])
         timer.daemon = True
         timer.start()
 
@@ -147,25 +150,26 @@ class Cluster:
             # Its name is resolved once, so that all that listens does so at the same address.
             member = dataclasses.replace(member, bind_address=bind_address(member))
         versions = {"lingvo_gshard": VERSION, "jax": jax.__version__}
-        connections = meet(member, versions | shared, timeout)
+        connections, token = meet(member, versions | shared, timeout)
         if member.index == 0 and is_open_to_strangers(member):
             print(_OPEN.format(address=member.address), file=sys.stderr)
         _delay_aborts()
         self._monitor = PeerMonitor(
-            member.index, connections, self._on_departure, _end, self.roll_call.on_message
+            member.index, connections, self._on_departure, self._end, self.roll_call.on_message
         )
+        self._relay = Relay(member, token)
         atexit.register(self._at_exit)
         State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # jax's preemption service would take SIGTERM away from training/run/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
-            member.address,
+            self._relay.address,
             num_processes=member.count,
             process_id=member.index,
             local_device_ids=member.local_devices,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=_with_port(member) if member.index == 0 else None,
+            coordinator_bind_address=self._relay.address if member.index == 0 else None,
             initialization_timeout=max(int(timeout), DEFAULT_TIMEOUT),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
@@ -193,7 +197,7 @@ class Cluster:
         self._push_files()
         if self._monitor is None:
             end_abruptly(1)
-        _end(1)
+        self._end(1)
 
     def _push_files(self) -> None:
         """Copies the stacks of all processes to the run's bucket, if it has one that answers."""
@@ -213,7 +217,7 @@ class Cluster:
             return
         if not self._is_leaving.is_set():
             self._leave("ended early", 1)
-        _end(self._exit_code)
+        self._end(self._exit_code)
 
     def _at_abrupt_end(self) -> None:
         """Tells the others that a signal ends this process."""
@@ -232,6 +236,20 @@ class Cluster:
         os.write(2, f"\n{self._describe(departure)}\n".encode())
         return True
 
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def _end(self, code: int) -> None:
+        """Ends this process at once, without waiting for jax and Orbax."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Another thread may be doing the same.
+        with contextlib.suppress(Exception):
+            self._close_relay()
+        os._exit(code)
+
     def _describe(self, departure: Departure) -> str:
         who = f"process {departure.process} of {self.size}" if self.size > 1 else "training"
         text = f"{who} {departure.reason}; continue with the same command"
@@ -239,11 +257,6 @@ class Cluster:
             return text
         step = self.logdir.last_step
         return text + (f" (last checkpoint: step {step:,})" if step else " (no checkpoint yet)")
-
-
-def _with_port(member: ClusterMember) -> str:
-    """Returns the address and port of jax's own service."""
-    return dataclasses.replace(member, host=bind_address(member)).address
 
 
 def _departure_of(error: BaseException) -> tuple[str, int, int]:
@@ -269,10 +282,3 @@ def _delay_aborts() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
-
-
-def _end(code: int) -> None:
-    """Ends this process at once, without waiting for jax and Orbax."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

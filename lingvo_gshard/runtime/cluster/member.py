@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import os
 
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import clusters
 from lingvo_gshard.core.options import Options, option
@@ -128,6 +129,7 @@ def _detect(timeout: float) -> tuple:
 
 def _host_and_port(coordinator: str) -> tuple[str, int]:
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    number = whole_number(port) or 0
+    if not host or not 0 < number < 65536:
         raise UserError(f"`coordinator={coordinator}` is not host:port, such as 10.0.0.1:8476")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number

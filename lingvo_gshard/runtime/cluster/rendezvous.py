@@ -12,7 +12,6 @@ Process 0 ignores whoever does not. Without a secret, everybody who reaches the 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import os
 import queue
@@ -25,12 +24,14 @@ from typing import TypeVar
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic
+from lingvo_gshard.runtime.cluster.envelope import are_equal, sign
 from lingvo_gshard.runtime.cluster.member import ClusterMember
 
 # The environment variable of the secret that all processes share.
 SECRET = "GSHARD_CLUSTER_SECRET"
 
-_PROTOCOL = "lingvo_gshard 3"
+_PROTOCOL = "lingvo_gshard 4"
 _LONGEST_LINE = 2**16
 _LONGEST_SHOWN = 200
 _POLL_SECONDS = 0.2
@@ -79,17 +80,19 @@ class Reply(msgspec.Struct):
 
     Attributes:
       error: what is wrong; None if the cluster is complete.
-      proof: signature of the hello's nonce and of the error.
+      token: random text that is told to the processes of the cluster only.
+      proof: signature of the hello's nonce, the error and the token.
     """
 
     error: str | None
+    token: str = ""
     proof: str = ""
 
 
 def meet(
     member: ClusterMember, options: dict[str, str], timeout: float
-) -> dict[int, socket.socket]:
-    """Waits for all processes and returns the connections to them.
+) -> tuple[dict[int, socket.socket], str]:
+    """Waits for all processes and returns the connections to them, and what only they know.
 
     Args:
       member: this process.
@@ -97,8 +100,8 @@ def meet(
       timeout: seconds to wait for the others.
 
     Returns:
-      Process -> connection. Process 0 has one to each other process, the others have one to
-      process 0.
+      Process -> connection, and a random text. Process 0 has a connection to each other process,
+      the others have one to process 0. All have the same text.
 
     Raises:
       UserError: a process did not come or has other options. Every process that came raises it.
@@ -107,7 +110,8 @@ def meet(
     shared = {name: _short(text) for name, text in shared.items()}
     if member.index == 0:
         return _Reception(member, shared).receive_all(timeout)
-    return {0: _report(member, shared, timeout)}
+    connection, token = _report(member, shared, timeout)
+    return {0: connection}, token
 
 
 def bind_address(member: ClusterMember) -> str:
@@ -140,6 +144,28 @@ def is_open_to_strangers(member: ClusterMember) -> bool:
     return not address.is_loopback and not os.environ.get(SECRET)
 
 
+def listen(member: ClusterMember) -> socket.socket:
+    """Opens the port where the others reach process 0.
+
+    Raises:
+      UserError: it cannot be opened.
+    """
+    address = bind_address(member)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    is_dual = address == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            (address, member.port), family=family, backlog=_MOST_LISTENERS, dualstack_ipv6=is_dual
+        )
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise UserError(
+            f"`coordinator={member.address}`: process 0 cannot open port {member.port} here at "
+            f"{address} ({reason}); choose a free port of process 0's machine, or another "
+            "`coordinator_bind_address`"
+        ) from None
+
+
 def send_line(connection: socket.socket, message: msgspec.Struct) -> None:
     """Sends one message as a line of JSON; it is lost if the other process is gone."""
     try:
@@ -161,24 +187,9 @@ def read_line(
             if not byte:
                 return None
             line += byte
-        return msgspec.json.decode(line, type=message)
+        return atomic.decode(line, message)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def sign(secret: str, *texts: str) -> str:
-    """Returns a signature of texts that only those who know the secret can make."""
-    return hmac.new(secret.encode(), "\n".join(texts).encode(), hashlib.sha256).hexdigest()
-
-
-def are_equal(given: str, expected: str) -> bool:
-    """Compares signatures in a time that does not depend on where they differ.
-
-    Args:
-      given: a signature, or any text of a stranger.
-      expected: the right signature.
-    """
-    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _short(text: str) -> str:
@@ -197,13 +208,13 @@ class _Reception:
         self._nonces: dict[socket.socket, str] = {}
         # Connections that have said hello, and the number of connections with another secret.
         self._hellos: queue.SimpleQueue[tuple[socket.socket, Hello]] = queue.SimpleQueue()
-        self._strangers = 0
+        self._strangers, self._token = 0, secrets.token_hex(16)
         self._may_listen = threading.Semaphore(_MOST_LISTENERS)
 
-    def receive_all(self, timeout: float) -> dict[int, socket.socket]:
+    def receive_all(self, timeout: float) -> tuple[dict[int, socket.socket], str]:
         """Waits for a hello of every other process, and replies to all of them."""
         deadline = time.monotonic() + timeout
-        with _listen(self._member) as listener:
+        with listen(self._member) as listener:
             threading.Thread(target=self._accept, args=[listener], daemon=True).start()
             try:
                 while len(self._arrived) < self._member.count - 1:
@@ -221,7 +232,7 @@ class _Reception:
                 listener.shutdown(socket.SHUT_RDWR)
         for connection in self._arrived.values():
             self._reply(connection, None)
-        return self._arrived
+        return self._arrived, self._token
 
     def _admit(self, deadline: float, timeout: float) -> None:
         """Waits for the next hello, and checks it.
@@ -263,8 +274,9 @@ class _Reception:
             self._hellos.put((connection, hello))
 
     def _reply(self, connection: socket.socket, error: str | None) -> None:
-        proof = _sign("reply", self._nonces[connection], error or "")
-        send_line(connection, Reply(error, proof))
+        token = "" if error else self._token
+        proof = _sign("reply", self._nonces[connection], error or "", token)
+        send_line(connection, Reply(error, token, proof))
 
     def _missing(self, timeout: float) -> str:
         """Returns a sentence on the processes that did not come."""
@@ -302,24 +314,9 @@ class _Reception:
 _OTHER_SECRET = f"process 0 has another {SECRET}; set the same value for all processes"
 
 
-def _listen(member: ClusterMember) -> socket.socket:
-    address = bind_address(member)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    is_dual = address == "::" and socket.has_dualstack_ipv6()
-    try:
-        return socket.create_server(
-            (address, member.port), family=family, backlog=_MOST_LISTENERS, dualstack_ipv6=is_dual
-        )
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise UserError(
-            f"`coordinator={member.address}`: process 0 cannot open port {member.port} here at "
-            f"{address} ({reason}); choose a free port of process 0's machine, or another "
-            "`coordinator_bind_address`"
-        ) from None
-
-
-def _report(member: ClusterMember, options: dict[str, str], timeout: float) -> socket.socket:
+def _report(
+    member: ClusterMember, options: dict[str, str], timeout: float
+) -> tuple[socket.socket, str]:
     """The side of the other processes: tries until process 0 answers, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -333,7 +330,7 @@ def _report(member: ClusterMember, options: dict[str, str], timeout: float) -> s
                 # Process 0 may start to wait only now.
                 reply = read_line(connection, Reply, timeout + _HELLO_SECONDS)
                 if reply and _is_believed(reply, hello, member):
-                    return connection
+                    return connection, reply.token
             connection.close()
             problem = "another program answers there"
         if time.monotonic() >= deadline:
@@ -350,7 +347,7 @@ def _is_believed(reply: Reply, hello: Hello, member: ClusterMember) -> bool:
     Raises:
       UserError: process 0 says what is wrong, or one of the two has another secret.
     """
-    if are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "")):
+    if are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "", reply.token)):
         if reply.error:
             raise UserError(reply.error)
         return True

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.core.files.atomic import write_atomically
@@ -204,4 +205,5 @@ def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    found = map(whole_number, version.split(".")[:3])
+    return tuple(number for number in found if number is not None)

@@ -130,7 +130,7 @@ def available_memory() -> int:
     )
     available = int(fields["MemAvailable"].split()[0]) * 1024
     limit = _CGROUP.read_text().strip() if _CGROUP.exists() else "max"
-    return min(available, int(limit)) if limit.isdigit() else available
+    return min(available, int(limit)) if limit != "max" else available
 
 
 def _check_disk(name: str, place: str) -> Check:

@@ -14,7 +14,6 @@ SIGTERM save, as they do without gshard-launch.
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import signal
 import subprocess
@@ -26,6 +25,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.agents.worker import start_process
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
@@ -100,7 +100,7 @@ class LocalAgents:
           max_restarts: how often agents are started again.
         """
         self._restarts_left = max_restarts
-        self._commands, self._environment = commands, {**os.environ, **environment}
+        self._commands, self._environment = commands, environment
         self._processes = [self._start(index) for index in range(len(commands))]
 
     def __enter__(self) -> LocalAgents:
@@ -140,9 +140,7 @@ class LocalAgents:
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         # Ctrl-C in a terminal reaches this process alone, which passes it on once.
-        return subprocess.Popen(
-            self._commands[index], env=self._environment, start_new_session=True
-        )
+        return start_process(self._commands[index], self._environment)
 
     def _signal(self, number: int) -> None:
         for process in self._processes:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.objects import CompareAndSwapFile, Generation
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
@@ -224,7 +225,7 @@ class RunLock:
 
     def _refresh(self) -> None:
         try:
-            descriptor = os.open(self._path, os.O_RDWR)
+            descriptor = regular.open_descriptor(self._path, os.O_RDWR)
         except FileNotFoundError:
             # Somebody deleted it by hand.
             self._is_lost = not _create(self._path, self._content)
@@ -324,7 +325,7 @@ def _read(path: pathlib.Path) -> _Found | None:
     """Returns a lock file; None if there is none."""
     try:
         # Opening a file makes a network file system show its current content and times.
-        with path.open("rb") as file:
+        with regular.open_regular(path) as file:
             return _Found(file.read(4096), os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
         return None

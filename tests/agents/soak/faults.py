@@ -1,10 +1,12 @@
 """The faults of the soak. Each is inflicted on one host, and ends by itself."""
 
+import json
 import os
 import signal
+import time
 from collections.abc import Callable
 
-from tests.agents.soak.hosts import Cluster
+from tests.agents.soak.hosts import HOSTS, Cluster
 
 _HOUR = 3600
 # Each of them lasts long enough that agents notice and act.
@@ -101,6 +103,48 @@ def _garbage(cluster: Cluster, host: int) -> None:
         (cluster.folder / path).write_bytes(os.urandom(1000))
 
 
+def _ghosts(cluster: Cluster, host: int) -> None:
+    """Leaves files in the meeting place that look like hosts and rounds to who is careless."""
+    hosts, rounds = cluster.folder / "agents" / "hosts", cluster.folder / "agents" / "rounds"
+    sign = hosts / f"host-{host}.json"
+    newest = max(rounds.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    made = [hosts / f"{name}.json" for name in ("aaa", "zzz", "pipe", "folder")]
+    made += [rounds / f"{name}.json" for name in (*range(10**6, 10**6 + 9), "\u00b2", "pipe")]
+    for path in made:
+        if path.stem == "pipe":
+            os.mkfifo(path)
+        elif path.stem == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes((sign if path.parent == hosts else newest).read_bytes())
+    cluster.pause(_SECONDS)
+    for path in made:
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _replay(cluster: Cluster, host: int) -> None:
+    """Puts an old sign of a host back, a hundred times a second."""
+    sign = cluster.folder / "agents" / "hosts" / f"host-{host}.json"
+    old, new = sign.read_bytes(), sign.with_name(".stranger")
+    ended = time.monotonic() + _SECONDS
+    while time.monotonic() < ended:
+        new.write_bytes(old)
+        os.replace(new, sign)
+        time.sleep(0.01)
+        cluster.keep()
+
+
+def _man_in_the_middle(cluster: Cluster, host: int) -> None:
+    """Changes all parts of snapshots that a host gives to others, and has workers start again."""
+    sign = (cluster.folder / "agents" / "hosts" / f"host-{host}.json").read_bytes()
+    port = json.loads(sign.splitlines()[0])["keeper_port"]
+    cluster.net.disturb(host, seconds=0.0, loss=0.0, changed_port=port)
+    cluster.pause(_SECONDS)
+    _kill_worker(cluster, (host + 1) % HOSTS)
+    cluster.pause(_SECONDS)
+    cluster.net.calm(host)
+
+
 def _on_leader(fault: Callable[[Cluster, int], None]) -> Callable[[Cluster, int], None]:
     return lambda cluster, host: fault(cluster, cluster.leader())
 
@@ -123,6 +167,9 @@ FAULTS: dict[str, Callable[[Cluster, int], None]] = {
     "full memory": _full_memory,
     "full memory, kill worker": _full_memory_and_kill,
     "garbage": _garbage,
+    "ghosts": _ghosts,
+    "old signs": _replay,
+    "man in the middle": _man_in_the_middle,
 }
 
 

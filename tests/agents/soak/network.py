@@ -87,21 +87,26 @@ class Network:
         self._end_netem(0)
         return True
 
-    def disturb(self, host: int, seconds: float, loss: float) -> None:
-        """Delays all packets from and to a host, and loses some of them.
+    def disturb(self, host: int, seconds: float, loss: float, changed_port: int = 0) -> None:
+        """Delays all packets from and to a host, and loses or changes some of them.
 
         Args:
           host: number of the host.
           seconds: delay in each direction.
           loss: probability that a packet is lost.
+          changed_port: port of the host; what the host sends from it is changed. 0 for none.
         """
-        if self.has_netem:
+        if self.has_netem and not changed_port:
             self._netem(host, seconds, loss)
             return
         near, far = _LINK
         command = [sys.executable, "-m", "tests.agents.soak.link", near, far]
         self._link = subprocess.Popen(
-            [*command, f"--delay={seconds}", f"--loss={loss}"], stdout=subprocess.PIPE
+            [
+                *(*command, f"--delay={seconds}", f"--loss={loss}"),
+                f"--changed_port={changed_port}",
+            ],
+            stdout=subprocess.PIPE,
         )
         assert self._link.stdout is not None and self._link.stdout.readline()
         # The host moves to a bridge of its own, and the link joins both bridges.

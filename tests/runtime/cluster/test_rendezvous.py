@@ -34,7 +34,7 @@ def call_all(*cards, seconds=20.0, port=None):
     def call(card):
         count, index, options = card
         try:
-            return meet(ClusterMember("localhost", port, count, index), options, seconds)
+            return meet(ClusterMember("localhost", port, count, index), options, seconds)[0]
         except ValueError as error:
             return error
 

@@ -19,6 +19,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint import run_item, storage
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 
 # TensorStore's reads of a damaged checkpoint's other arrays may end after Orbax's event loop has.
@@ -331,3 +332,10 @@ def test_checkpoint_without_a_format_is_read(store, tmp_path):
     path.write_bytes(msgspec.json.encode(old))
     assert b"format" not in path.read_bytes()
     assert_holds(store.restore(), 4)
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "\u0663", "007", "9" * 30, "-7", "7.0", "7 "])
+def test_folders_whose_names_are_no_steps_are_no_checkpoints(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / "12").mkdir()
+    assert steps_in(tmp_path) == [12]

@@ -177,3 +177,9 @@ def test_agents_have_agreed_that_an_earlier_round_is_over(path, monkeypatch, hos
     leave(path, round=2, job="another job")
     with pytest.raises(LockedError), locked(path):
         pass
+
+
+def test_a_lock_that_is_no_file_is_an_error_and_not_waited_for(path):
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="a named pipe"), locked(path):
+        pass

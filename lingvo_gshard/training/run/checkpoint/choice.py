@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from lingvo_gshard.core.config.names import nearest
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint, read_run
@@ -17,7 +18,7 @@ BEST, NEWEST = "best", "newest"
 
 def check_choice(choice: str | int) -> None:
     """Raises ValueError if a choice is neither BEST nor NEWEST nor a step."""
-    if choice not in (BEST, NEWEST) and not str(choice).isdigit():
+    if choice not in (BEST, NEWEST) and whole_number(str(choice)) is None:
         raise UserError(
             f"`checkpoint={choice}`: expected {BEST}, {NEWEST} or the step of a checkpoint"
         )

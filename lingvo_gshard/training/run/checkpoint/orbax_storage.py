@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import PREFIXES, is_bucket, key_value_store
@@ -38,7 +39,8 @@ def steps_in(directory: pathlib.Path) -> list[int]:
     Raises:
       BucketError: the directory's bucket is in trouble.
     """
-    numbers = [int(name) for name in objects.names(directory) if name.isdigit()]
+    found = map(whole_number, objects.names(directory))
+    numbers = [number for number in found if number is not None]
     if is_bucket(directory):
         numbers = [one for one in numbers if objects.is_file(marker(directory, one))]
     return sorted(numbers)
@@ -115,7 +117,7 @@ def remove_unfinished(directory: pathlib.Path) -> None:
     """Deletes what saves that were cut short have left in a bucket."""
     complete = set(steps_in(directory))
     for name in objects.names(directory):
-        if not (name.isdigit() and int(name) in complete):
+        if whole_number(name) not in complete:
             objects.remove_tree(directory / name)
 
 

@@ -8,6 +8,8 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.digits import whole_number
+
 # Environment variables: the folder for parts, and the parts to restore, separated by os.pathsep.
 FOLDER, RESTORED = "GSHARD_SNAPSHOTS", "GSHARD_SNAPSHOT"
 
@@ -53,10 +55,11 @@ class Part(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, name: str) -> Part | None:
         """Returns the part that a file has; None if it is no complete part."""
-        words = name.removesuffix(_SUFFIX).split("-")
-        if not name.endswith(_SUFFIX) or len(words) != 5 or not all(map(str.isdigit, words)):
+        numbers = [whole_number(word) for word in name.removesuffix(_SUFFIX).split("-")]
+        known = [number for number in numbers if number is not None]
+        if not name.endswith(_SUFFIX) or (len(numbers), len(known)) != (5, 5):
             return None
-        return cls(*map(int, words))
+        return cls(*known)
 
     @classmethod
     def within(cls, folder: pathlib.Path) -> list[Part]:

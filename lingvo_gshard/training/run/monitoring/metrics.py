@@ -12,6 +12,8 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.lazy import tf
 
@@ -181,7 +183,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
       count: largest number of last rows, of those in the last megabytes of the file.
     """
     try:
-        with open(path, "rb") as file:
+        with regular.open_regular(path) as file:
             first = file.readline()
             file.seek(max(file.tell(), path.stat().st_size - _TAIL))
             rest = file.read().splitlines(keepends=True)
@@ -199,7 +201,7 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       path: the file of metrics, which may be missing or damaged.
       step: the last step to return.
     """
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), regular.open_regular(path) as file:
         for line in file:
             if _is_kept(line, step):
                 row = msgspec.json.decode(line)
@@ -211,7 +213,7 @@ def _encode(step: int, row: MetricsRow) -> bytes:
 
 
 def _open(path: pathlib.Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    return regular.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
@@ -219,10 +221,17 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
 
     Returns:
       The rows that are kept.
+
+    Raises:
+      UserError: no regular file is there.
     """
-    if not path.exists():
+    try:
+        with regular.open_regular(path) as file:
+            kept = [line for line in file if _is_kept(line, step)]
+    except FileNotFoundError:
         return []
-    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
+    except regular.NotRegularError as error:
+        raise UserError(f"{path} cannot have the metrics of the run: {error.strerror}") from None
     replace_file(path, b"".join(kept))
     return kept
 

@@ -13,7 +13,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.core.files import atomic
 
 # The environment variable with the path of the file.
 REPORT_FILE = "GSHARD_WORKER_REPORT"
@@ -69,7 +69,7 @@ def report_step(step: int, input_seconds: float, probe_seconds: float | None) ->
 def read_report(path: pathlib.Path) -> WorkerReport:
     """Returns what a worker has reported so far; an empty report if there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WorkerReport)
+        return atomic.decode(path.read_bytes(), WorkerReport)
     except (OSError, msgspec.DecodeError):
         return WorkerReport()
 
@@ -79,4 +79,4 @@ def _write() -> None:
     if path:
         # A worker that cannot tell its agent trains all the same.
         with contextlib.suppress(OSError):
-            replace_file(pathlib.Path(path), msgspec.json.encode(_report))
+            atomic.replace_file(pathlib.Path(path), msgspec.json.encode(_report))
