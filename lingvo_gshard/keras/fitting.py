@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
@@ -69,7 +69,8 @@ def fit(
       **arguments: further arguments of `Model.fit`, such as `epochs` and `validation_data`.
 
     Returns:
-      The `History` that `Model.fit` returns.
+      The `History` that `Model.fit` returns. It is empty if `checkpoints` has all epochs already;
+      the model then has the weights and the optimizer state of the last checkpoint.
 
     Raises:
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
@@ -77,14 +78,21 @@ def fit(
     steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
     given, last = _as_list(callbacks), []
     steps.sees_batches = any(map(_sees_batches, given))
-    if checkpoints is not None:
-        saver = Saver(checkpoints, steps)
-        arguments["initial_epoch"] = saver.resume().epoch or arguments.get("initial_epoch", 0)
+    saver = Saver(checkpoints, steps) if checkpoints is not None else None
+    if saver:
+        if (resumed := saver.resume()).step:
+            arguments["initial_epoch"] = resumed.epoch
         last = [_saving(saver)]
         # The learning rate is what callbacks read before the first step.
         saver.begin(model.optimizer)
     with steps.in_place():
-        return model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
+        if saver and arguments.get("initial_epoch", 0) >= arguments.get("epochs", 1):
+            # No step is left that would restore the weights, which `fit` may average at its end.
+            steps.prepare(lambda: model.fit(x, y, **_for_one_epoch(arguments)))
+        history = model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
+        if saver:
+            saver.check_restored()
+        return history
 
 
 def evaluate(
@@ -158,6 +166,11 @@ def _steps(
         processes = jax.process_count() if jax.distributed.is_initialized() else 1
         devices = devices_for(size, processes)
     return MeshSteps(model, layouts, devices, partitioner, compile_options)
+
+
+def _for_one_epoch(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a `fit` that reads a batch, whatever epochs are left."""
+    return {**arguments, "initial_epoch": 0, "epochs": 1, "verbose": 0}
 
 
 def _as_list(callbacks: Any) -> list[Any]:

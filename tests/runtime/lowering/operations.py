@@ -133,7 +133,6 @@ MOVES = {
     "scatter max": op(
         lambda x, y: tf.tensor_scatter_nd_max(x, [[0], [3], [7]], y), LINE, (3, L, C)
     ),
-    "segment sum": op(lambda x: tf.math.segment_sum(x, SEGMENTS), LINE),
     "unsorted segment sum": op(lambda x: tf.math.unsorted_segment_sum(x, SEGMENTS, 6), LINE),
     "unsorted segment mean": op(lambda x: tf.math.unsorted_segment_mean(x, SEGMENTS, 6), LINE),
     "unsorted segment max": op(lambda x: tf.math.unsorted_segment_max(x, SEGMENTS, 5), LINE),
@@ -180,7 +179,6 @@ SUMS = {
     "cholesky": op(lambda x: tf.linalg.cholesky(tf.matmul(x, x, transpose_b=True) + EYE), LINE),
     "solve": op(lambda x, y: tf.linalg.triangular_solve(x + EYE, y), LINE, LINE),
     "inverse": op(lambda x: tf.linalg.inv(x / 8 + EYE), LINE),
-    "determinant": op(lambda x: tf.linalg.det(x / 8 + EYE), LINE),
 }
 EYE = 4 * np.eye(L, dtype=np.float32)
 

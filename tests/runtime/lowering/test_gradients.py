@@ -1,5 +1,7 @@
 """Checks gradients of TensorFlow's and Keras's operations over meshes against one device."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +9,6 @@ import tensorflow as tf
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PARTITIONERS
 from tests.runtime.lowering.operations import OPERATIONS
 
 # The axes of rows, of positions and of features, and of the last dimension of weights. An axis of
@@ -20,7 +21,7 @@ SPLITS = {
     "positions": ("", "model", "", ""),
     "rows and positions": ("data", "model", "", ""),
 }
-MESHES = ("data=4,model=2", "data=2,model=4", "data=2,model=2,other=2")
+MESHES = ("data=4,model=2", "data=2,model=2,other=2")
 
 
 def splits_of(shapes, split):
@@ -40,34 +41,45 @@ def splits_of(shapes, split):
     return found
 
 
-def gradients(function, cotangent):
-    """Returns a function of the tensors that returns their gradients."""
+def with_gradients(function):
+    """Returns a function of tensors that returns a result and the gradients of the tensors."""
 
     def compute(*tensors):
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             result = function(*tensors)
-        return result, *tape.gradient(result, tensors, output_gradients=cotangent(result))
+        found = tape.gradient(result, tensors, output_gradients=tf.cos(3 * result))
+        return result, *map(tf.convert_to_tensor, found)
 
     return compute
 
 
-def check(name, mesh, split, partitioner):
+@functools.cache
+def on_one_device(name):
+    """Returns an operation with gradients, the tensors, and their results on one device."""
     function, shapes = OPERATIONS[name]()
     draw = np.random.default_rng(sum(map(sum, shapes)))
     tensors = [draw.standard_normal(shape).astype(np.float32) for shape in shapes]
-    compute = gradients(function, lambda result: tf.cos(3 * result))
-    expected = tf.function(compute, jit_compile=True, autograph=False)(*map(tf.constant, tensors))
-    over, splits = Mesh.parse(mesh), splits_of(shapes, SPLITS[split])
+    compute = with_gradients(function)
+    results = tf.function(compute, jit_compile=True, autograph=False)(*map(tf.constant, tensors))
+    return compute, tensors, [result.numpy() for result in results]
+
+
+def check(name, mesh, split, partitioner):
+    """Compares an operation and its gradients, which are split as its tensors, with one device."""
+    compute, tensors, expected = on_one_device(name)
+    over = Mesh.parse(mesh)
+    splits = splits_of([tensor.shape for tensor in tensors], SPLITS[split])
 
     def split_gradients(*tensors):
         result, *found = compute(*tensors)
-        return result, *(xla.tile(g, s, over) for g, s in zip(found, splits, strict=True))
+        # XLA may choose a split for the result that jax cannot express.
+        whole = xla.replicate(result)
+        return whole, *(xla.tile(g, s, over) for g, s in zip(found, splits, strict=True))
 
     run = partition(split_gradients, mesh, layouts=splits, partitioner=partitioner)
     for one, other in zip(run(*tensors), expected, strict=True):
-        scale = np.abs(other).max()
-        np.testing.assert_allclose(one / scale, other / scale, atol=2e-4)
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-4 * np.abs(other).max())
 
 
 FAST = (
@@ -84,13 +96,19 @@ def test_gradients(name, split):
 
 @pytest.mark.parametrize("name", ["depthwise", "conv2d grouped", "max pool2d"])
 def test_gradients_under_shardy(name):
-    check(name, MESHES[1], "rows", "shardy")
+    check(name, MESHES[0], "rows", "shardy")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_all_gradients(name, split, mesh, partitioner):
-    check(name, mesh, split, partitioner)
+def test_all_gradients(name, split, mesh):
+    check(name, mesh, split, "gspmd")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["rows", "rows and positions"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_all_gradients_under_shardy(name, split):
+    check(name, MESHES[1], split, "shardy")
