@@ -127,8 +127,9 @@ def _of_convolution(operation: ir.Operation, mesh: Mesh) -> _Kept:
 
 
 def _of_pooling(operation: ir.Operation, mesh: Mesh) -> _Kept:
-    sizes = ir.DenseI64ArrayAttr(operation.attributes["window_dimensions"])
-    windows = [dimension for dimension, size in enumerate(sizes) if size > 1]
+    attributes = (operation.attributes[name] for name in ("window_dimensions", "window_strides"))
+    sizes = zip(*map(ir.DenseI64ArrayAttr, attributes), strict=True)
+    windows = [dimension for dimension, size in enumerate(sizes) if max(size) > 1]
     return _Kept((windows, windows), windows)
 
 

@@ -74,8 +74,10 @@ def check(name, mesh, split, partitioner):
     def split_gradients(*tensors):
         result, *found = compute(*tensors)
         # XLA may choose a split for the result that jax cannot express.
-        whole = xla.replicate(result)
-        return whole, *(xla.tile(g, s, over) for g, s in zip(found, splits, strict=True))
+        result = xla.tile(
+            result, splits_of([tensors[0].shape, result.shape], SPLITS[split])[1], over
+        )
+        return result, *(xla.tile(g, s, over) for g, s in zip(found, splits, strict=True))
 
     run = partition(split_gradients, mesh, layouts=splits, partitioner=partitioner)
     for one, other in zip(run(*tensors), expected, strict=True):
