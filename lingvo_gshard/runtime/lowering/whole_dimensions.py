@@ -9,6 +9,8 @@ The values are then wrong, or the compiler fails. Each rule here is a case that 
   split. Features of grouped convolutions are also cut between groups.
 - Gradients of max pooling (`select_and_scatter`), whose windows are cut.
 - Padding between elements, which is the gradient of a slice with strides and of average pooling.
+- Scatters of rows whose number does not divide by the devices that split them, if an axis of the
+  mesh splits nothing. What pads the rows is then scattered, too.
 
 Annotations keep these dimensions whole, and leave the split of others to the partitioner. The rows
 of a grouped filter's gradient are split over all devices, so that no device holds a copy.
@@ -17,7 +19,7 @@ of a grouped filter's gradient are split over all devices, so that no device hol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime.lowering.builders import split_over
@@ -41,8 +43,8 @@ class _Kept:
       rows: for each operand, a dimension to split over all devices; all others are whole.
     """
 
-    operands: Sequence[Iterable[int]] = ()
-    result: Iterable[int] = ()
+    operands: Sequence[Sequence[int]] = ()
+    result: Sequence[int] = ()
     rows: Sequence[int] = ()
 
 
@@ -65,7 +67,7 @@ def keep_whole(module: ir.Module, mesh: Mesh) -> None:
     splits = ValueSplits(mesh)
     for operation in found:
         if manual.isdisjoint(operation.operands):
-            _annotate(operation, _RULES[operation.name](operation, mesh), splits, mesh)
+            _annotate(operation, _RULES[operation.name](operation, splits, mesh), splits, mesh)
 
 
 def _annotate(operation: ir.Operation, kept: _Kept, splits: ValueSplits, mesh: Mesh) -> None:
@@ -74,15 +76,17 @@ def _annotate(operation: ir.Operation, kept: _Kept, splits: ValueSplits, mesh: M
             operation.operands[index] = _kept_whole(operation.operands[index], dimensions)
         for index, row in enumerate(kept.rows):
             operation.operands[index] = _over_all(operation.operands[index], row, splits, mesh)
-    (result,) = operation.results
+    if not kept.result:
+        return
+    result = operation.results[0]
     uses = [(use.owner, use.operand_number) for use in result.uses]
     with ir.InsertionPoint.after(operation), operation.location:
         whole = _kept_whole(result, kept.result)
-    for owner, number in uses if whole != result else ():
+    for owner, number in uses:
         owner.operands[number] = whole
 
 
-def _kept_whole(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
+def _kept_whole(value: ir.Value, dimensions: Sequence[int]) -> ir.Value:
     """Returns a value whose annotation keeps dimensions whole and leaves the others open."""
     whole = set(dimensions)
     if not whole:
@@ -102,7 +106,7 @@ def _over_all(value: ir.Value, row: int, splits: ValueSplits, mesh: Mesh) -> ir.
     return split_over(value, tuple(axes if i == row else () for i in range(rank)), mesh)
 
 
-def _of_convolution(operation: ir.Operation, mesh: Mesh) -> _Kept:
+def _of_convolution(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _Kept:
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     if _count(operation, "batch_group_count") > 1:
         rows = (numbers.input_feature_dimension, numbers.kernel_input_feature_dimension)
@@ -121,29 +125,50 @@ def _of_convolution(operation: ir.Operation, mesh: Mesh) -> _Kept:
             [*output, numbers.output_feature_dimension],
         )
     dilations = ir.DenseI64ArrayAttr(operation.attributes["lhs_dilation"])
-    if max(dilations, default=1) == 1 and sum(size > 1 for _, size in mesh.axes) == 1:
+    if max(dilations, default=1) == 1 and not _has_several_axes(mesh):
         return _Kept()
     return _Kept((inputs, kernel), output)
 
 
-def _of_pooling(operation: ir.Operation, mesh: Mesh) -> _Kept:
+def _of_pooling(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _Kept:
     attributes = (operation.attributes[name] for name in ("window_dimensions", "window_strides"))
     sizes = zip(*map(ir.DenseI64ArrayAttr, attributes), strict=True)
     windows = [dimension for dimension, size in enumerate(sizes) if max(size) > 1]
     return _Kept((windows, windows), windows)
 
 
-def _of_padding(operation: ir.Operation, mesh: Mesh) -> _Kept:
+def _of_padding(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _Kept:
     between = ir.DenseI64ArrayAttr(operation.attributes["interior_padding"])
     stretched = [dimension for dimension, count in enumerate(between) if count]
     return _Kept((stretched,), stretched)
 
 
-_RULES: dict[str, Callable[[ir.Operation, Mesh], _Kept]] = {
+def _of_scatter(operation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _Kept:
+    if not _has_several_axes(mesh) or len(operation.operands) != 3:
+        return _Kept()
+    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    _, indices, updates = operation.operands
+    sizes, split = shape_of(updates), splits.of(updates)
+    rows = [i for i in range(len(sizes)) if i not in numbers.update_window_dims]
+    places = [i for i in range(len(shape_of(indices))) if i != numbers.index_vector_dim]
+    uneven = [
+        (row, place)
+        for row, place in zip(rows, places, strict=True)
+        if sizes[row] % (mesh.parts(split[row]) if split else mesh.size)
+    ]
+    return _Kept(((), [place for _, place in uneven], [row for row, _ in uneven]))
+
+
+_RULES: dict[str, Callable[[ir.Operation, ValueSplits, Mesh], _Kept]] = {
     "stablehlo.convolution": _of_convolution,
     "stablehlo.select_and_scatter": _of_pooling,
     "stablehlo.pad": _of_padding,
+    "stablehlo.scatter": _of_scatter,
 }
+
+
+def _has_several_axes(mesh: Mesh) -> bool:
+    return sum(size > 1 for _, size in mesh.axes) > 1
 
 
 def _count(operation: ir.Operation, name: str) -> int:

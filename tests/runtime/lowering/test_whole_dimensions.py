@@ -108,6 +108,24 @@ def test_convolutions(shape, splits, split, partitioner):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("mesh", ["a=4,b=2", "a=2,b=2,c=2"])
+@pytest.mark.parametrize("split", [of("a", ""), of("", "")])
+def test_sums_of_uneven_segments(mesh, split, partitioner):
+    segments, rows = np.array([6, 5, 4, 2, 2], np.int32), array(5, 8)
+    over = Mesh.parse(mesh)
+
+    def sums(rows, segments):
+        # What pads the rows is not zero.
+        rows = xla.tile(tf.cos(xla.tile(rows, of("a", ""), over)), of("a", ""), over)
+        return tf.math.unsorted_segment_sum(rows, segments, 8)
+
+    found = run(sums, [rows, segments], [of("", ""), of("")], split, mesh, partitioner)
+    expected = np.zeros((8, 8), np.float32)
+    np.add.at(expected, segments, np.cos(rows))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_operations_in_manual_regions_stay_as_they_are(monkeypatch):
     region = manual(lambda x: tf.nn.max_pool1d(x, 2, 2, "SAME"), [of("a", "", "")], of("a", "", ""))
 
