@@ -76,23 +76,13 @@ def fit(
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
     """
     steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
-    given, last = _as_list(callbacks), []
+    given = _as_list(callbacks)
     steps.sees_batches = any(map(_sees_batches, given))
-    saver = Saver(checkpoints, steps) if checkpoints is not None else None
-    if saver:
-        if (resumed := saver.resume()).step:
-            arguments["initial_epoch"] = resumed.epoch
-        last = [_saving(saver)]
-        # The learning rate is what callbacks read before the first step.
-        saver.begin(model.optimizer)
+    used = [_synchronizer(steps), *given]
     with steps.in_place():
-        if saver and arguments.get("initial_epoch", 0) >= arguments.get("epochs", 1):
-            # No step is left that would restore the weights, which `fit` may average at its end.
-            steps.prepare(lambda: model.fit(x, y, **_for_one_epoch(arguments)))
-        history = model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
-        if saver:
-            saver.check_restored()
-        return history
+        if checkpoints is None:
+            return model.fit(x, y, callbacks=used, **arguments)
+        return _fit_on(Saver(checkpoints, steps), steps, model, x, y, used, arguments)
 
 
 def evaluate(
@@ -168,9 +158,28 @@ def _steps(
     return MeshSteps(model, layouts, devices, partitioner, compile_options)
 
 
-def _for_one_epoch(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a `fit` that reads a batch, whatever epochs are left."""
-    return {**arguments, "initial_epoch": 0, "epochs": 1, "verbose": 0}
+def _fit_on(
+    saver: Saver,
+    steps: MeshSteps,
+    model: Any,
+    x: Any,
+    y: Any,
+    callbacks: Sequence[Any],
+    arguments: Mapping[str, Any],
+) -> Any:
+    """Trains from the newest checkpoint, and restores it also if no epoch is left."""
+    resumed, options = saver.resume(), dict(arguments)
+    if resumed.step:
+        options["initial_epoch"] = resumed.epoch
+    # The learning rate is what callbacks read before the first step.
+    saver.begin(model.optimizer)
+    if resumed.step and resumed.epoch >= options.get("epochs", 1):
+        # No step will restore the weights, which `fit` may replace by their averages at its end.
+        one_epoch = {**options, "initial_epoch": 0, "epochs": 1, "verbose": 0}
+        steps.prepare(lambda: model.fit(x, y, **one_epoch))
+    history = model.fit(x, y, callbacks=[*callbacks, _saving(saver)], **options)
+    saver.check_restored()
+    return history
 
 
 def _as_list(callbacks: Any) -> list[Any]:

@@ -27,7 +27,7 @@ CUSTOM_CALL = "stablehlo.custom_call"
 ENTERS_REGION, LEAVES_REGION = "SPMDFullToShardShape", "SPMDShardToFullShape"
 SHARDING = "mhlo.sharding"
 _TARGET, _ANNOTATION = "call_target_name", "Sharding"
-# Where an annotation lists its open dimensions.
+# The attribute of an annotation that lists its open dimensions, and the name of the list.
 _CONFIG, _OPEN = "backend_config", "unspecified_dims"
 
 
