@@ -105,6 +105,17 @@ class Saver:
             if variable.name in scalars and len(variable.shape) == 0:
                 variable.assign(scalars[variable.name])
 
+    def check_restored(self) -> None:
+        """Raises UserError if there is a checkpoint, but the data had no batch to restore it for.
+
+        A model's variables are made for the shapes of a batch.
+        """
+        if self._resumed.step and self._steps.state is None:
+            raise UserError(
+                f"`checkpoints`: step {self._resumed.step} in {self._options.directory} is not "
+                "restored, because `x` has no batch"
+            )
+
     def begin_epoch(self, epoch: int) -> None:
         """Takes note of the epoch that begins."""
         self._epoch = epoch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
@@ -69,22 +69,20 @@ def fit(
       **arguments: further arguments of `Model.fit`, such as `epochs` and `validation_data`.
 
     Returns:
-      The `History` that `Model.fit` returns.
+      The `History` that `Model.fit` returns. It is empty if `checkpoints` has all epochs already;
+      the model then has the weights and the optimizer state of the last checkpoint.
 
     Raises:
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
     """
     steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
-    given, last = _as_list(callbacks), []
+    given = _as_list(callbacks)
     steps.sees_batches = any(map(_sees_batches, given))
-    if checkpoints is not None:
-        saver = Saver(checkpoints, steps)
-        arguments["initial_epoch"] = saver.resume().epoch or arguments.get("initial_epoch", 0)
-        last = [_saving(saver)]
-        # The learning rate is what callbacks read before the first step.
-        saver.begin(model.optimizer)
+    used = [_synchronizer(steps), *given]
     with steps.in_place():
-        return model.fit(x, y, callbacks=[_synchronizer(steps), *given, *last], **arguments)
+        if checkpoints is None:
+            return model.fit(x, y, callbacks=used, **arguments)
+        return _fit_on(Saver(checkpoints, steps), steps, model, x, y, used, arguments)
 
 
 def evaluate(
@@ -158,6 +156,30 @@ def _steps(
         processes = jax.process_count() if jax.distributed.is_initialized() else 1
         devices = devices_for(size, processes)
     return MeshSteps(model, layouts, devices, partitioner, compile_options)
+
+
+def _fit_on(
+    saver: Saver,
+    steps: MeshSteps,
+    model: Any,
+    x: Any,
+    y: Any,
+    callbacks: Sequence[Any],
+    arguments: Mapping[str, Any],
+) -> Any:
+    """Trains from the newest checkpoint, and restores it also if no epoch is left."""
+    resumed, options = saver.resume(), dict(arguments)
+    if resumed.step:
+        options["initial_epoch"] = resumed.epoch
+    # The learning rate is what callbacks read before the first step.
+    saver.begin(model.optimizer)
+    if resumed.step and resumed.epoch >= options.get("epochs", 1):
+        # No step will restore the weights, which `fit` may replace by their averages at its end.
+        one_epoch = {**options, "initial_epoch": 0, "epochs": 1, "verbose": 0}
+        steps.prepare(lambda: model.fit(x, y, **one_epoch))
+    history = model.fit(x, y, callbacks=[*callbacks, _saving(saver)], **options)
+    saver.check_restored()
+    return history
 
 
 def _as_list(callbacks: Any) -> list[Any]:

@@ -26,6 +26,10 @@ from lingvo_gshard.runtime.program.executable import Executable
 _log = logging.getLogger(__name__)
 
 
+class _PreparedError(Exception):
+    """Ends a `Model.fit` that was called for its first batch only."""
+
+
 class MeshSteps:
     """Steps of one model over a mesh.
 
@@ -96,6 +100,18 @@ class MeshSteps:
     def at_start(self, call: Callable[[MeshState], None]) -> None:
         """Has a function called with the state before the first step."""
         self._on_start.append(call)
+
+    def prepare(self, fit: Callable[[], Any]) -> None:
+        """Makes the state from the first batch that `fit` reads, and takes no step."""
+
+        def train(iterator: Iterator[Any]) -> None:
+            self._prepared(next(iterator))
+            raise _PreparedError
+
+        self._model.train_function = train
+        with contextlib.suppress(_PreparedError):
+            fit()
+        self._model.train_function = self.train
 
     def skip(self, steps: int) -> None:
         """Reads the batches of so many steps without training on them."""

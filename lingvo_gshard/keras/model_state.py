@@ -79,12 +79,21 @@ def _split_variables(model: Any, layouts: Layouts) -> Iterator[tuple[str, Any, S
     for variable in model.variables:
         if id(variable) not in metrics:
             yield THETA, variable, layouts.of_variable(variable.path, variable.shape, WEIGHTS)
+    for variable in _recurrent_states(model):
+        yield THETA, variable, layouts.of_batch(variable.shape)
     if model.optimizer is not None:
         weights = model.trainable_variables
         for variable in model.optimizer.variables:
             yield OPTIMIZER, variable, _split_of_moment(variable, weights, layouts)
     for variable in model.metrics_variables:
         yield METRICS, variable, ((),) * len(variable.shape)
+
+
+def _recurrent_states(model: Any) -> Iterator[Any]:
+    """Yields the states of stateful recurrent layers, which are not among a model's variables."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            yield from keras.tree.flatten(layer.states or ())
 
 
 def _split_of_moment(variable: Any, weights: Sequence[Any], layouts: Layouts) -> Split:

@@ -70,6 +70,37 @@ def lstm(**options):
     )
 
 
+def grouped_cnn(**options):
+    """Depthwise, separable and grouped convolutions, and max pooling."""
+    keras.utils.set_random_seed(6)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(8, 3, padding="same", name="conv"),
+            layers.DepthwiseConv2D(3, strides=2, activation="relu", name="depthwise"),
+            layers.SeparableConv2D(8, 2, name="separable"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(8, 1, groups=2, name="grouped"),
+            layers.Flatten(),
+            layers.Dense(CLASSES, name="out"),
+        ],
+        name="grouped_cnn",
+    )
+    return compiled(model, **options)
+
+
+def stateful(**options):
+    """Recurrent layers whose states last from batch to batch, of 8 rows."""
+    keras.utils.set_random_seed(7)
+    layers = keras.layers
+    ids = keras.Input((LENGTH,), batch_size=8, dtype="int32")
+    x = layers.Embedding(WORDS, 8, name="words")(ids)
+    x = layers.LSTM(8, return_sequences=True, stateful=True, name="lstm")(x)
+    x = layers.Bidirectional(layers.GRU(8, stateful=True, name="gru"))(x)
+    return compiled(keras.Model(ids, layers.Dense(CLASSES, name="out")(x), name="s"), **options)
+
+
 class Transformer(keras.Model):
     """A subclassed classifier of tokens, with attention and an optional mixture of experts."""
 

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.keras import Checkpoints, fit
+from lingvo_gshard.keras import Checkpoints, evaluate, fit
 from tests.keras import models
 from tests.keras.models import largest_difference
 
@@ -92,3 +93,76 @@ def test_checkpoints_of_another_model_are_refused(tmp_path):
     with pytest.raises(UserError, match="`checkpoints.keep=0`; expected 1 or more"):
         Checkpoints(tmp_path, keep=0)
     assert np.isfinite(other.get_weights()[0]).all()
+
+
+class Ends(keras.callbacks.Callback):
+    """Keeps the first weights that callbacks see at the beginning and at the end of training."""
+
+    def on_train_begin(self, logs=None):
+        self.first = self.model.get_weights()
+
+    def on_train_end(self, logs=None):
+        self.last = self.model.get_weights()
+
+
+def averaging():
+    """Returns a model whose weights `fit` replaces by their averages at its end."""
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    return models.dense(optimizer=optimizer)
+
+
+class Unbuilt(keras.Model):
+    """A subclassed model, which has no weights before it sees a batch."""
+
+    def __init__(self):
+        super().__init__(name="unbuilt")
+        self.flat, self.out = keras.layers.Flatten(), keras.layers.Dense(models.CLASSES)
+
+    def call(self, x):
+        return self.out(self.flat(x))
+
+
+def unbuilt():
+    keras.utils.set_random_seed(5)
+    return models.compiled(Unbuilt())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        models.dense,
+        pytest.param(averaging, marks=pytest.mark.slow),
+        pytest.param(unbuilt, marks=pytest.mark.slow),
+    ],
+)
+def test_a_finished_run_restores_its_weights(tmp_path, make):
+    x, y = models.images()
+    saves, whole, again, ends = Checkpoints(tmp_path / "run"), make(), make(), Ends()
+    arguments = {**ARGUMENTS, "epochs": 1, "mesh": "data=2", "checkpoints": saves}
+    fit(whole, x, y, **arguments)
+    history = fit(again, x, y, callbacks=[ends], **arguments)
+    assert history.history == {} and history.epoch == []
+    assert largest_difference(again, whole) == 0.0
+    for one, other in zip(ends.last, whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(again.predict(x, verbose=0), whole.predict(x, verbose=0))
+    assert evaluate(again, x, y, mesh="data=2", verbose=0) == evaluate(
+        whole, x, y, mesh="data=2", verbose=0
+    )
+    # One epoch more goes on from there, and fewer epochs than trained are as a finished run.
+    more = fit(again, x, y, **{**arguments, "epochs": 2}).history
+    assert len(more["loss"]) == 1
+    third = make()
+    assert fit(third, x, y, **arguments).history == {}
+    assert largest_difference(third, again) == 0.0
+
+
+def test_a_dataset_without_batches_restores_nothing_and_says_so(tmp_path):
+    x, y = models.images()
+    arguments = {"mesh": "data=2", "checkpoints": Checkpoints(tmp_path / "run"), "verbose": 0}
+    model = models.dense()
+    fit(model, x, y, batch_size=8, **arguments)
+    nothing = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).take(0)
+    for epochs in (1, 2):
+        with pytest.raises(UserError, match="step 4 in .*run is not restored, because `x` has no"):
+            fit(model, nothing, epochs=epochs, **arguments)

@@ -46,6 +46,12 @@ FEED_FORWARD = {r".*up/kernel": "MH", r".*up/bias": "H", r".*down/kernel": "HM"}
     ("make", "data", "options"),
     [
         (models.dense, models.images, {"mesh": "data=4,model=2", "layout": TENSOR}),
+        # Nothing is split over `model`.
+        (models.grouped_cnn, models.images, {"mesh": "data=2,model=2"}),
+        slow("groups", models.grouped_cnn, models.images, mesh="data=2,model=4", strategy="fsdp"),
+        slow(
+            "groups_shardy", models.grouped_cnn, models.images, mesh="a=2,b=2", partitioner="shardy"
+        ),
         slow("cnn", models.cnn, models.images, mesh="data=4,model=2", layout=TENSOR),
         slow("lstm_fsdp", models.lstm, models.rows, mesh="data=8", strategy="fsdp"),
         slow(
@@ -151,3 +157,37 @@ def test_a_dataset_with_a_smaller_last_batch():
     expected = plain.fit(dataset, epochs=1, verbose=0)
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-4)
     assert largest_difference(model, plain) < 2e-4
+
+
+def test_states_of_recurrent_layers_last_from_batch_to_batch():
+    options = {"mesh": "data=2,model=2", "layout": {".*/lstm_cell/kernel": (None, "model")}}
+    both = train_both(models.stateful, models.rows(), options, validation_data=None)
+    expected, found = ([*m.layers[2].states, *m.layers[3].forward_layer.states] for m in both)
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(other).max() > 0
+        np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5)
+
+
+def test_losses_of_outputs_are_weighed_by_rows():
+    """As Keras's are with run_eagerly. Compiled, Keras weighs them by batches of any size."""
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    y = {"a": 3 * x[:, :2], "b": x[:, 2:]}
+
+    def made(**options):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        outputs = {
+            name: keras.layers.Dense(3 - n, name=name)(inputs) for n, name in ((1, "a"), (2, "b"))
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", {"a": "mse", "b": "mae"}, **options)
+        return model
+
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    found = lingvo_gshard.keras.fit(made(), x, y, mesh="data=2", **arguments).history
+    by_rows = made(run_eagerly=True).fit(x, y, **arguments).history
+    by_batches = made(jit_compile=True).fit(x, y, **arguments).history
+    for name, values in by_rows.items():
+        assert found[name] == pytest.approx(values, rel=1e-4)
+    assert found["loss"] == pytest.approx(by_batches["loss"], rel=1e-4)
+    assert found["a_loss"] != pytest.approx(by_batches["a_loss"], rel=1e-2)

@@ -41,6 +41,7 @@ from lingvo_gshard.runtime.lowering.variables import (
     remove_last_barriers,
     write_all,
 )
+from lingvo_gshard.runtime.lowering.whole_dimensions import keep_whole
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
@@ -245,6 +246,7 @@ def _portable(
         reduce_to_uneven_parts(parsed, mesh)
         if mesh.size > 1:
             keep_tables_whole(parsed)
+        keep_whole(parsed, mesh)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

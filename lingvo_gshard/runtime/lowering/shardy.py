@@ -27,6 +27,8 @@ CUSTOM_CALL = "stablehlo.custom_call"
 ENTERS_REGION, LEAVES_REGION = "SPMDFullToShardShape", "SPMDShardToFullShape"
 SHARDING = "mhlo.sharding"
 _TARGET, _ANNOTATION = "call_target_name", "Sharding"
+# The attribute of an annotation that lists its open dimensions, and the name of the list.
+_CONFIG, _OPEN = "backend_config", "unspecified_dims"
 
 
 def call_target(operation: ir.Operation) -> str:
@@ -43,17 +45,20 @@ def annotation_of(operation: ir.Operation) -> str:
     return ir.StringAttr(operation.attributes[SHARDING]).value
 
 
-def annotated(value: ir.Value, text: str) -> ir.Value:
+def annotated(value: ir.Value, text: str, open_dimensions: Sequence[int] = ()) -> ir.Value:
     """Returns a value with an annotation, which is added at the current insertion point.
 
     Args:
       value: the value.
       text: the sharding, as HLO writes it.
+      open_dimensions: the dimensions whose split is left to the partitioner.
     """
     attributes: dict[str, ir.Attribute] = {
         _TARGET: ir.StringAttr.get(_ANNOTATION),
         SHARDING: ir.StringAttr.get(text),
     }
+    if open_dimensions:
+        attributes[_CONFIG] = ir.StringAttr.get(f"{_OPEN}=[{_joined(open_dimensions)}]")
     call = ir.Operation.create(CUSTOM_CALL, [value.type], [value], attributes)
     return call.results[0]
 
@@ -223,7 +228,7 @@ def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
         raise UserError(
             f"`partitioner=shardy`: the annotation {text} is no split over `mesh={mesh}`. Use gspmd"
         )
-    attribute = _attribute(split, mesh)
+    attribute = _attribute(split, _open_dimensions(annotation), mesh)
     with ir.InsertionPoint(annotation), annotation.location:
         constraint = ir.Operation.create(
             "sdy.sharding_constraint",
@@ -235,7 +240,17 @@ def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
     annotation.erase()
 
 
-def _attribute(split: Split, mesh: Mesh) -> ir.Attribute:
+def _open_dimensions(annotation: ir.Operation) -> list[int]:
+    if _CONFIG not in annotation.attributes:
+        return []
+    found = re.fullmatch(rf"{_OPEN}=\[([\d,]+)\]", str(annotation.attributes[_CONFIG]).strip('"'))
+    return _numbers(found[1]) if found else []
+
+
+def _attribute(split: Split, open_dimensions: Sequence[int], mesh: Mesh) -> ir.Attribute:
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
-    dimensions = ", ".join("{" + ", ".join(f'"{a}"' for a in axes) + "}" for axes in split)
+    entries = [[*(f'"{a}"' for a in axes)] for axes in split]
+    for dimension in open_dimensions:
+        entries[dimension].append("?")
+    dimensions = ", ".join("{" + ", ".join(entry) + "}" for entry in entries)
     return ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dimensions}]>")
