@@ -14,6 +14,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 
 
 def to_json(params: Params) -> str:
@@ -132,6 +133,7 @@ def class_today(name: str) -> str:
 
 
 # One line: a path and a value.
+_LONGEST_PATH = 4096
 _LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
 # Characters of a wrong value that messages show.
 _SHOWN = 200
@@ -180,17 +182,16 @@ def _check_modules(values: Iterable[str]) -> None:
 def is_params_text(path: str | os.PathLike) -> bool:
     """Returns whether a file is the params.txt of a run and not gin, by its first line."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return _LINE.match(file.readline()) is not None
-    except (OSError, UnicodeDecodeError):
+        with objects.open_to_read(path) as file:
+            return _LINE.match(file.readline(_LONGEST_PATH).decode("utf-8", "replace")) is not None
+    except OSError:
         return False
 
 
 def read(path: str | os.PathLike) -> Params:
     """Returns the Params in the params.txt of a run. Raises ValueError naming the file and line."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return experiment_from_text(file.read())
+        return experiment_from_text(objects.read_text(path))
     except ValueError as error:
         raise UserError(f"{os.fspath(path)}: {error}") from None
 
@@ -232,5 +233,7 @@ def _parse(text: str) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     if not _DOTTED.fullmatch(text):
-        raise UserError(f"{text[:_SHOWN]!r} is neither a literal nor the name of a class or function")
+        raise UserError(
+            f"{text[:_SHOWN]!r} is neither a literal nor the name of a class or function"
+        )
     return registry.defined(text)

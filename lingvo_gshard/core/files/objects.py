@@ -10,13 +10,16 @@ a write succeeds only if the file has not changed since it was read.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar, cast
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.problems import attempt
 from lingvo_gshard.core.files.stores import (
@@ -46,15 +49,66 @@ class Entry:
     tag: str
 
 
+# Files that are read whole and have more bytes are refused. Larger ones are read block by block.
+_MOST_BYTES = 2**31
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class IrregularFileError(OSError):
+    """A path is no regular file, or the file is too large. `strerror` says so in words."""
+
+    def __init__(self, path: GivenPath, words: str):
+        super().__init__(errno.EINVAL, words, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def require_regular(path: GivenPath) -> int:
+    """Returns the size of a local file, which is safe to open: it neither blocks nor is endless.
+
+    Raises:
+      OSError: there is no such file; IrregularFileError if it is a pipe, a device or the like.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+        raise IrregularFileError(path, f"this is {kind}; a regular file was expected")
+    return found.st_size
+
+
 def read_bytes(path: GivenPath) -> bytes:
     """Returns the content of a file.
 
     Raises:
-      OSError: FileNotFoundError if there is no such file; BucketError if a bucket is in trouble.
+      OSError: FileNotFoundError if there is no such file; IrregularFileError if it is no regular
+        file; BucketError if a bucket is in trouble.
     """
     if not is_bucket(path):
+        if (size := require_regular(path)) > _MOST_BYTES:
+            words = f"the file has {size:,} bytes; at most {_MOST_BYTES:,} were expected"
+            raise IrregularFileError(path, words)
         return pathlib.Path(path).read_bytes()
     return _call(path, lambda fs, url: fs.cat_file(url))
+
+
+def read_text(path: GivenPath) -> str:
+    """Returns the text of a file in UTF-8.
+
+    Raises:
+      OSError: as `read_bytes`.
+      UserError: it is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{os.fspath(path)} is not UTF-8: byte {error.start}") from None
 
 
 def write_bytes(path: GivenPath, content: bytes) -> None:
@@ -75,11 +129,34 @@ def open_to_read(path: GivenPath) -> BinaryIO:
     Reads of a bucket are repeated like all requests, from where they were.
 
     Raises:
-      OSError: there is no such file, or the bucket is in trouble.
+      OSError: there is no such file, it is no regular file, or the bucket is in trouble.
     """
     if not is_bucket(path):
+        require_regular(path)
         return open(path, "rb")
     return cast(BinaryIO, io.BufferedReader(_ObjectReader(os.fspath(path)), _BLOCK_BYTES))
+
+
+def open_to_append(path: GivenPath) -> int:
+    """Opens a local file, which need not be there, to append to it. Returns its descriptor.
+
+    Raises:
+      OSError: it cannot be written, or is no regular file.
+    """
+    if os.path.exists(path):
+        require_regular(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def require_regular_tree(path: GivenPath) -> None:
+    """Checks that what is below a local folder is regular files, for libraries that open them.
+
+    Raises:
+      OSError: there is a file that is not regular.
+    """
+    for parent, _, names in os.walk(path):
+        for name in names:
+            require_regular(os.path.join(parent, name))
 
 
 def exists(path: GivenPath) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
     SETTINGS,
     SPECIAL_TOKENS,
@@ -170,7 +171,7 @@ class ChatTemplate:
         settings = read_json(directory / SETTINGS)
         path = directory / TEMPLATE_FILE
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), tokens_of(directory), str(path))
+            return cls(objects.read_text(path), tokens_of(directory), str(path))
         for path in (directory / _OLD_TEMPLATE_FILE, directory / SETTINGS):
             found = (read_json(path) if path.name != SETTINGS else settings).get("chat_template")
             if found is None:

@@ -13,6 +13,7 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
 from lingvo_gshard.data.batching.packing import Tokens
@@ -252,8 +253,8 @@ def _template_in(
       UserError: the file is missing, or is no template.
     """
     try:
-        source = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        source = objects.read_text(path.expanduser())
+    except (OSError, UserError) as error:
         raise UserError(f"input.template: {path}: {error}") from None
     if isinstance(vocabulary, PublishedVocabulary) and directory:
         return ChatTemplate(source, tokens_of(directory), str(path))

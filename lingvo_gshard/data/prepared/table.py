@@ -97,7 +97,9 @@ def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.nda
 def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
     path = root / shard.lengths
     try:
-        table = np.load(local_copies.local_file(path), mmap_mode="r")
+        local = local_copies.local_file(path)
+        objects.require_regular(local)
+        table = np.load(local, mmap_mode="r")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file, but {shard.file} needs it") from None
     except (OSError, ValueError, EOFError) as error:

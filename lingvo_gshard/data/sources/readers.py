@@ -12,6 +12,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data import held_out
@@ -188,7 +189,7 @@ class Reader(Configurable, abc.ABC):
         """Yields the lines of a file, plain or compressed; None for one that is too long."""
         try:
             with (
-                open(path, "rb") as self._opened,
+                objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
                 yield from bounded_lines(file, None, _LONGEST_LINE)
@@ -209,7 +210,7 @@ class Reader(Configurable, abc.ABC):
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
         try:
             with (
-                open(path, "rb") as self._opened,
+                objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
                 while block := file.read(_BLOCK):
@@ -399,6 +400,11 @@ def _check_is_file(setting: str, path: str) -> None:
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
         hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
         raise UserError(f"{setting}: {path}: no such file{hint}")
+    try:
+        objects.require_regular(path)
+    except OSError as error:
+        # A pipe, such as a process substitution of a shell, can be read once only.
+        raise UserError(f"{setting}: {path}: {error.strerror}") from None
     if not os.access(path, os.R_OK):
         _refuse_unreadable(path)
 

@@ -28,6 +28,7 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.objects import CompareAndSwapFile, Generation
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
@@ -213,7 +214,7 @@ class RunLock:
         # Without recent refreshes another process may be taking over right now.
         if not self._is_lost and time.monotonic() - self._refreshed < STALE_SECONDS / 2:
             with contextlib.suppress(OSError):
-                if self._path.read_bytes() == self._content:
+                if objects.read_bytes(self._path) == self._content:
                     self._path.unlink()
 
     def _keep(self) -> None:
@@ -224,7 +225,7 @@ class RunLock:
 
     def _refresh(self) -> None:
         try:
-            descriptor = os.open(self._path, os.O_RDWR)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
         except FileNotFoundError:
             # Somebody deleted it by hand.
             self._is_lost = not _create(self._path, self._content)
@@ -324,7 +325,7 @@ def _read(path: pathlib.Path) -> _Found | None:
     """Returns a lock file; None if there is none."""
     try:
         # Opening a file makes a network file system show its current content and times.
-        with path.open("rb") as file:
+        with objects.open_to_read(path) as file:
             return _Found(file.read(4096), os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
         return None

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.lazy import tf
 
@@ -73,7 +74,7 @@ class MetricsWriter:
                 f"Warning: {METRICS_FILE} lacks the rows of {lost:,} of the {step:,} steps so far; "
                 "they were damaged or removed"
             )
-        self._file = _open(self._path)
+        self._file = objects.open_to_append(self._path)
         self._events = tf.summary.create_file_writer(str(events))
 
     def resumed_row(self, step: int) -> MetricsRow | None:
@@ -83,11 +84,11 @@ class MetricsWriter:
 
     def amend_resumed_row(self, step: int, row: MetricsRow) -> None:
         """Replaces the row of the step that the run resumes from, before any other is written."""
-        content = self._path.read_bytes().removesuffix(self._last_line)
+        content = objects.read_bytes(self._path).removesuffix(self._last_line)
         self._last_line = _encode(step, row)
         replace_file(self._path, content + self._last_line)
         os.close(self._file)
-        self._file = _open(self._path)
+        self._file = objects.open_to_append(self._path)
 
     def write(self, step: int, row: MetricsRow) -> None:
         """Appends one row. Values that are not finite become null."""
@@ -181,7 +182,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
       count: largest number of last rows, of those in the last megabytes of the file.
     """
     try:
-        with open(path, "rb") as file:
+        with objects.open_to_read(path) as file:
             first = file.readline()
             file.seek(max(file.tell(), path.stat().st_size - _TAIL))
             rest = file.read().splitlines(keepends=True)
@@ -199,7 +200,7 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       path: the file of metrics, which may be missing or damaged.
       step: the last step to return.
     """
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), objects.open_to_read(path) as file:
         for line in file:
             if _is_kept(line, step):
                 row = msgspec.json.decode(line)
@@ -210,10 +211,6 @@ def _encode(step: int, row: MetricsRow) -> bytes:
     return _ENCODER.encode({"step": step, **row}) + b"\n"
 
 
-def _open(path: pathlib.Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-
 def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
     """Rewrites the file without the rows of later steps and without damaged rows.
 
@@ -222,7 +219,9 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
     """
     if not path.exists():
         return []
-    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
+    kept = [
+        line for line in objects.read_bytes(path).splitlines(keepends=True) if _is_kept(line, step)
+    ]
     replace_file(path, b"".join(kept))
     return kept
 

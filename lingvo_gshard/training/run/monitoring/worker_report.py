@@ -13,6 +13,7 @@ import pathlib
 
 import msgspec
 
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 
 # The environment variable with the path of the file.
@@ -69,7 +70,7 @@ def report_step(step: int, input_seconds: float, probe_seconds: float | None) ->
 def read_report(path: pathlib.Path) -> WorkerReport:
     """Returns what a worker has reported so far; an empty report if there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WorkerReport)
+        return msgspec.json.decode(objects.read_bytes(path), type=WorkerReport)
     except (OSError, msgspec.DecodeError):
         return WorkerReport()
 

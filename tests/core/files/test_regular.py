@@ -1,0 +1,75 @@
+"""Files of strangers: pipes, sockets, devices and folders are refused at once, by name."""
+
+import os
+import socket
+
+import pytest
+
+from lingvo_gshard.core.files import objects
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def listening(path):
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def link_to_device(path):
+    path.symlink_to("/dev/zero")
+
+
+def link_to_pipe(path):
+    os.mkfifo(path.with_suffix(".pipe"))
+    path.symlink_to(path.with_suffix(".pipe"))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (pipe, "a named pipe"),
+        (listening, "a socket"),
+        (link_to_device, "a device"),
+        (link_to_pipe, "a named pipe"),
+        (os.mkdir, "a directory"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [objects.read_bytes, objects.read_text, objects.open_to_read, objects.open_to_append],
+)
+def test_what_is_no_regular_file_is_refused(tmp_path, make, kind, use):
+    path = tmp_path / "x.json"
+    make(path)
+    with pytest.raises(OSError, match=f"x.json: this is {kind}; a regular file was expected"):
+        use(path)
+    if make is not os.mkdir:
+        with pytest.raises(OSError, match=f"this is {kind}"):
+            objects.require_regular_tree(tmp_path)
+
+
+def test_a_file_that_is_too_large_to_read_whole_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match=r"x.json: the file has 1,099,511,627,776 bytes; at most"):
+        objects.read_bytes(path)
+
+
+def test_regular_files_and_links_to_them_are_read(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xc3\xa4")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert objects.read_text(tmp_path / "b") == "ä"
+    with objects.open_to_read(tmp_path / "b") as file:
+        assert file.read() == b"\xc3\xa4"
+    os.close(objects.open_to_append(tmp_path / "c"))
+    assert objects.require_regular(tmp_path / "c") == 0
+    (tmp_path / "a").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="a is not UTF-8: byte 0"):
+        objects.read_text(tmp_path / "a")
