@@ -13,18 +13,17 @@ from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.sources.compression import READ_ERRORS, bounded_lines, decompressed
+from lingvo_gshard.data.sources.compression import READ_ERRORS, decompressed
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
 ON_BAD_ROW = ("refuse", "skip")
 LONG_LINE = "a line is too long"
 _ROWS_BETWEEN_UPDATES = 4096
-# A small compressed file may be one line of many gigabytes.
-_LONGEST_LINE = 1 << 24
 _BLOCK = 1 << 16
 # Catalogs of messages are read whole.
 _LARGEST_CATALOG = 1 << 28
@@ -192,7 +191,7 @@ class Reader(Configurable, abc.ABC):
                 objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
-                yield from bounded_lines(file, None, _LONGEST_LINE)
+                yield from bounded_lines(file)
         finally:
             self._opened = None
 
@@ -219,7 +218,7 @@ class Reader(Configurable, abc.ABC):
             self._opened = None
 
     def _longest_in_words(self) -> str:
-        return f"{_LONGEST_LINE:,} bytes"
+        return f"{LONGEST_LINE:,} bytes"
 
     def _text(self, place: str, number: int, line: bytes | None) -> str | None:
         """Returns the text of a line without its end; None for one that is bad, and counted."""

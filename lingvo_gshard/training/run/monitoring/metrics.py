@@ -14,6 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.lazy import tf
 
 MetricsRow = dict[str, float]
@@ -183,7 +184,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
     """
     try:
         with objects.open_to_read(path) as file:
-            first = file.readline()
+            first = file.readline(LONGEST_LINE)
             file.seek(max(file.tell(), path.stat().st_size - _TAIL))
             rest = file.read().splitlines(keepends=True)
     except OSError:
@@ -201,8 +202,8 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       step: the last step to return.
     """
     with contextlib.suppress(OSError), objects.open_to_read(path) as file:
-        for line in file:
-            if _is_kept(line, step):
+        for line in bounded_lines(file):
+            if line is not None and _is_kept(line + b"\n", step):
                 row = msgspec.json.decode(line)
                 yield row.pop("step"), row
 
