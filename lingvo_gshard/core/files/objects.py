@@ -50,7 +50,7 @@ class Entry:
 
 
 # Files that are read whole and have more bytes are refused. Larger ones are read block by block.
-_MOST_BYTES = 2**31
+MOST_BYTES = 2**31
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -70,16 +70,24 @@ class IrregularFileError(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
-def require_regular(path: GivenPath) -> int:
+def require_regular(path: GivenPath, most: int | None = None) -> int:
     """Returns the size of a local file, which is safe to open: it neither blocks nor is endless.
 
+    Args:
+      path: the file.
+      most: the largest size; None for any.
+
     Raises:
-      OSError: there is no such file; IrregularFileError if it is a pipe, a device or the like.
+      OSError: there is no such file; IrregularFileError if it is a pipe, a device or the like, or
+        is larger.
     """
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
         raise IrregularFileError(path, f"this is {kind}; a regular file was expected")
+    if most is not None and found.st_size > most:
+        words = f"the file has {found.st_size:,} bytes; at most {most:,} were expected"
+        raise IrregularFileError(path, words)
     return found.st_size
 
 
@@ -91,9 +99,7 @@ def read_bytes(path: GivenPath) -> bytes:
         file; BucketError if a bucket is in trouble.
     """
     if not is_bucket(path):
-        if (size := require_regular(path)) > _MOST_BYTES:
-            words = f"the file has {size:,} bytes; at most {_MOST_BYTES:,} were expected"
-            raise IrregularFileError(path, words)
+        require_regular(path, MOST_BYTES)
         return pathlib.Path(path).read_bytes()
     return _call(path, lambda fs, url: fs.cat_file(url))
 

@@ -328,6 +328,8 @@ def _read(path: pathlib.Path) -> _Found | None:
         with objects.open_to_read(path) as file:
             return _Found(file.read(4096), os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise objects.IrregularFileError(path, "this link leads to no file") from None
         return None
 
 

@@ -201,7 +201,10 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       path: the file of metrics, which may be missing or damaged.
       step: the last step to return.
     """
-    with contextlib.suppress(OSError), objects.open_to_read(path) as file:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(OSError))
+        objects.require_regular(path, objects.MOST_BYTES)
+        file = stack.enter_context(objects.open_to_read(path))
         for line in bounded_lines(file):
             if line is not None and _is_kept(line + b"\n", step):
                 row = msgspec.json.decode(line)
