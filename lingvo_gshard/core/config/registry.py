@@ -152,7 +152,8 @@ def defined(name: str) -> Any:
         found = getattr(found, part, None) if isinstance(found, type) else None
     own = f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}"
     if own != name:
-        more = "" if may_import else f"; modules not yet imported need `import={parts[0]}`"
+        is_module_missing = rest and not may_import
+        more = f"; modules not yet imported need `import={parts[0]}`" if is_module_missing else ""
         raise UserError(f"{name!r}: {module} defines no class or function of this name{more}")
     return found
 

@@ -52,7 +52,6 @@ class Entry:
 # Files that are read whole and have more bytes are refused. Larger ones are read block by block.
 MOST_BYTES = 2**31
 _KINDS = {
-    stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -82,6 +81,8 @@ def require_regular(path: GivenPath, most: int | None = None) -> int:
         is larger.
     """
     found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
         raise IrregularFileError(path, f"this is {kind}; a regular file was expected")
