@@ -125,6 +125,8 @@ setup(
         "packaging>=23",
         "polib>=1.2",
         "protobuf>=6",
+        # Manifests for Kubernetes.
+        "pyyaml>=6",
         "regex>=2024.4",
         "rich>=13",
         "sacrebleu>=2.5",

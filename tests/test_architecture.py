@@ -377,3 +377,35 @@ def test_constraints_pin_every_requirement():
     quoted = re.findall(r'"([a-z][\w-]+)[>=~]=', (ROOT / "setup.py").read_text())
     required = {name.lower() for name in quoted}
     assert len(required) > 15 and required <= pinned, required - pinned
+
+
+def test_files_of_others_are_opened_in_one_place():
+    """core/files refuses pipes and devices. The files below are listed with what they open."""
+    opens = re.compile(
+        r"\.read_bytes\(\)|\.read_text\((?!\w+\)$)|(?<![\w.])open\([^)]*\"rb\"|\.open\(\"rb\"|memmap\("
+    )
+    own = {
+        # Linux, Python and this package.
+        *("agents/worker.py", "training/run/loop.py", "training/run/run_lock.py"),
+        *("training/run/run_records.py", "tools/diagnosis/speed.py", "pages/html_page.py"),
+        *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
+        *("tools/console/libraries.py", "tools/console/launcher.py"),
+        # Caches, work folders and shared memory that the same user has written.
+        *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
+        *("data/preparation/duplicates.py", "data/preparation/job.py", "tools/launch/slurm.py"),
+        *("data/preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
+        *("agents/keeper.py", "agents/health.py"),
+        # Streams, which may be pipes.
+        *("tools/serve.py", "tools/console/line_command.py"),
+        # A file whose header was read before.
+        "open_models/shards.py",
+    }
+    package = ROOT / PACKAGE
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if package / "core" / "files" not in path.parents
+        for line in path.read_text().splitlines()
+        if opens.search(line) and "objects.read_text(" not in line
+    }
+    assert found <= own, found - own

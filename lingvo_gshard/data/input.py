@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
@@ -25,6 +27,25 @@ from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.token_kinds import TokenKinds
 
 Batch = dict[str, np.ndarray]
+
+
+# Compiled steps count the tokens of a batch in 32 bits.
+_MOST_NUMBERS = 2**31 - 1
+
+
+def check_sizes(specs: Mapping[str, tf.TensorSpec]) -> None:
+    """Checks the size of each array of a batch, from its shape.
+
+    Raises:
+      UserError: an array is larger than any step can be compiled for.
+    """
+    for name, spec in specs.items():
+        count = math.prod(size or 1 for size in spec.shape.as_list()) if spec.shape.rank else 1
+        if count > _MOST_NUMBERS:
+            raise UserError(
+                f"a batch has {name} of {spec.shape.as_list()}, {count:,} numbers; a step "
+                f"takes at most {_MOST_NUMBERS:,}. Choose fewer rows or shorter ones"
+            )
 
 
 class TrainBatches(Protocol):
@@ -76,6 +97,10 @@ class Input(Configurable, abc.ABC):
 
     progress: Progress = SILENT
     own_rows: Callable[[Mapping[str, tf.TensorSpec]], np.ndarray] | None = None
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        check_sizes(self.batch_specs(self.p))
 
     @classmethod
     @abc.abstractmethod

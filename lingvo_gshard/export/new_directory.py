@@ -161,7 +161,7 @@ def _complete(partial: pathlib.Path, target: pathlib.Path) -> None:
     for path in partial.rglob("*"):
         if path.is_file():
             path.chmod(0o666 & ~mask)
-            with open(path, "rb") as file:
+            with objects.open_to_read(path) as file:
                 os.fsync(file.fileno())
     partial.chmod(0o777 & ~mask)
     os.rename(partial, target)

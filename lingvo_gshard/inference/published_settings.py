@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.inference.options import DecodingOptions
 
 SETTINGS_FILE = "generation_config.json"
@@ -77,7 +77,7 @@ class PublishedSettings:
         """
         path = directory / SETTINGS_FILE
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = atomic.loads(objects.read_text(path))
         except FileNotFoundError:
             return cls()
         except ValueError as error:

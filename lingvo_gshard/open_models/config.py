@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pathlib
@@ -12,6 +11,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"
@@ -224,12 +224,12 @@ class PublishedConfig:
         if file.is_dir():
             file /= CONFIG_FILE
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = atomic.loads(objects.read_text(file))
         except FileNotFoundError:
             raise UserError(f"{file}: there is no such file{_how_to_get(str(path))}") from None
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")

@@ -337,6 +337,6 @@ class PublishedRecord(msgspec.Struct, frozen=True):
 def read_record(directory: pathlib.Path) -> PublishedRecord | None:
     """Returns the record in a directory of a checkpoint; None for a run that was not imported."""
     try:
-        return atomic.decode((directory / RECORD_FILE).read_bytes(), PublishedRecord)
+        return atomic.decode(objects.read_bytes(directory / RECORD_FILE), PublishedRecord)
     except FileNotFoundError:
         return None

@@ -26,6 +26,7 @@ import safetensors
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 
 SUFFIX = ".safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -70,7 +71,7 @@ class Source(Protocol):
     def read_box(self, box: Box) -> tuple[np.ndarray, int]: ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
     """The header of a published tensor.
 
@@ -90,7 +91,7 @@ class Tensor:
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Published(Tensor):
     """A published tensor in its file, not yet read.
 
@@ -228,21 +229,29 @@ def check_tensors(
         floating-point type.
     """
     beginnings = tuple(left_out)
-    wrong = [f"{name} is missing" for name in shapes if name not in tensors]
+    wrong = [name for name in shapes if name not in tensors]
     for name, tensor in tensors.items():
         if name in shapes:
-            if tensor.shape != shapes[name]:
-                wrong.append(f"{name} is {tensor.shape}; {shapes[name]} was expected")
-            elif isinstance(tensor, Published) and tensor.dtype not in _DTYPES:
-                valid = ", ".join(_DTYPES)
-                wrong.append(f"{name} has the type {tensor.dtype}; one of {valid} was expected")
+            is_weight = not isinstance(tensor, Published) or tensor.dtype in _DTYPES
+            if tensor.shape != shapes[name] or not is_weight:
+                wrong.append(name)
         elif not name.startswith(beginnings) and not name.endswith(_COMPUTED):
-            wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
+            wrong.append(name)
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise UserError(
-            f"{where}: the tensors do not fit config.json: " + "; ".join(wrong[:5]) + more
-        )
+        said = "; ".join(_misfit(name, tensors.get(name), shapes) for name in wrong[:5])
+        raise UserError(f"{where}: the tensors do not fit config.json: {said}{more}")
+
+
+def _misfit(name: str, tensor: Source | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Returns how a tensor differs from what a model needs."""
+    if tensor is None:
+        return f"{name} is missing"
+    if name not in shapes:
+        return f"{name} is unknown. {names.nearest(name, shapes)}"
+    if tensor.shape != shapes[name]:
+        return f"{name} is {tensor.shape}; {shapes[name]} was expected"
+    return f"{name} has the type {tensor.dtype}; one of {', '.join(_DTYPES)} was expected"
 
 
 def dtype_of(published: str) -> np.dtype:
@@ -254,7 +263,7 @@ def _index(directory: pathlib.Path) -> dict[str, str]:
     """Returns name -> file from the index; empty if there is none."""
     path = directory / INDEX_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = objects.read_text(path)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -304,35 +313,47 @@ def _files(directory: pathlib.Path) -> list[str]:
     raise UserError(f"{directory} has no {SUFFIX} files; the weights were expected there")
 
 
+class _Entry(msgspec.Struct, gc=False):
+    """A tensor in the header of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_OFFSETS = b'"data_offsets"'
+_METADATA = "__metadata__"
+
+
 def tensors_in(path: pathlib.Path) -> list[Published]:
     """Returns the tensors of a file, from its header."""
     header, start = _header(path)
     # The safetensors package checks that places fit shapes, types and the file.
-    with _opened(path) as file:
+    with _opened(path):
         return [
-            Published(
-                name,
-                tuple(header[name]["shape"]),
-                header[name]["dtype"],
-                path,
-                start + header[name]["data_offsets"][0],
-            )
-            for name in file.keys()  # noqa: SIM118  the file is no mapping.
+            Published(name, entry.shape, entry.dtype, path, start + entry.data_offsets[0])
+            for name, entry in sorted(header.items())
         ]
 
 
-def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """Returns the header of a file, and where its data begins.
+def _header(path: pathlib.Path) -> tuple[dict[str, _Entry], int]:
+    """Returns the tensors in the header of a file, and where its data begins.
 
     Raises:
       UserError: a name occurs twice, which the safetensors package accepts, or the file is cut.
     """
     try:
-        with open(path, "rb") as file:
+        with objects.open_to_read(path) as file:
             size = int.from_bytes(file.read(8), "little")
             if size > path.stat().st_size:
                 raise UserError("it is cut off")
-            return json.loads(file.read(size), object_pairs_hook=_unique), 8 + size
+            text = file.read(size)
+        raw = atomic.decode(text, dict[str, msgspec.Raw])
+        raw.pop(_METADATA, None)
+        if text.count(_OFFSETS) != len(raw):
+            json.loads(text, object_pairs_hook=_unique)
+        decoder = msgspec.json.Decoder(_Entry)
+        return {name: decoder.decode(entry) for name, entry in raw.items()}, 8 + size
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

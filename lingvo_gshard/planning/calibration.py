@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.operation_rows import KINDS, kind_of
@@ -85,7 +85,7 @@ def load(path: str | pathlib.Path) -> Calibration:
       UserError: names --calibration and the reason if the file is missing or is none.
     """
     try:
-        return atomic.decode(pathlib.Path(path).read_bytes(), Calibration)
+        return atomic.decode(objects.read_bytes(path), Calibration)
     except OSError as error:
         raise UserError(f"`calibration={path}`: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

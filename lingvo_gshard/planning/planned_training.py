@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -118,7 +117,7 @@ def load(path: str | os.PathLike) -> PlannedTraining:
 def _read(path: str) -> tuple[str, str, Params, Plan | None]:
     """Returns name, topology, Params and plan of a file."""
     with plans.reading(path, "neither a plan nor a search"):
-        text = pathlib.Path(path).read_bytes()
+        text = objects.read_bytes(path)
         header = atomic.decode(text, _Header)
         if header.search_format is not None:
             found = _search(text, header.search_format)

@@ -19,7 +19,7 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.planning.operation_rows import KINDS
 
 FORMAT = 1
@@ -221,7 +221,7 @@ def load(path: pathlib.Path) -> Profile:
       UserError: names the file if it cannot be read or is no profile.
     """
     try:
-        return atomic.decode(path.read_bytes(), Profile)
+        return atomic.decode(objects.read_bytes(path), Profile)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.hlo.module import Module
 from lingvo_gshard.planning.machines import chips
@@ -176,7 +177,7 @@ def matrix(size: int) -> np.ndarray:
 def only_trace(directory: str) -> bytes:
     """Returns the only trace in a directory, a serialized XSpace."""
     (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-    return path.read_bytes()
+    return objects.read_bytes(path)
 
 
 # Operations of programs are recorded at this level, each call of Python is not.

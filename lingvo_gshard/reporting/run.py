@@ -199,7 +199,7 @@ def read_profiles(logdir: pathlib.Path) -> list[ProfileReport]:
 def _read(path: pathlib.Path, record: type[_Record]) -> _Record | None:
     """Returns a record in a file; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return atomic.decode(path.read_bytes(), record)
+        return atomic.decode(objects.read_bytes(path), record)
     return None
 
 

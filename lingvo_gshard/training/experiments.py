@@ -7,7 +7,7 @@ from typing import cast
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.input import Batch, Input
+from lingvo_gshard.data.input import Batch, Input, check_sizes
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -39,8 +39,13 @@ def with_vocabulary_sizes(task: Params, input_: Input) -> Params:
 
 
 def batch_specs(experiment: Params) -> dict[str, tf.TensorSpec]:
-    """Returns the shape and dtype of each array of a training batch, sorted by name."""
+    """Returns the shape and dtype of each array of a training batch, sorted by name.
+
+    Raises:
+      UserError: an array is larger than any step can be compiled for.
+    """
     specs = experiment.input.cls.batch_specs(experiment.input)
+    check_sizes(specs)
     return {name: specs[name] for name in sorted(specs)}
 
 

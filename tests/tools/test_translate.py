@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import Run, load
+from lingvo_gshard.core.files.lines import LONGEST_LINE
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_command, startup
@@ -126,16 +127,25 @@ def test_user_errors_are_one_line(flags, words, run_here):
     assert words in err
 
 
+def test_a_line_that_is_too_long_is_bad_as_one_that_is_no_text_is():
+    lines = line_command.LineReader(io.BytesIO(b"a\n" + b"b" * (LONGEST_LINE + 1) + b"\nc"))
+    batch = [line for chunk in lines.batches() for line in chunk]
+    assert batch == [b"a", None, b"c"]
+    assert line_command._decode(batch, 0, True, "x")[0] == ["a", "", "c"]
+    texts, error = line_command._decode(batch, 0, False, "x")
+    assert texts == ["a"] and str(error).startswith("x: line 2 has more than 16,777,216 bytes; --")
+
+
 def test_waiting_lines_are_batched_and_a_single_one_is_answered_at_once():
     reading, writing = os.pipe()
     lines = line_command.LineReader(os.fdopen(reading, "rb"))
     chunks = lines.batches()
     os.write(writing, b"a\n")
-    assert next(chunks) == [b"a\n"]
+    assert next(chunks) == [b"a"]
     os.write(writing, b"b\nc\nd\n")
     while lines._waiting.qsize() < 3:
         time.sleep(0.001)
-    assert next(chunks) == [b"b\n", b"c\n", b"d\n"]
+    assert next(chunks) == [b"b", b"c", b"d"]
     os.write(writing, b"e")
     os.close(writing)
     assert [line for chunk in chunks for line in chunk] == [b"e"]

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.training.run.logdir import Logdir
@@ -181,7 +181,7 @@ def test_refused_run_leaves_params_and_no_lock(tmp_path):
     assert sorted(os.listdir(logdir.path)) == ["checkpoints", "params.txt"]
 
 
-class Leaf:
+class Leaf(Configurable):
     """A leaf of the Params tree in the test below."""
 
     @classmethod

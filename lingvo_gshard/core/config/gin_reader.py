@@ -270,8 +270,10 @@ def _dereference(reference: Reference, exemplar: Any) -> Any:
         return target.params()
     if exemplar is None and isinstance(target, type) and issubclass(target, Configurable):
         return target.params()
-    if exemplar is None or (callable(exemplar) and callable(target)):
+    if callable(target) and (exemplar is None or callable(exemplar)):
         return target
+    if exemplar is None:
+        raise UserError(f"@{reference.name} is a {_kind(target)}; expected a class or function")
     raise UserError(_mismatch("reference", f"@{reference.name}", exemplar, nullable=False))
 
 

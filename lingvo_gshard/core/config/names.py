@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 from collections.abc import Iterable
 
 _LISTED = 40
+_COMPARED = 5_000
 _LISTED_PATHS = 8
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns a sentence for an error message: the nearest valid name, or all valid names."""
     valid = sorted({str(v) for v in valid})
-    matches = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
+    # Comparing takes long. Among very many names, those with the same beginning are compared.
+    place = max(bisect.bisect(valid, str(name)) - _COMPARED // 2, 0)
+    near = valid if len(valid) <= _COMPARED else valid[place : place + _COMPARED]
+    matches = difflib.get_close_matches(str(name), near, n=1, cutoff=0.5)
     if matches:
         return f"Did you mean {matches[0]!r}?"
     if not valid:

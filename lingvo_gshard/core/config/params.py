@@ -148,6 +148,8 @@ class Params:
         if isinstance(last, int):
             self._check_not_frozen(path)
             _descend(node, last, path)
+            if not isinstance(node, list):
+                raise UserError(f"{path!r}: the elements of a tuple cannot be set one by one")
             node[last] = value
         elif isinstance(node, Params):
             _descend(node, last, path)

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 
 
 def to_json(params: Params) -> str:
@@ -132,7 +133,10 @@ def class_today(name: str) -> str:
 
 
 # One line: a path and a value.
+_LONGEST_PATH = 4096
 _LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
+# Characters of a wrong value that messages show.
+_SHOWN = 200
 # The name of a class or function, with its module.
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -158,8 +162,8 @@ def experiment_from_text(text: str) -> Params:
     # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):
         try:
-            _apply(root, path, value)
-        except (ValueError, ImportError, AttributeError) as error:
+            _apply(root, path, value, len(lines))
+        except ValueError as error:
             raise UserError(f"line {number}: {path}: {error}") from None
     return root.locate()
 
@@ -178,17 +182,16 @@ def _check_modules(values: Iterable[str]) -> None:
 def is_params_text(path: str | os.PathLike) -> bool:
     """Returns whether a file is the params.txt of a run and not gin, by its first line."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return _LINE.match(file.readline()) is not None
-    except (OSError, UnicodeDecodeError):
+        with objects.open_to_read(path) as file:
+            return _LINE.match(file.readline(_LONGEST_PATH).decode("utf-8", "replace")) is not None
+    except OSError:
         return False
 
 
 def read(path: str | os.PathLike) -> Params:
     """Returns the Params in the params.txt of a run. Raises ValueError naming the file and line."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return experiment_from_text(file.read())
+        return experiment_from_text(objects.read_text(path))
     except ValueError as error:
         raise UserError(f"{os.fspath(path)}: {error}") from None
 
@@ -198,21 +201,27 @@ def _classes_first(line: tuple[str, str, int]) -> tuple:
     return (not path.endswith(".cls"), path.count("."), number)
 
 
-def _apply(root: Params, path: str, value: str) -> None:
+def _apply(root: Params, path: str, value: str, count: int) -> None:
+    """Sets the value of one of `count` lines."""
     if not path.endswith(".cls"):
         root.set_path(path, _parse(value))
         return
     path, cls = path.removesuffix(".cls"), _parse(value)
     element = re.fullmatch(r"(.*)\[(\d+)\]", path)
     if element:
-        _grow(root, element.group(1), int(element.group(2)))
+        _grow(root, element.group(1), int(element.group(2)), count)
     node = root.get(path)
-    if cls is not None and not (isinstance(node, Params) and node.cls is cls):
-        root.set_path(path, cls.params())
+    if cls is None or (isinstance(node, Params) and node.cls is cls):
+        return
+    if not (isinstance(cls, type) and issubclass(cls, Configurable)):
+        raise UserError(f"{value} is no configurable class, which has Params")
+    root.set_path(path, cls.params())
 
 
-def _grow(root: Params, path: str, index: int) -> None:
-    """Extends the list at `path` so that it has element `index`."""
+def _grow(root: Params, path: str, index: int, count: int) -> None:
+    """Extends the list at `path` so that it has element `index`; each element has a line."""
+    if index >= count:
+        raise UserError(f"element {index} of a list was not expected in a file of {count} lines")
     values = root.get(path)
     values = list(values) if isinstance(values, (list, tuple)) else []
     root.set_path(path, values + [None] * (index + 1 - len(values)))
@@ -221,20 +230,10 @@ def _grow(root: Params, path: str, index: int) -> None:
 def _parse(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     if not _DOTTED.fullmatch(text):
-        raise UserError(f"{text!r} is neither a literal nor the name of a class or function")
-    parts = text.split(".")
-    for split in range(len(parts) - 1, 0, -1):
-        try:
-            found: Any = registry.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[split:]:
-            found = getattr(found, part)
-        return found
-    raise ImportError(
-        f"{text!r} cannot be imported; the module {parts[0]} must be installed, in the current "
-        "directory or on PYTHONPATH"
-    )
+        raise UserError(
+            f"{text[:_SHOWN]!r} is neither a literal nor the name of a class or function"
+        )
+    return registry.defined(text)

@@ -20,6 +20,7 @@ import sysconfig
 import traceback
 import types
 from collections.abc import Callable
+from typing import Any
 
 from lingvo_gshard.core.config import names as names_lib
 from lingvo_gshard.core.config.params import Configurable, Params
@@ -123,6 +124,51 @@ def import_module(name: str) -> types.ModuleType:
     raise UserError(
         f"the module {name} cannot be imported: {_place(failure)}: {_in_words(failure)}"
     ) from failure
+
+
+def defined(name: str) -> Any:
+    """Returns the class or function that a file names as its module and qualified name.
+
+    A module also has names of what it imports, such as `shutil`; these belong to other modules.
+
+    Args:
+      name: such as "my_package.my_module.MyClass", of a module that `is_trusted`.
+
+    Raises:
+      UserError: there is no such module, or it defines nothing of this name. A module that the user
+        has not named counts only if the program has imported it.
+    """
+    parts = name.split(".")
+    may_import = parts[0] in (_PACKAGE_NAME, *_named)
+    module = _longest_module(parts, may_import)
+    if not module:
+        raise UserError(
+            f"{name!r} cannot be imported; the module {parts[0]} must be installed, in the current "
+            "directory or on PYTHONPATH"
+        )
+    first, *rest = parts[module.count(".") + 1 :]
+    found = vars(sys.modules[module]).get(first)
+    for part in rest:
+        found = getattr(found, part, None) if isinstance(found, type) else None
+    own = f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}"
+    if own != name:
+        is_module_missing = rest and not may_import
+        more = f"; modules not yet imported need `import={parts[0]}`" if is_module_missing else ""
+        raise UserError(f"{name!r}: {module} defines no class or function of this name{more}")
+    return found
+
+
+def _longest_module(parts: list[str], may_import: bool) -> str:
+    """Returns the longest beginning of a dotted name that is a module; "" if there is none."""
+    found = ""
+    for count in range(1, len(parts)):
+        name = ".".join(parts[:count])
+        try:
+            _ = import_module(name) if may_import else sys.modules[name]
+        except (ModuleNotFoundError, KeyError):
+            break
+        found = name
+    return found
 
 
 def raised_in(error: BaseException) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import tempfile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -50,6 +51,18 @@ def replace_file(path: pathlib.Path, content: bytes) -> None:
     new = path.with_name(path.name + NEW)
     new.write_bytes(content)
     os.replace(new, path)
+
+
+def loads(content: bytes | str) -> Any:
+    """Returns JSON as plain values. Unlike `decode` it reads NaN and whatever else Python writes.
+
+    Raises:
+      ValueError: the content is no UTF-8 or no JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 _Type = TypeVar("_Type")

@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar, cast
 
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.problems import attempt
 from lingvo_gshard.core.files.stores import (
@@ -50,11 +52,25 @@ def read_bytes(path: GivenPath) -> bytes:
     """Returns the content of a file.
 
     Raises:
-      OSError: FileNotFoundError if there is no such file; BucketError if a bucket is in trouble.
+      OSError: FileNotFoundError if there is no such file; IrregularFileError if it is no regular
+        file; BucketError if a bucket is in trouble.
     """
     if not is_bucket(path):
-        return pathlib.Path(path).read_bytes()
+        return regular.read_regular(path)
     return _call(path, lambda fs, url: fs.cat_file(url))
+
+
+def read_text(path: GivenPath) -> str:
+    """Returns the text of a file in UTF-8.
+
+    Raises:
+      OSError: as `read_bytes`.
+      UserError: it is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{os.fspath(path)} is not UTF-8: byte {error.start}") from None
 
 
 def write_bytes(path: GivenPath, content: bytes) -> None:
@@ -75,10 +91,10 @@ def open_to_read(path: GivenPath) -> BinaryIO:
     Reads of a bucket are repeated like all requests, from where they were.
 
     Raises:
-      OSError: there is no such file, or the bucket is in trouble.
+      OSError: there is no such file, it is no regular file, or the bucket is in trouble.
     """
     if not is_bucket(path):
-        return open(path, "rb")
+        return regular.open_regular(path)
     return cast(BinaryIO, io.BufferedReader(_ObjectReader(os.fspath(path)), _BLOCK_BYTES))
 
 

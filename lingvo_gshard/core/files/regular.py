@@ -1,7 +1,6 @@
-"""Opens local files that somebody else may have put there, and waits for no writer.
+"""Opens local files that somebody else may have put there: regular files only, without waiting.
 
-Opening a named pipe waits for its other end, and a device may never end. Code that reads a
-directory which others can write to therefore accepts regular files only.
+Opening a named pipe waits for its other end, and a device may never end.
 """
 
 from __future__ import annotations
@@ -11,17 +10,24 @@ import os
 import stat
 from typing import BinaryIO
 
+# Files that are read whole and have more bytes are refused. Larger ones are read block by block.
+MOST_BYTES = 2**31
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
-    stat.S_IFDIR: "a directory",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
 
 
-class NotRegularError(OSError):
-    """A path leads to something that is no regular file. `strerror` says what it is."""
+class IrregularFileError(OSError):
+    """A path is no regular file, or the file is too large. `strerror` says so in words."""
+
+    def __init__(self, path: str | os.PathLike[str], words: str):
+        super().__init__(errno.EINVAL, words, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
@@ -33,21 +39,21 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o644)
       mode: permissions of a file that is created.
 
     Raises:
-      NotRegularError: something else is there.
-      OSError: it cannot be opened.
+      OSError: it cannot be opened; IsADirectoryError for a directory, IrregularFileError for what
+        else is no regular file.
     """
-    text = os.fspath(path)
     try:
-        descriptor = os.open(text, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
     except OSError as error:
-        # A socket, a pipe without a reader that is opened to write, a directory that is.
-        if error.errno not in (errno.ENXIO, errno.EISDIR):
-            raise
-        raise _refusal(os.stat(text).st_mode, text) from None
-    found = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(found):
+        # A socket, or a pipe without a reader that is opened to write.
+        if error.errno == errno.ENXIO:
+            _check(path, os.stat(path), None)
+        raise
+    try:
+        _check(path, os.fstat(descriptor), None)
+    except OSError:
         os.close(descriptor)
-        raise _refusal(found, text)
+        raise
     os.set_blocking(descriptor, True)
     return descriptor
 
@@ -57,23 +63,65 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
 
-def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+def open_to_append(path: str | os.PathLike[str]) -> int:
+    """Opens a file, which need not be there, to append to it; see `open_descriptor`."""
+    return open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Returns the content of a regular file.
 
     Args:
       path: of the file.
-      limit: the most bytes that it may have.
+      most: the most bytes that it may have.
 
     Raises:
-      OSError: as `open_descriptor` does, and for a longer file.
+      OSError: as `open_descriptor` does, and IrregularFileError for a larger file.
     """
     with open_regular(path) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise OSError(errno.EFBIG, f"it is longer than {limit:,} bytes", os.fspath(path))
+        _check(path, os.fstat(file.fileno()), most)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise _too_large(path, len(content), most)
     return content
 
 
-def _refusal(mode: int, path: str) -> NotRegularError:
-    found = _KINDS.get(stat.S_IFMT(mode), "something else")
-    return NotRegularError(errno.EINVAL, f"it is {found}, and a regular file is expected", path)
+def require_regular(path: str | os.PathLike[str], most: int | None = None) -> int:
+    """Returns the size of a file that a library may open: opening neither blocks nor is endless.
+
+    Args:
+      path: of the file.
+      most: the most bytes that it may have; None for any number.
+
+    Raises:
+      OSError: there is no such file, it is no regular file, or it is larger.
+    """
+    found = os.stat(path)
+    _check(path, found, most)
+    return found.st_size
+
+
+def require_regular_tree(path: str | os.PathLike[str]) -> None:
+    """Checks that what is below a folder is regular files, for libraries that open them.
+
+    Raises:
+      OSError: there is a file that is not regular.
+    """
+    for parent, _, names in os.walk(path):
+        for name in names:
+            require_regular(os.path.join(parent, name))
+
+
+def _check(path: str | os.PathLike[str], found: os.stat_result, most: int | None) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+        raise IrregularFileError(path, f"this is {kind}; a regular file was expected")
+    if most is not None and found.st_size > most:
+        raise _too_large(path, found.st_size, most)
+
+
+def _too_large(path: str | os.PathLike[str], size: int, most: int) -> IrregularFileError:
+    words = f"the file has {size:,} bytes; at most {most:,} were expected"
+    return IrregularFileError(path, words)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
     SETTINGS,
     SPECIAL_TOKENS,
@@ -166,8 +167,8 @@ def read_template(path: pathlib.Path, where: str) -> str:
       UserError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return objects.read_text(path)
+    except (OSError, UserError) as error:
         raise UserError(f"{where}: this is no chat template: {error}") from None
 
 

@@ -111,7 +111,9 @@ class WorkDirectory:
         """
         path = self.root / _SETTINGS
         if path.exists():
-            check_same(settings, msgspec.json.decode(path.read_bytes()), os.fspath(self.root))
+            check_same(
+                settings, msgspec.json.decode(objects.read_bytes(path)), os.fspath(self.root)
+            )
         else:
             atomic.write_atomically(os.fspath(path), msgspec.json.encode(settings))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files.lines import bounded_lines
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data.preparation import sources as source
 from lingvo_gshard.data.prepared import manifest
@@ -26,7 +27,7 @@ from lingvo_gshard.data.sources import (
     tsv,
     units,
 )
-from lingvo_gshard.data.sources.compression import bounded_lines, decompressed
+from lingvo_gshard.data.sources.compression import decompressed
 from lingvo_gshard.data.sources.readers import LONG_LINE
 from lingvo_gshard.data.sources.row import Row
 

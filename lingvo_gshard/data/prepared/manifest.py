@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, local_copies, stores
+from lingvo_gshard.core.files import atomic, local_copies, objects, stores
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.vocabularies.files import load
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -291,7 +291,7 @@ def read(directory: str | os.PathLike) -> Manifest:
     """
     path = pathlib.Path(directory) / FILE
     try:
-        content = path.read_bytes()
+        content = objects.read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path}: there is no such file. A directory that gshard-prepare has written, and "
@@ -357,7 +357,7 @@ def sha256_of(*paths: str | os.PathLike) -> str:
     """
     digest = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as file:
+        with objects.open_to_read(path) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()

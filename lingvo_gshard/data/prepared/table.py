@@ -18,7 +18,7 @@ from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import local_copies, objects, stores
+from lingvo_gshard.core.files import local_copies, objects, regular, stores
 from lingvo_gshard.data.batching.table import Group, Records
 from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode, encode
 
@@ -97,7 +97,9 @@ def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.nda
 def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
     path = root / shard.lengths
     try:
-        table = np.load(local_copies.local_file(path), mmap_mode="r")
+        local = local_copies.local_file(path)
+        regular.require_regular(local)
+        table = np.load(local, mmap_mode="r")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file, but {shard.file} needs it") from None
     except (OSError, ValueError, EOFError) as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 
 # Files that list the files of a data set, and the splits of a directory with several.
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -44,7 +44,6 @@ def saved_files(path: str, setting: str) -> list[str]:
 def _read(path: str, key: str, setting: str) -> list:
     """Returns a list of a file of JSON; UserError if it is not there."""
     try:
-        with open(path, "rb") as file:
-            return json.load(file)[key]
+        return atomic.loads(objects.read_bytes(path))[key]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{setting}: {path} is damaged: {error!r}") from None

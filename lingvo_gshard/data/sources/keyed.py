@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import abc
 import html
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic
 from lingvo_gshard.data.sources import units
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.data.sources.units import Unit
@@ -198,7 +198,7 @@ class ArbReader(KeyedReader):
     def messages(self, path: str, content: bytes) -> dict[str, Message]:
         del path
         text = content.decode("utf-8-sig")
-        values = json.loads(text)
+        values = atomic.loads(text)
         if not isinstance(values, dict):
             raise ValueError("expected an object of JSON")
         lines = _lines_of_keys(text)

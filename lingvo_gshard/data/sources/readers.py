@@ -12,18 +12,18 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects, regular
+from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.sources.compression import READ_ERRORS, bounded_lines, decompressed
+from lingvo_gshard.data.sources.compression import READ_ERRORS, decompressed
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
 ON_BAD_ROW = ("refuse", "skip")
 LONG_LINE = "a line is too long"
 _ROWS_BETWEEN_UPDATES = 4096
-# A small compressed file may be one line of many gigabytes.
-_LONGEST_LINE = 1 << 24
 _BLOCK = 1 << 16
 # Catalogs of messages are read whole.
 _LARGEST_CATALOG = 1 << 28
@@ -188,10 +188,10 @@ class Reader(Configurable, abc.ABC):
         """Yields the lines of a file, plain or compressed; None for one that is too long."""
         try:
             with (
-                open(path, "rb") as self._opened,
+                objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
-                yield from bounded_lines(file, None, _LONGEST_LINE)
+                yield from bounded_lines(file)
         finally:
             self._opened = None
 
@@ -209,7 +209,7 @@ class Reader(Configurable, abc.ABC):
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
         try:
             with (
-                open(path, "rb") as self._opened,
+                objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
                 while block := file.read(_BLOCK):
@@ -218,7 +218,7 @@ class Reader(Configurable, abc.ABC):
             self._opened = None
 
     def _longest_in_words(self) -> str:
-        return f"{_LONGEST_LINE:,} bytes"
+        return f"{LONGEST_LINE:,} bytes"
 
     def _text(self, place: str, number: int, line: bytes | None) -> str | None:
         """Returns the text of a line without its end; None for one that is bad, and counted."""
@@ -399,6 +399,11 @@ def _check_is_file(setting: str, path: str) -> None:
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
         hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
         raise UserError(f"{setting}: {path}: no such file{hint}")
+    try:
+        regular.require_regular(path)
+    except OSError as error:
+        # A pipe, such as a process substitution of a shell, can be read once only.
+        raise UserError(f"{setting}: {path}: {error.strerror}") from None
     if not os.access(path, os.R_OK):
         _refuse_unreadable(path)
 

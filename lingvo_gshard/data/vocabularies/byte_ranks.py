@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
@@ -109,12 +110,12 @@ def in_directory(
     path = directory / TEKKEN
     if path.is_file():
         try:
-            return of_tekken(json.loads(path.read_bytes())), path
+            return of_tekken(atomic.loads(objects.read_bytes(path))), path
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None
     for name in (KIMI, _LLAMA3_FILE):
         path = directory / name
-        ranks = read_ranks(path.read_bytes()) if path.is_file() else None
+        ranks = read_ranks(objects.read_bytes(path)) if path.is_file() else None
         if ranks is not None:
             return of_kimi(ranks, _listed(settings)) if name == KIMI else of_llama3(ranks), path
     return None

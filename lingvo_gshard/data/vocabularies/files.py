@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -88,8 +89,7 @@ def _unranked(content: bytes, name: str) -> bytes:
 
 def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = objects.read_bytes(path)
     except OSError as error:
         raise UserError(
             f"input.vocabulary.files: {path}: {error.strerror}; a SentencePiece model or a "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 import re
 import shutil
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.json_tokenizer import LANGUAGE, JsonTokenizer, languages_in
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding, piece_places
@@ -224,7 +224,7 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """
     settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
     if path.is_file():
-        found: Any = JsonTokenizer(path.read_text(encoding="utf-8", errors="replace"), path)
+        found: Any = JsonTokenizer(objects.read_bytes(path).decode("utf-8", "replace"), path)
         return found
     if ranked := byte_ranks.in_directory(directory, settings):
         found = JsonTokenizer(*ranked)
@@ -340,7 +340,7 @@ def _vocabulary(path: pathlib.Path) -> dict[str, int]:
 
 def _processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        return sentencepiece.SentencePieceProcessor(model_proto=objects.read_bytes(path))
     except RuntimeError as error:
         raise UserError(f"{path} is no SentencePiece model: {error}") from None
 
@@ -371,7 +371,7 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
       UserError: it is no JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = atomic.loads(objects.read_text(path))
         return {name: v for name, v in found.items() if keeps_nulls or v is not None}
     except FileNotFoundError:
         return {}

@@ -12,7 +12,7 @@ import numpy as np
 import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -212,8 +212,7 @@ class Vocabulary:
         """Reads what `save` wrote; ValueError if it is missing or damaged."""
         path = os.path.join(directory, f"{name}{cls.suffix}")
         try:
-            with open(path, "rb") as file:
-                return cls(file.read())
+            return cls(objects.read_bytes(path))
         except FileNotFoundError:
             raise UserError(f"{path}: there is no vocabulary here") from None
         except ValueError as error:

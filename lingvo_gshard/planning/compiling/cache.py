@@ -26,6 +26,7 @@ import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.context import Scope
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
 from lingvo_gshard.hlo.host_transfers import HOST_SPACE
@@ -79,7 +80,7 @@ class CompilationCache:
         path = self._path(key)
         found = None
         try:
-            found = _decoded(path.read_bytes())
+            found = _decoded(objects.read_bytes(path))
             os.utime(path)
         except (ValueError, zlib.error):
             self.damaged += 1
@@ -220,7 +221,7 @@ def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
       the memory of the host.
     """
     (path,) = pathlib.Path(directory).glob(_BUFFERS)
-    proto = HloProto.FromString(path.read_bytes())
+    proto = HloProto.FromString(objects.read_bytes(path))
     sizes = collections.Counter({"arguments": 0, "outputs": 0, "temporaries": 0, "code": code})
     host = 0
     for buffer in proto.buffer_assignment.buffer_allocations:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
 from lingvo_gshard.training.run.routers.router_records import RouterRecord
@@ -349,7 +349,7 @@ def load(path: str, first_step: int = 0) -> Loads:
         kind, has loads that cannot be, or has no steps from `first_step` on.
     """
     try:
-        content = pathlib.Path(path).read_bytes()
+        content = objects.read_bytes(path)
     except OSError as error:
         raise UserError(f"`loads={path}`: cannot be read: {error.strerror}") from None
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.planning.loads.file import RouterLoads
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.training.goodput_record import Goodput
@@ -343,7 +343,7 @@ def load(path: str | pathlib.Path) -> Plan:
         another format, or has a missing, unknown or mistyped field.
     """
     with reading(path, "not a plan"):
-        return decode(pathlib.Path(path).read_bytes(), path)
+        return decode(objects.read_bytes(path), path)
 
 
 def decode(text: bytes, path: str | pathlib.Path) -> Plan:

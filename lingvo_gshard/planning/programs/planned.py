@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.core.progress import SILENT, Progress
@@ -329,7 +329,7 @@ def read(path: str | os.PathLike, topology: Topology, facts: ProgramFacts) -> Pl
         it.
     """
     try:
-        content = pathlib.Path(path).read_bytes()
+        content = objects.read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if zipfile.is_zipfile(path):

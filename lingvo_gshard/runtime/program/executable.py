@@ -22,6 +22,7 @@ from typing import Any
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.hlo import names
 from lingvo_gshard.runtime import compile_options, standard_error
@@ -110,7 +111,7 @@ def with_earlier_output(digest: str, output: str) -> str:
             unfinished.write_text(output, encoding="utf-8")
             os.replace(unfinished, file)
             return output
-        return file.read_text(encoding="utf-8")
+        return objects.read_text(file)
     except OSError:
         return output
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import pathlib
 import zipfile
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,7 +20,7 @@ import msgspec
 
 from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
@@ -148,7 +147,7 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
       UserError: names the file and the problem: it is no saved program, has another format, was
         changed, or was written with a newer jax.
     """
-    content = io.BytesIO(pathlib.Path(path).read_bytes())
+    content = io.BytesIO(objects.read_bytes(path))
     try:
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))

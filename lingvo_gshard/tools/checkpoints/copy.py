@@ -49,7 +49,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         raise UserError(f"--output={values.output} holds another run; choose another directory")
     copied = inventory.copy(source.checkpoints, target.checkpoints, step)
     name = source.params.name
-    objects.write_bytes(f"{target.place}/{name}", source.params.read_bytes())
+    objects.write_bytes(f"{target.place}/{name}", objects.read_bytes(source.params))
     output.say(
         console,
         f"Copied the checkpoint of step {step:,} ({copied / 1e6:,.1f} MB) to {values.output}",

@@ -15,6 +15,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.text_generator import TextGenerator
 from lingvo_gshard.inference.translator import Translator
@@ -39,8 +40,8 @@ def define_line_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "on_bad_line",
         _REFUSE,
-        "What happens to a line that is not UTF-8: refuse (stop with an error that names it) or "
-        "skip (warn, and treat it as an empty line).",
+        "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an error "
+        "that names it) or skip (warn, and treat it as an empty line).",
         flag_values=values,
     )
 
@@ -53,16 +54,22 @@ def skips_bad_lines(values: flags.FlagValues) -> bool:
     return values.on_bad_line == _SKIP
 
 
+class _End:
+    """Stands behind the last line."""
+
+
 class LineReader:
     """Reads a stream in a background thread so that waiting lines can be answered as one batch."""
 
     def __init__(self, stream: BinaryIO):
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * _BATCH_LINES)
+        self._waiting: queue.Queue[bytes | None | _End] = queue.Queue(maxsize=4 * _BATCH_LINES)
         self._error: OSError | None = None
         threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
-    def batches(self) -> Iterator[list[bytes]]:
+    def batches(self) -> Iterator[list[bytes | None]]:
         """Yields the waiting lines, at least one and at most _BATCH_LINES, until the stream ends.
+
+        A line that is too long is None.
 
         Raises:
           OSError: the stream cannot be read.
@@ -70,8 +77,8 @@ class LineReader:
         ended = False
         while not ended:
             line = self._waiting.get()
-            batch: list[bytes] = []
-            while line is not None:
+            batch: list[bytes | None] = []
+            while not isinstance(line, _End):
                 batch.append(line)
                 if len(batch) == _BATCH_LINES:
                     break
@@ -79,7 +86,7 @@ class LineReader:
                     line = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            ended = line is None
+            ended = isinstance(line, _End)
             if batch:
                 yield batch
         if self._error is not None:
@@ -87,11 +94,11 @@ class LineReader:
 
     def _read(self, stream: BinaryIO) -> None:
         try:
-            for line in stream:
+            for line in bounded_lines(stream):
                 self._waiting.put(line)
         except OSError as error:
             self._error = error
-        self._waiting.put(None)
+        self._waiting.put(_End())
 
 
 def open_input(values: flags.FlagValues) -> BinaryIO:
@@ -162,9 +169,9 @@ def write(text: str) -> None:
 
 
 def _decode(
-    batch: Sequence[bytes], answered: int, skip_bad: bool, name: str
+    batch: Sequence[bytes | None], answered: int, skip_bad: bool, name: str
 ) -> tuple[list[str], UserError | None]:
-    """Decodes lines; stops at the first that is not UTF-8 unless `skip_bad`.
+    """Decodes lines; stops at the first that is not UTF-8, or too long, unless `skip_bad`.
 
     Args:
       batch: the lines.
@@ -178,16 +185,17 @@ def _decode(
     texts: list[str] = []
     for number, line in enumerate(batch, start=answered + 1):
         try:
-            text = line.decode("utf-8")
-            texts.append(text.removeprefix("\ufeff") if number == 1 else text)
+            if line is not None:
+                text = line.decode("utf-8")
+                texts.append(text.removeprefix("\ufeff") if number == 1 else text)
+                continue
+            bad = f"line {number} has more than {LONGEST_LINE:,} bytes"
         except UnicodeDecodeError as error:
             bad = f"line {number} is not UTF-8 (byte {error.start + 1})"
-            if not skip_bad:
-                return texts, UserError(
-                    f"{name}: {bad}; --on_bad_line=skip leaves such lines empty"
-                )
-            warn(f"Warning: {bad}: left empty")
-            texts.append("")
+        if not skip_bad:
+            return texts, UserError(f"{name}: {bad}; --on_bad_line=skip leaves such lines empty")
+        warn(f"Warning: {bad}: left empty")
+        texts.append("")
     return texts, None
 
 

@@ -17,6 +17,7 @@ gshard-launch local --help. docs/clusters.md has a section for each kind of clus
 from __future__ import annotations
 
 from lingvo_gshard.tools.console import subcommands
+from lingvo_gshard.tools.launch.words import check_utf8
 
 NAME = "gshard-launch"
 SUBCOMMANDS = {
@@ -28,5 +29,7 @@ _SEPARATOR = "--"
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
+    for word in argv:
+        check_utf8(word)
     place = argv.index(_SEPARATOR) if _SEPARATOR in argv else len(argv)
     return subcommands.run(argv[:place], __doc__, SUBCOMMANDS, argv[place + 1 :])

@@ -14,6 +14,7 @@ from lingvo_gshard.core.files import stores
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.flags.options import spell_options
+from lingvo_gshard.tools.launch.words import check_utf8
 from lingvo_gshard.training.run.logdir import AGENTS
 
 _OURS = "gshard-"
@@ -56,7 +57,7 @@ class WorkerCommand:
         """Returns where agents meet, as an absolute path.
 
         Raises:
-          UserError: neither an option nor a log directory says where.
+          UserError: neither an option nor a log directory says where, or it is not UTF-8.
         """
         place, logdir = options.meeting_place, self.option("logdir")
         if place is None and not logdir:
@@ -64,7 +65,7 @@ class WorkerCommand:
                 "--meeting_place is missing, and the command has no --logdir: a directory or "
                 "bucket that all hosts reach"
             )
-        return str(stores.absolute(place or f"{logdir}/{AGENTS}"))
+        return check_utf8(str(stores.absolute(place or f"{logdir}/{AGENTS}")))
 
     def meshes(self, options: AgentOptions) -> dict[int, str | None]:
         """Returns the mesh for each number of hosts that can train.

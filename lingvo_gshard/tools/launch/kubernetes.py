@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
+import math
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import rich.console
+import yaml
 from absl import flags
 
 from lingvo_gshard.agents.options import AgentOptions, HostOptions
@@ -123,7 +125,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         return 1
     label = f"jobset.sigs.k8s.io/jobset-name={kubernetes.job_name}"
     logs = ["logs", "--follow", "--prefix", "--tail=-1", f"--selector={label}"]
-    output.say(console, f"Follow the log:\n  {' '.join([*kubectl, *logs])}")
+    output.say(console, f"Follow the log:\n  {shlex.join([*kubectl, *logs])}")
     return 0
 
 
@@ -194,11 +196,11 @@ def _pod(
     if kubernetes.tpu_topology is not None:
         # The chips of a slice start on all hosts together: no host can check its own.
         options = dataclasses.replace(options, check_after_failures=0)
-    agent = [*spell_options(options), *spell_options(own)]
+    given = _literal([*spell_options(options), "--", *words])
     container: dict[str, Any] = {
         "name": "agent",
         "image": kubernetes.image,
-        "command": ["gshard-launch", "agent", *agent, "--", *words],
+        "command": ["gshard-launch", "agent", *spell_options(own), *given],
         "env": _environment(kubernetes.job_name),
         "livenessProbe": _probe(options),
         "volumeMounts": [{"name": "memory", "mountPath": "/dev/shm"}],
@@ -228,6 +230,11 @@ def _pod(
     if kubernetes.service_account:
         pod["serviceAccountName"] = kubernetes.service_account
     return pod
+
+
+def _literal(words: Sequence[str]) -> list[str]:
+    """Returns words as a manifest spells them: Kubernetes replaces $(NAME), and $$ by $."""
+    return [word.replace("$", "$$") for word in words]
 
 
 def _environment(name: str) -> list[dict[str, Any]]:
@@ -264,17 +271,21 @@ def _secret(kubernetes: KubernetesOptions, secret: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def as_yaml(value: dict[str, Any] | list[Any], indent: int = 0) -> str:
-    """Returns plain data as YAML. Scalars are written as JSON, which is YAML."""
-    space, text = " " * indent, ""
-    pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
-    for key, one in pairs:
-        mark = "- " if key is None else f"{key}: "
-        if not isinstance(one, dict | list) or not one:
-            text += f"{space}{mark}{json.dumps(one)}\n"
-        elif key is None:
-            # The first line of an item stands behind its dash.
-            text += f"{space}- {as_yaml(one, indent + 2)[indent + 2 :]}"
-        else:
-            text += f"{space}{mark.rstrip()}\n{as_yaml(one, indent + 2)}"
-    return text
+def as_yaml(value: dict[str, Any]) -> str:
+    """Returns plain data as YAML in ASCII, with all text in quotes.
+
+    Text without quotes would depend on the reader: 1e3 is a number to some, and text to others.
+    """
+    return yaml.dump(value, Dumper=_Quoting, sort_keys=False, width=math.inf)
+
+
+class _Quoting(yaml.SafeDumper):
+    """Writes text in quotes, and a value that occurs twice as often."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -64,7 +65,7 @@ class SlurmOptions(Options):
         180, "The workers save so many seconds before the time limit.", minimum=1
     )
     sbatch: tuple[str, ...] = option(
-        (), "Another option of sbatch, such as gres=gpu:8; may be repeated."
+        (), "Another option of sbatch, such as gres=gpu:8, without quotes; may be repeated."
     )
     follow: bool = option(True, "Shows the job's log until it ends.")
 
@@ -87,7 +88,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     command.meshes(options)
     place = str(options.meeting_place)
     folder = os.getcwd() if is_bucket(place) else place
-    text = script(slurm, options, words, f"{folder}/job-%j.log")
+    text = script(slurm, options, words, folder)
     if values.dry_run:
         output.say(console, text.rstrip())
         output.write_json(values.json, {"script": text})
@@ -105,15 +106,23 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     return _follow(job, log) if slurm.follow else 0
 
 
-def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], log: str) -> str:
+def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], folder: str) -> str:
     """Returns the batch script.
 
     Args:
       slurm: options of the job.
       options: options of the agents.
       words: the command of a worker.
-      log: where the job writes; %j is its number.
+      folder: where the job writes its log.
+
+    Raises:
+      UserError: a setting cannot be written as a line for sbatch.
     """
+    if "\\" in folder:
+        # sbatch would take the whole name literally, with no number of the job.
+        raise UserError(f"{folder} has a backslash, which Slurm allows in no name of a log")
+    # sbatch fills in patterns that begin with a percent sign.
+    log = f"{folder.replace('%', '%%')}/job-%j.log"
     settings = [
         f"job-name={slurm.job_name}",
         # A range of nodes would get its lower end, however many are idle.
@@ -129,14 +138,38 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], log
         settings.append(f"partition={slurm.partition}")
     if slurm.time_limit is not None:
         settings.append(f"time={slurm.time_limit}")
-    settings += [one.removeprefix("--") for one in slurm.sbatch]
+    settings += slurm.sbatch
     agent = [sys.executable, "-m", "lingvo_gshard", "launch", "agent"]
     return _TEMPLATE.format(
-        settings="\n".join(f"#SBATCH --{one}" for one in settings),
+        settings="\n".join(map(_setting, settings)),
         keep=shlex.quote(_KEEP_AGENT),
         agent=shlex.join([*agent, *spell_options(options), "--", *words]),
     )
 
+
+def _setting(given: str) -> str:
+    """Returns an option as a line for sbatch, which reads quotes in its own way, not as a shell.
+
+    Raises:
+      UserError: it is no option, or has characters that no line can have.
+    """
+    found = _OPTION.fullmatch(given)
+    if found is None or _CONTROL.search(given):
+        raise UserError(
+            f"{given!r} cannot be an option of sbatch; expected NAME or NAME=VALUE, without line "
+            "ends and other control characters"
+        )
+    name, value = found.groups()
+    if value is None or _PLAIN.fullmatch(value):
+        return f"#SBATCH --{name}" + (f"={value}" if value is not None else "")
+    # Within quotes a backslash keeps the next character. Outside of quotes it does not keep spaces.
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#SBATCH --{name}="{quoted}"'
+
+
+_OPTION = re.compile(r"(?:--)?([A-Za-z][A-Za-z0-9-]*)(?:[= ](.*))?", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_PLAIN = re.compile(r"[\w./:,=@%+-]+", re.ASCII)
 
 # An agent that was killed, for example for want of memory, is started again. The agent
 # handles requests to stop, so the shell around the agent ignores them.
@@ -196,9 +229,13 @@ def _follow(job: str, log: pathlib.Path) -> int:
 
 def _state(job: str) -> tuple[str, int]:
     """Returns the state of a job and its exit code."""
-    words = _run(["scontrol", "--oneliner", "show", "job", job]).split()
-    found = dict(word.split("=", 1) for word in words if "=" in word)
-    return found["JobState"], int(found["ExitCode"].partition(":")[0])
+    # At the beginning of a line, and not in the name of the job or of its files.
+    shown = _run(["scontrol", "show", "job", job])
+    state = re.search(r"^ *JobState=(\w+)", shown, re.MULTILINE)
+    code = re.search(r"^ *Requeue=.* ExitCode=(\d+):", shown, re.MULTILINE)
+    if state is None or code is None:
+        raise UserError(f"scontrol show job {job} says no JobState and ExitCode; they are needed")
+    return state[1], int(code[1])
 
 
 def _run(command: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.data.input import Batch, TrainBatches
 from lingvo_gshard.training.run import processes
@@ -264,7 +265,7 @@ class RollBacks:
 def count_roll_backs(logdir: pathlib.Path) -> int:
     """Returns how often the run in a directory went back."""
     try:
-        return len((logdir / ROLL_BACKS_FILE).read_bytes().splitlines())
+        return len(objects.read_bytes(logdir / ROLL_BACKS_FILE).splitlines())
     except FileNotFoundError:
         return 0
 
@@ -281,7 +282,7 @@ def _read(path: pathlib.Path, step: int) -> list[dict]:
         path.unlink()
         return []
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(objects.read_bytes(path).splitlines(), 1):
         try:
             rows.append(msgspec.to_builtins(_DECODER.decode(line)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

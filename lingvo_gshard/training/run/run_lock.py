@@ -214,7 +214,7 @@ class RunLock:
         # Without recent refreshes another process may be taking over right now.
         if not self._is_lost and time.monotonic() - self._refreshed < STALE_SECONDS / 2:
             with contextlib.suppress(OSError):
-                if self._path.read_bytes() == self._content:
+                if regular.read_regular(self._path) == self._content:
                     self._path.unlink()
 
     def _keep(self) -> None:
@@ -328,6 +328,8 @@ def _read(path: pathlib.Path) -> _Found | None:
         with regular.open_regular(path) as file:
             return _Found(file.read(4096), os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise regular.IrregularFileError(path, "this link leads to no file") from None
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects, regular
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.objects import CompareAndSwapFile
 from lingvo_gshard.core.files.stores import is_bucket
@@ -33,14 +33,14 @@ def append_row(path: pathlib.Path, row: object) -> None:
     if is_bucket(path):
         CompareAndSwapFile(path).append(line)
         return
-    with open(path, "ab") as file:
+    with os.fdopen(regular.open_to_append(path), "ab") as file:
         file.write(line)
 
 
 def read_rows(path: pathlib.Path, row: type[_Row]) -> list[_Row]:
     """Returns the rows of a file, which may be missing. Damaged rows are left out."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = objects.read_bytes(path).splitlines()
     except OSError:
         return []
     decoder, found = msgspec.json.Decoder(row), []
@@ -291,6 +291,6 @@ def write_sharding(logdir: pathlib.Path, sharding: Sharding) -> None:
 def read_sharding(logdir: pathlib.Path) -> Sharding | None:
     """Returns how a run is stored; None if that was not recorded, or the file is damaged."""
     try:
-        return atomic.decode((logdir / SHARDING_FILE).read_bytes(), Sharding)
+        return atomic.decode(objects.read_bytes(logdir / SHARDING_FILE), Sharding)
     except (OSError, msgspec.DecodeError):
         return None

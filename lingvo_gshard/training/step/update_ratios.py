@@ -26,6 +26,10 @@ from lingvo_gshard.training.step.optimizer import Optimizer
 def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
     """Returns the norm over all gradients together, a float32 scalar.
 
+    Squares are summed in float32 and not scaled first, which would read all gradients twice. A norm
+    above 1.8e19 is therefore infinite, so that the step counts as not finite. Gradients below 1e-19
+    may count as 0; clipping scales large norms only.
+
     Args:
       gradients: the gradients of the weights.
       counts: whether each gradient counts; False for weights that the optimizer does not move.

@@ -318,6 +318,8 @@ class ReferencesTest(testing.TestCase, parameterized.TestCase):
         ("step.optimizer", f"{HERE}.Adam()", "would call it"),
         ("step.steps", f"{HERE}.Adam", "expected int, such as 10; got the reference"),
         ("task.activation", "@math.pi", "expected class or function"),
+        ("task.limit", "@math.pi", "is a float; expected a class or function"),
+        ("task.limit", "@os.path", "is a module; expected a class or function"),
     )
     def test_rejects_references_of_the_wrong_kind(self, path, reference, expected):
         with self.assertRaisesRegex(ValueError, f"{path}: .*{expected}"):

@@ -1,5 +1,7 @@
 """Tests suggestions of the nearest valid name."""
 
+import time
+
 from lingvo_gshard import testing
 from lingvo_gshard.core.config import names
 
@@ -19,6 +21,13 @@ class NearestNameTest(testing.TestCase):
         sentence = names.nearest("zzz", [f"name_{i:03d}" for i in range(100)])
         self.assertEndsWith(sentence, " and 60 more.")
         self.assertLess(len(sentence), 500)
+
+    def test_among_very_many_names_those_with_the_same_beginning_are_compared(self):
+        began = time.monotonic()
+        many = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(300_000)]
+        hint = names.nearest("model.layers.17.mlp.up_proj.weights", many)
+        self.assertEqual(hint, "Did you mean 'model.layers.17.mlp.up_proj.weight'?")
+        self.assertLess(time.monotonic() - began, 10)
 
 
 if __name__ == "__main__":

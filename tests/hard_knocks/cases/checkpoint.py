@@ -185,8 +185,9 @@ CASES = (
         _EVALUATE + " --split=dev",
         given=(trained("run"), replace("run/params.txt", "TinyDense", "TinyDens")),
         changes=_EVALUATED,
-        says="Warning: ...run/params.txt: line ...: task.hidden.cls: module 'tests.tiny' "
-        "has no attribute 'TinyDens'; using the copy in the checkpoint of step 12\n",
+        says="Warning: ...run/params.txt: line ...: task.hidden.cls: "
+        "'tests.tiny.TinyDens': tests.tiny defines no class or function of this name; using the "
+        "copy in the checkpoint of step 12\n",
     ),
     Case(
         "params.txt with an unknown name",

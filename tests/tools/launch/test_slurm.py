@@ -9,11 +9,17 @@ from lingvo_gshard.tools.launch.slurm import SlurmOptions, script
 
 def test_the_script_asks_for_nodes_and_keeps_them():
     slurm = SlurmOptions(time_limit="24:00:00", partition="big", sbatch=("gres=gpu:8", "--mem=0"))
-    text = script(slurm, AgentOptions(max_hosts=4, min_hosts=2), ["gshard-train"], "/x/%j.log")
+    text = script(slurm, AgentOptions(max_hosts=4, min_hosts=2), ["gshard-train"], "/x")
     settings = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
     for expected in (
         *("--nodes=4", "--ntasks-per-node=1", "--requeue", "--no-kill", "--signal=B:USR1@180"),
-        *("--time=24:00:00", "--partition=big", "--gres=gpu:8", "--mem=0", "--output=/x/%j.log"),
+        *(
+            "--time=24:00:00",
+            "--partition=big",
+            "--gres=gpu:8",
+            "--mem=0",
+            "--output=/x/job-%j.log",
+        ),
     ):
         assert expected in settings
 
@@ -21,7 +27,7 @@ def test_the_script_asks_for_nodes_and_keeps_them():
 def test_the_script_is_a_shell_script_that_keeps_every_argument(tmp_path):
     """A stand-in for srun shows what each agent gets."""
     words = ["gshard-train", "--gin_param=a.b = 'c \"d'", "$HOME", "100%"]
-    text = script(SlurmOptions(), AgentOptions(max_hosts=2), words, "/x/%j.log")
+    text = script(SlurmOptions(), AgentOptions(max_hosts=2), words, "/x")
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\nexit 3\n")
     srun.chmod(0o755)

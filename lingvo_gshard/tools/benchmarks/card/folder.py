@@ -8,7 +8,7 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.planning.plan.plan import Plan, load
 
 STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
@@ -66,7 +66,7 @@ def read(folder: str) -> CardFolder:
             f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
         )
     try:
-        card = atomic.decode((path / CARD).read_bytes(), CardRecord)
+        card = atomic.decode(objects.read_bytes(path / CARD), CardRecord)
     except msgspec.DecodeError as error:
         raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
     return CardFolder(str(path / STEP), load(str(path / PLAN)), card)

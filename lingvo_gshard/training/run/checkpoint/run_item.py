@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, local_copies, objects
+from lingvo_gshard.core.files import atomic, local_copies, objects, regular
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 
@@ -176,8 +176,10 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
     """
     if problem := newer_format(checkpoint):
         raise UserError(problem)
+    # Orbax and TensorStore would wait for a named pipe.
+    regular.require_regular_tree(checkpoint)
     directory = local_copies.local_folder(checkpoint / ITEM)
-    record = atomic.decode((directory / _RECORD).read_bytes(), RunRecord)
+    record = atomic.decode(objects.read_bytes(directory / _RECORD), RunRecord)
     if record.digest and record != record.with_digest():
         raise UserError(f"{ITEM}/{_RECORD} is damaged")
     found = _file_digests(directory)
@@ -186,7 +188,7 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
             raise UserError(f"{ITEM}/{name} is {'damaged' if name in found else 'missing'}")
     return Checkpoint(
         record=record,
-        params_text=(directory / _PARAMS).read_text(encoding="utf-8"),
+        params_text=objects.read_text(directory / _PARAMS),
         extras=directory / _EXTRAS,
     )
 
@@ -210,7 +212,7 @@ def newer_format(checkpoint: pathlib.Path) -> str | None:
 def _file_digests(directory: pathlib.Path) -> dict[str, str]:
     """Returns path -> SHA-256 of all files below a directory except run.json."""
     return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(directory)): hashlib.sha256(objects.read_bytes(path)).hexdigest()
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != _RECORD
     }

@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.lazy import tf
 
 MetricsRow = dict[str, float]
@@ -75,7 +76,7 @@ class MetricsWriter:
                 f"Warning: {METRICS_FILE} lacks the rows of {lost:,} of the {step:,} steps so far; "
                 "they were damaged or removed"
             )
-        self._file = _open(self._path)
+        self._file = regular.open_to_append(self._path)
         self._events = tf.summary.create_file_writer(str(events))
 
     def resumed_row(self, step: int) -> MetricsRow | None:
@@ -85,11 +86,11 @@ class MetricsWriter:
 
     def amend_resumed_row(self, step: int, row: MetricsRow) -> None:
         """Replaces the row of the step that the run resumes from, before any other is written."""
-        content = self._path.read_bytes().removesuffix(self._last_line)
+        content = regular.read_regular(self._path).removesuffix(self._last_line)
         self._last_line = _encode(step, row)
         replace_file(self._path, content + self._last_line)
         os.close(self._file)
-        self._file = _open(self._path)
+        self._file = regular.open_to_append(self._path)
 
     def write(self, step: int, row: MetricsRow) -> None:
         """Appends one row. Values that are not finite become null."""
@@ -184,7 +185,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
     """
     try:
         with regular.open_regular(path) as file:
-            first = file.readline()
+            first = file.readline(LONGEST_LINE)
             file.seek(max(file.tell(), path.stat().st_size - _TAIL))
             rest = file.read().splitlines(keepends=True)
     except OSError:
@@ -202,18 +203,14 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       step: the last step to return.
     """
     with contextlib.suppress(OSError), regular.open_regular(path) as file:
-        for line in file:
-            if _is_kept(line, step):
+        for line in bounded_lines(file):
+            if line is not None and _is_kept(line + b"\n", step):
                 row = msgspec.json.decode(line)
                 yield row.pop("step"), row
 
 
 def _encode(step: int, row: MetricsRow) -> bytes:
     return _ENCODER.encode({"step": step, **row}) + b"\n"
-
-
-def _open(path: pathlib.Path) -> int:
-    return regular.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
@@ -226,12 +223,12 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
       UserError: no regular file is there.
     """
     try:
-        with regular.open_regular(path) as file:
-            kept = [line for line in file if _is_kept(line, step)]
+        lines = regular.read_regular(path).splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    except regular.NotRegularError as error:
+    except (IsADirectoryError, regular.IrregularFileError) as error:
         raise UserError(f"{path} cannot have the metrics of the run: {error.strerror}") from None
+    kept = [line for line in lines if _is_kept(line, step)]
     replace_file(path, b"".join(kept))
     return kept
 

@@ -15,7 +15,7 @@ import msgspec
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 
@@ -144,7 +144,7 @@ def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | 
 
 def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
     try:
-        return atomic.decode((logdir / TRACKERS_FILE).read_bytes(), dict[str, str])
+        return atomic.decode(objects.read_bytes(logdir / TRACKERS_FILE), dict[str, str])
     except (OSError, msgspec.DecodeError):
         return {}
 

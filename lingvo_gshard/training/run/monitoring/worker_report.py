@@ -13,7 +13,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core.files import atomic, regular
 
 # The environment variable with the path of the file.
 REPORT_FILE = "GSHARD_WORKER_REPORT"
@@ -69,7 +69,7 @@ def report_step(step: int, input_seconds: float, probe_seconds: float | None) ->
 def read_report(path: pathlib.Path) -> WorkerReport:
     """Returns what a worker has reported so far; an empty report if there is none."""
     try:
-        return atomic.decode(path.read_bytes(), WorkerReport)
+        return atomic.decode(regular.read_regular(path), WorkerReport)
     except (OSError, msgspec.DecodeError):
         return WorkerReport()
 

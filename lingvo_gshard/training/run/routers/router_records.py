@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects, regular
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.layers.moe import MixtureOfExperts
 
@@ -139,14 +140,14 @@ class RecordsFile:
         kept = [(line, record) for line, record in _rows(self._path) if record.step <= step]
         self.earlier = [record for _, record in kept]
         content = b"".join(line for line, _ in kept)
-        if self._path.exists() and self._path.read_bytes() != content:
+        if self._path.exists() and objects.read_bytes(self._path) != content:
             replace_file(self._path, content)
 
     def append(self, records: Sequence[RouterRecord]) -> None:
         """Appends records to the file, after records that still wait in memory."""
         self._unwritten += b"".join(_ENCODER.encode(record) + b"\n" for record in records)
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            file = regular.open_to_append(self._path)
             try:
                 while self._unwritten:
                     self._unwritten = self._unwritten[os.write(file, self._unwritten) :]
@@ -165,7 +166,7 @@ class RecordsFile:
 def _rows(path: pathlib.Path) -> Iterator[tuple[bytes, RouterRecord]]:
     """Yields each complete row of a file with its record."""
     try:
-        content = path.read_bytes()
+        content = objects.read_bytes(path)
     except OSError:
         return
     for line in content.splitlines(keepends=True):
