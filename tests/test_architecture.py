@@ -394,7 +394,7 @@ def test_files_of_others_are_opened_in_one_place():
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
         *("data/preparation/duplicates.py", "data/preparation/job.py", "tools/launch/slurm.py"),
         *("data/preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
-        *("agents/keeper.py", "agents/health.py"),
+        *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),
         # A file whose header was read before.

@@ -42,7 +42,7 @@ _LONGEST_MESSAGE = 2**22
 _LONGEST_SECRET = 4096
 _LONGEST_HOST = 200
 # Errors of a file that a stranger has put there. Any other error is about the whole place.
-_STRANGE = {errno.EINVAL, errno.EFBIG, errno.EACCES, errno.ELOOP}
+_STRANGE = {errno.EINVAL, errno.EISDIR, errno.EACCES, errno.ELOOP}
 # Numbers that one attempt to agree finds taken by strangers.
 _MOST_TAKEN = 100
 _Message = TypeVar("_Message", Beat, Record)

@@ -94,7 +94,7 @@ def require_regular(path: str | os.PathLike[str], most: int | None = None) -> in
       most: the most bytes that it may have; None for any number.
 
     Raises:
-      OSError: there is no such file, it is no regular file, or it is larger.
+      OSError: there is no regular file at the path, or the file is larger.
     """
     found = os.stat(path)
     _check(path, found, most)

@@ -131,7 +131,7 @@ class Gradients:
         passing: context.Context,
         scale: tf.Tensor | None,
     ) -> micro_batches.Result:
-        """Returns the results of one pass: of a batch, or what a part adds to those of its batch.
+        """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up.
 
         Args:
           theta: the weights that layers compute with, and histories.

@@ -39,11 +39,11 @@ def check_reduce_dtype(dtype: str) -> None:
 
 
 def loss_weights(passing: context.Context, metrics: Mapping[str, context.Metric]) -> LossWeights:
-    """Returns the weights of the losses of a pass: the task's own and those of reports.
+    """Returns the weights of the losses of a pass: of the task's own loss, and of each report.
 
     Args:
       passing: the context of the pass, after it.
-      metrics: the metrics that the task returned. The weight of `loss` is that of its own loss.
+      metrics: the metrics that the task returned. Its own loss has the weight of `loss`.
     """
     own = metrics["loss"][1] if "loss" in metrics else tf.ones([])
     reported = {name: w for name, w in passing.loss_weights.items() if w is not None}
@@ -56,7 +56,7 @@ def share_of_loss(
     """Returns what a pass adds to the loss of the batch that it computes a part of.
 
     Args:
-      loss: the loss that the task returned, of which reports are shares already.
+      loss: the loss that the task returned. The reports in it are shares already.
       metrics: the metrics that the task returned.
       passing: the context of the pass, after it.
     """
@@ -81,11 +81,11 @@ def accumulate(
 
     The task's loss and each loss of a layer join as they declare, most of them as means by the
     tokens that they count, in float32. For this their weights are added up in a first pass over the
-    parts, of which XLA keeps little: weights depend on padding alone. Where every device of a
-    batch's axes holds a whole weight, it adds up the gradients of its own rows over all parts, and
-    the devices add up their sums once, after the last part (runtime/lowering/loop_sums.py). Routers
-    dispatch and balance the tokens of each part on their own, so each part has auxiliary losses of
-    its own. Random numbers differ between parts. In graph mode the parts are a loop.
+    parts. XLA keeps little of this pass, since weights depend on padding alone. Where every device
+    of a batch's axes holds a whole weight, it adds up the gradients of its own rows over all parts,
+    and the devices add up their sums once, after the last part (runtime/lowering/loop_sums.py).
+    Routers dispatch and balance the tokens of each part on their own, so each part has auxiliary
+    losses of its own. Random numbers differ between parts. In graph mode the parts are a loop.
 
     Args:
       compute: computes one part.
