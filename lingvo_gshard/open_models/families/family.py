@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import random_numbers
@@ -183,12 +183,6 @@ def rotating(decoder: Params) -> Params:
     return next(turns, pattern[0])
 
 
-def window_config(attentions: Iterable[Params]) -> int | None:
-    """Returns `sliding_window` from the Params of the attentions of all layers."""
-    window = max(attention.window for attention in attentions)
-    return window + 1 if window else None
-
-
 def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention: one with the window, and one without."""
     window = sliding_window(config)
@@ -246,8 +240,16 @@ def run_in_periods(decoder: Params) -> None:
         decoder.set(sequential_first=0, execution=Sequential.params())
 
 
-def pattern_config(decoder: Params) -> list[str]:
-    """Returns `layer_types` from the Params of a stack."""
+def attention_of_layers(decoder: Params) -> list[Params]:
+    """Returns the Params of each layer's self-attention."""
     pattern = pattern_of(decoder)
-    windows = [pattern[index % len(pattern)].window for index in range(decoder.num_layers)]
-    return [SLIDING if window else FULL for window in windows]
+    return [pattern[index % len(pattern)] for index in range(decoder.num_layers)]
+
+
+def windows_config(decoder: Params) -> dict[str, Any]:
+    """Returns `sliding_window` and `layer_types` from the Params of a stack."""
+    windows = [attention.window for attention in attention_of_layers(decoder)]
+    return {
+        "sliding_window": max(windows) + 1 if max(windows) else None,
+        "layer_types": [SLIDING if window else FULL for window in windows],
+    }
