@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +22,6 @@ from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, of_rows, to_note
 
@@ -84,17 +82,6 @@ class TranslationInput(PairInput, CorpusInput):
     def text_ids(self) -> TextIds:
         """The ids around a translation."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
-
-    def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabularies by saved ones."""
-        super().load_vocabularies(directory)
-        self._forget_tokens()
-
-    @classmethod
-    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary sizes that the Params ask for."""
-        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
-        return {"source": source, "target": target}
 
     @functools.cached_property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 
-import msgspec
-
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.planning.machines import topologies
@@ -45,10 +43,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     measured: float
     kinds: list[PartComparison]
     layers: list[PartComparison]
-
-    def to_json(self) -> str:
-        """Returns the comparison as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
 def check_comparable(plan: Plan | None, path: str) -> None:

@@ -17,8 +17,10 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
+    Setting,
     attentions_by_type,
     layer_types,
     rotating,
@@ -26,7 +28,6 @@ from lingvo_gshard.open_models.families.family import (
     windows_config,
 )
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.families.settings import BIASES, Setting
 
 _EPSILON = "layer_norm_eps"
 # Command R+ has a norm for each head, in place of one over all heads together.

@@ -10,9 +10,13 @@ from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import rotating
+from lingvo_gshard.open_models.families.family import (
+    Setting,
+    read_settings,
+    rotating,
+    settings_config,
+)
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.families.settings import Setting, read_settings, settings_config
 from lingvo_gshard.open_models.table import Table, TensorPattern
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 

@@ -19,6 +19,7 @@ from lingvo_gshard.open_models.families.experts import (
     sigmoid_config,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     SLIDING,
     Family,
@@ -28,7 +29,6 @@ from lingvo_gshard.open_models.families.family import (
     types_of_layers,
     windows_config,
 )
-from lingvo_gshard.open_models.families.settings import BIASES
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,

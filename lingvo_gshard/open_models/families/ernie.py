@@ -18,8 +18,7 @@ from lingvo_gshard.open_models.families.decoder import (
     layer_row,
 )
 from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.settings import Setting
+from lingvo_gshard.open_models.families.family import Family, Setting
 
 # Published with a dimension of size 1 before the experts.
 _SELECTION_BIAS = layer_row(

@@ -19,8 +19,7 @@ from lingvo_gshard.open_models.families.experts import (
     set_sigmoid_experts,
     sigmoid_config,
 )
-from lingvo_gshard.open_models.families.family import Family, extra_layers
-from lingvo_gshard.open_models.families.settings import Setting
+from lingvo_gshard.open_models.families.family import Family, Setting, extra_layers
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,

@@ -15,13 +15,15 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     Family,
+    Setting,
     attentions_by_type,
     layer_types,
+    read_settings,
     set_pattern,
     windows_config,
 )
-from lingvo_gshard.open_models.families.settings import BIASES, Setting, read_settings
 
 # Gates and factors are published as neighbors in one tensor.
 _PAIRS = (("in", 0), ("factor", 1))

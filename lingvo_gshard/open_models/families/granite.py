@@ -20,8 +20,12 @@ from lingvo_gshard.open_models.families.decoder import (
     layer_row,
 )
 from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.settings import BIASES, FEED_FORWARD_BIAS, settings_config
+from lingvo_gshard.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
+    Family,
+    settings_config,
+)
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
 _EXPERTS = (

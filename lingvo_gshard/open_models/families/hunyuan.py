@@ -20,9 +20,8 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import expert_rows, shared_rows, top_k_experts
-from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.family import BIASES, Family
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.families.settings import BIASES
 
 _ROWS = (
     *EMBEDDINGS,

@@ -8,8 +8,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.settings import BIASES, FEED_FORWARD_BIAS
+from lingvo_gshard.open_models.families.family import BIASES, FEED_FORWARD_BIAS, Family
 
 _SETTINGS = (BIASES, FEED_FORWARD_BIAS)
 FAMILY = Family(

@@ -27,6 +27,7 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import dropless_experts, shared_rows
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
     attention_of_layers,
@@ -36,7 +37,6 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
-from lingvo_gshard.open_models.families.settings import BIASES
 
 _CHUNKED = "chunked_attention"
 _FUSED = "feed_forward.experts.gate_up_proj"

@@ -22,6 +22,7 @@ from lingvo_gshard.open_models.families.family import (
     FULL,
     SLIDING,
     Family,
+    Setting,
     pattern_of,
     run_in_periods,
     set_pattern,
@@ -30,7 +31,6 @@ from lingvo_gshard.open_models.families.family import (
     windows_config,
 )
 from lingvo_gshard.open_models.families.rope import ropes_by_type, ropes_config, set_rope
-from lingvo_gshard.open_models.families.settings import Setting
 
 _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334

@@ -23,9 +23,8 @@ from lingvo_gshard.open_models.families.experts import (
     MIXTRAL_EXPERTS,
     selection_bias,
 )
-from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.family import JITTER, Family
 from lingvo_gshard.open_models.families.rope import set_rope
-from lingvo_gshard.open_models.families.settings import JITTER
 
 # Keys of published files that the class does not read.
 _UNREAD = (

@@ -13,8 +13,13 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
-from lingvo_gshard.open_models.families.family import Family, sliding_window, windows_config
-from lingvo_gshard.open_models.families.settings import JITTER, settings_config
+from lingvo_gshard.open_models.families.family import (
+    JITTER,
+    Family,
+    settings_config,
+    sliding_window,
+    windows_config,
+)
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "intermediate_size": 14336,

@@ -15,6 +15,7 @@ from lingvo_gshard.open_models.families.decoder import (
     set_heads_norm,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     SLIDING,
     Family,
@@ -29,7 +30,6 @@ from lingvo_gshard.open_models.families.rope import (
     rotated_by_type,
     set_rope,
 )
-from lingvo_gshard.open_models.families.settings import BIASES
 
 _TABLE = (*DECODER, *OUTPUT_NORMS)
 _DEFAULTS = DECODER_DEFAULTS | {

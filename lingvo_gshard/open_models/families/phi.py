@@ -20,9 +20,14 @@ from lingvo_gshard.open_models.families.decoder import (
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
-from lingvo_gshard.open_models.families.family import Family, sliding_window, windows_config
+from lingvo_gshard.open_models.families.family import (
+    BIASES,
+    Family,
+    Setting,
+    sliding_window,
+    windows_config,
+)
 from lingvo_gshard.open_models.families.rope import set_rope
-from lingvo_gshard.open_models.families.settings import BIASES, Setting
 from lingvo_gshard.open_models.table import TensorPattern
 
 _LENGTH = "original_max_position_embeddings"

@@ -8,8 +8,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.settings import FEED_FORWARD_BIAS, Setting
+from lingvo_gshard.open_models.families.family import FEED_FORWARD_BIAS, Family, Setting
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": True,

@@ -14,6 +14,8 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
     FULL,
     SLIDING,
     Family,
@@ -23,7 +25,6 @@ from lingvo_gshard.open_models.families.family import (
     types_of_layers,
     windows_config,
 )
-from lingvo_gshard.open_models.families.settings import BIASES, FEED_FORWARD_BIAS
 
 _SETTINGS = (BIASES, FEED_FORWARD_BIAS)
 _UNROTATED = ", unrotated"

@@ -15,8 +15,7 @@ from lingvo_gshard.open_models.families.decoder import (
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows
-from lingvo_gshard.open_models.families.family import FULL, Family
-from lingvo_gshard.open_models.families.settings import BIASES, Setting
+from lingvo_gshard.open_models.families.family import BIASES, FULL, Family, Setting
 
 _KEYS = ExpertKeys(normalize="norm_topk_prob")
 _QWEN2_DEFAULTS = DECODER_DEFAULTS | {

@@ -26,6 +26,7 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
     attention_of_layers,
@@ -33,7 +34,6 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
-from lingvo_gshard.open_models.families.settings import BIASES
 from lingvo_gshard.open_models.table import Table, TensorPattern
 
 _LINEAR = "linear_attention"
@@ -162,6 +162,7 @@ _MOE_DEFAULTS = _EXPERTS_DEFAULTS | {
     "num_hidden_layers": 40,
     "vocab_size": 248320,
 }
+del _MOE_DEFAULTS["intermediate_size"]
 _EXPERTS_KEYS = ExpertKeys()
 _NEXT_KEYS = ExpertKeys(normalize="norm_topk_prob")
 
