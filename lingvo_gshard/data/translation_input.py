@@ -23,7 +23,7 @@ from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, of_rows, to_note
+from lingvo_gshard.data.vocabularies.vocabulary_trainer import of_rows, to_note
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,10 @@ class TranslationInput(PairInput, CorpusInput):
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
         covered = of_rows(self.rows("train"), *self._vocabularies)
-        described = (to_note(_to_json(languages)) for languages in covered.values())
+        described = (
+            to_note({language: one.to_json() for language, one in languages.items()})
+            for languages in covered.values()
+        )
         return [*super().notes, *filter(None, described)]
 
     @property
@@ -173,7 +176,3 @@ class TranslationInput(PairInput, CorpusInput):
             )
             for side, tokens, length in sides
         ]
-
-
-def _to_json(covered: dict[str, Coverage]) -> dict[str, dict[str, float]]:
-    return {language: one.to_json() for language, one in covered.items()}

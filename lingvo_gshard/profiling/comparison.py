@@ -53,7 +53,7 @@ def check_comparable(plan: Plan | None, path: str) -> None:
       path: the file.
 
     Raises:
-      UserError: names --plan if the plan lacks times by kind of work.
+      UserError: names `plan` if the plan lacks times by kind of work.
     """
     if plan is None:
         raise UserError(
@@ -78,7 +78,7 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
       chip: key of the run's chip; "" if it is unknown, which is not checked.
 
     Raises:
-      UserError: names --plan and what differs.
+      UserError: names `plan` and what differs.
     """
     planned = topologies.get(plan.topology).chip
     if chip and chip != planned.key:

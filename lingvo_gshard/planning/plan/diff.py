@@ -242,7 +242,7 @@ def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[Plan
     """Yields suggested changes that were added or removed, or have another result."""
     for what, old, new in paired(before, after, lambda row: row.change):
         if old is None or new is None:
-            texts = (row and _fit_text(row) for row in (old, new))
+            texts = (row and ("fits" if row.fits else "does not fit") for row in (old, new))
             yield PlanDifference("remedies", what, "", next(texts), next(texts))
         else:
             yield from changed_fields("remedies", what, old, new, _REMEDY_FIELDS)
@@ -288,10 +288,6 @@ def _shape_text(row: TensorRow | TemporaryRow) -> str:
 
 def _layer_name(row: LayerRow) -> str:
     return f"{row.layer or 'no layer'} ({row.phase})"
-
-
-def _fit_text(row: Remedy) -> str:
-    return "fits" if row.fits else "does not fit"
 
 
 SECTIONS = (

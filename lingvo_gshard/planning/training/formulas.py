@@ -175,7 +175,7 @@ def get(text: str, flag: str = "failures") -> FailureRate:
       flag: the flag that has the text, for error messages.
 
     Raises:
-      UserError: it is neither a name nor a positive number; names the flag and the nearest name.
+      UserError: it is neither a name nor a positive number; names the option and the nearest name.
     """
     if text in RATES:
         return RATES[text]

@@ -102,7 +102,7 @@ def moved(
     for mover in movers:
         lead = shape_of(value)[:first]
         if text := annotation_of(mover):
-            split = mesh and _known_split(mover, mesh)
+            split = mesh and ValueSplits(mesh).of(mover.results[0])
             if split and mesh:
                 value = split_over(value, with_first(axes, split), mesh)
             elif not axes:
@@ -401,10 +401,6 @@ def _with_first_sizes(source: _Source, agreed: Sequence[Axes]) -> ir.Type:
 
 def _flat(agreed: Sequence[Axes]) -> Axes:
     return tuple(axis for axes in agreed for axis in axes)
-
-
-def _known_split(annotation: ir.Operation, mesh: Mesh) -> Split | None:
-    return ValueSplits(mesh).of(annotation.results[0])
 
 
 _ADD = "stablehlo.add"
