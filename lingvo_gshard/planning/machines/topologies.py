@@ -90,7 +90,7 @@ class Topology:
 
         Raises:
           UserError: if a compiler does not know the topology or was found too late, or if this
-            process has already started jax with fewer CPU devices; names `topology`.
+            process has already started jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
             return compilers.devices(self.chip, self.shape, self.wraps, self.slices)
@@ -106,7 +106,7 @@ def get(name: str) -> Topology:
     GPUs per host).
 
     Raises:
-      UserError: if there is no such topology; names `topology`.
+      UserError: if there is no such topology; names --topology.
     """
     kind, _, rest = name.strip().lower().partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
