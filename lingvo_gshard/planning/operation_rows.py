@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.tracing.source_lines import GraphLines
@@ -111,7 +111,7 @@ def flop_counts(
     )
 
 
-def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, float]:
+def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
     """Returns sums over calls by the name of the field."""
     return {name: sum(getattr(each, name) for each in calls) for name in fields}
 
@@ -175,7 +175,11 @@ def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
             to_host=to_host,
             layer=layer,
             phase=phase,
-            bytes=sum(each.operation.host.bytes * each.operation.times for each in transfers),
+            bytes=sum(
+                host.bytes * each.operation.times
+                for each in transfers
+                if (host := each.operation.host)
+            ),
             count=sum(each.operation.times for each in transfers),
             seconds_bound=sum(each.host_seconds for each in transfers),
             **_sums(transfers, "seconds", "hidden_seconds"),

@@ -186,7 +186,8 @@ class ExpertKeys:
 
 
 def _experts_per_token(router: Params) -> int:
-    return int(router.cls.experts_per_token(router))
+    kind: Any = router.cls
+    return int(kind.experts_per_token(router))
 
 
 # Mixtral's keys.

@@ -75,8 +75,11 @@ def separate_constants(module: ir.Module) -> None:
     operations = operations_of(module)
     if not _has_regions(operations):
         return
-    constants = [each for each in operations if each.name in _CONSTANTS and each.parent is not None]
-    constants = [each for each in constants if each.parent.name in _AROUND]
+    constants = [
+        each
+        for each in operations
+        if each.name in _CONSTANTS and (parent := each.parent) and parent.name in _AROUND
+    ]
     for index, constant in enumerate(constants):
         _make_call(constant, f"constant_{index}", module)
 
@@ -338,10 +341,9 @@ def remove_barriers(module: ir.Module) -> None:
     Each use gets a constant of its own, as TensorFlow writes them.
     """
     barriers = [each for each in operations_of(module) if each.name == _BARRIER]
-    made = [(each, maker_of(each.operands[0])) for each in barriers if len(each.operands) == 1]
-    for barrier, constant in made:
-        if constant is None or constant.name != _CONSTANT:
-            continue
+    makers = [(each, maker_of(each.operands[0])) for each in barriers if len(each.operands) == 1]
+    constants = [(each, maker) for each, maker in makers if maker and maker.name == _CONSTANT]
+    for barrier, constant in constants:
         for use in list(barrier.results[0].uses):
             with ir.InsertionPoint(use.owner):
                 use.owner.operands[use.operand_number] = constant.clone().operation.results[0]

@@ -16,7 +16,8 @@ from lingvo_gshard.planning.training.goodput_record import (
     Sensitivity,
 )
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 
 _PARTS = ("machine", "experts", "size")
 

@@ -7,15 +7,13 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.common import (
     add_experts,
     experts_config,
     routed_rows,
 )
-from lingvo_gshard.open_models.families.translation.fairseq import (
-    fairseq_family,
-    fairseq_rows,
-)
+from lingvo_gshard.open_models.families.translation.fairseq import FAIRSEQ, fairseq_rows
 from lingvo_gshard.open_models.families.translation.m2m_100 import (
     M2M_100_DEFAULTS,
     TABLES,
@@ -101,11 +99,12 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = fairseq_family(
+FAMILY = Family(
     model_type="nllb-moe",
     architecture="NllbMoeForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
+    **FAIRSEQ,
 )
