@@ -45,6 +45,14 @@ def define_line_flags(values: flags.FlagValues) -> None:
     )
 
 
+def skips_bad_lines(values: flags.FlagValues) -> bool:
+    """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
+    if values.on_bad_line not in _BAD_LINE:
+        hint = names.nearest(values.on_bad_line, _BAD_LINE)
+        raise UserError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
+    return values.on_bad_line == _SKIP
+
+
 class LineReader:
     """Reads a stream in a background thread so that waiting lines can be answered as one batch."""
 
@@ -213,10 +221,7 @@ def answer_with_run(
       UserError: flags are wrong, or the run does not decode so.
     """
     output.check_writable(values, "json")
-    if values.on_bad_line not in _BAD_LINE:
-        hint = names.nearest(values.on_bad_line, _BAD_LINE)
-        raise UserError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
-    skip_bad = values.on_bad_line == _SKIP
+    skip_bad = skips_bad_lines(values)
     stream = open_input(values)
     logdir = required_logdir(values)
     with LineProgress(doing) as progress, output.open_json_lines(values.json) as records:
